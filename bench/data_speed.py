@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def measure_stages(
 
 
 def _extract(files: Sequence[Path]) -> None:
-    with Extraction(ExtractConfig()) as extraction:
+    with closing(Extraction(ExtractConfig())) as extraction:
         for path in files:
             for _ in extraction.documents(path, str(path)):
                 pass

@@ -44,7 +44,7 @@ FORBIDDEN_IMPORTS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "job
 FORBIDDEN_CALLS = {"torch.load", "numpy.load", "eval", "exec", "__import__", "importlib.import_module"}
 MAY_PRINT = {"cli", "core.console"}
 # The second names only modules of its own folder.
-MAY_IMPORT_BY_NAME = {"core.lazy", "data.extract.registry"}
+MAY_IMPORT_BY_NAME = {"core.lazy", "data.extract.dispatch"}
 # The time of day jumps; what measures a duration reads a monotonic clock. These write down when something was.
 TIME_OF_DAY = {"time.time", "time.time_ns"}
 MAY_READ_THE_TIME_OF_DAY = {"train.sinks.services", "serve.answers", "serve.served_model"}

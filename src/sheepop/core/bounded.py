@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
@@ -105,7 +105,7 @@ class BoundedProcess:
         """How many requests the present child has answered."""
         return self._child.requests if self._child else 0
 
-    def request(self, message: Any) -> Iterator[Any]:
+    def request(self, message: Any) -> Generator[Any, None, None]:
         """Sends `message` (JSON) and yields the answers as they come.
 
         A child whose answers are not read to the end is killed. Raises `TimeLimitError`, `MemoryLimitError`,

@@ -13,8 +13,8 @@ import orjson
 
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.facts import counted
-from sheepop.data.extract.decompression import decompressed
 from sheepop.data.extract.interface import ExtractionError
+from sheepop.data.extract.unpacking import decompressed
 from sheepop.posttrain.shapes import NoShapeError, recognised
 
 Message = Mapping[str, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sheepop.core.bounded_child import serve
 from sheepop.data.extract import archive
-from sheepop.data.extract.child import read_file
+from sheepop.data.extract.dispatch import read_file
 from sheepop.data.extract.interface import Content, Context, Extracted, Refused
 
 _kept: list[bytes] = []

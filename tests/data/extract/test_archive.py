@@ -224,7 +224,7 @@ def test_a_bomb_of_one_file_is_refused(extract):
 
 @pytest.fixture
 def little_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sheepop.data.extract.spool.LEAST_EXPANSION_BYTES", 8 * MIB)
+    monkeypatch.setattr("sheepop.data.extract.unpacking.LEAST_EXPANSION_BYTES", 8 * MIB)
 
 
 @pytest.mark.usefixtures("little_is_allowed")

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.data.documents import split_text
-from sheepop.data.extract.cutting import cut_point, pieces_of
 from sheepop.data.extract.interface import Extracted
+from sheepop.data.extract.text import cut_point, pieces_of
 
 texts = st.text(st.sampled_from("ab \t\n\ré漢🐑"), max_size=200)
 

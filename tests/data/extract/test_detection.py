@@ -33,8 +33,8 @@ from warcio.warcwriter import WARCWriter
 
 from sheepop.data.extract import detection
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
+from sheepop.data.extract.dispatch import FORMATS
 from sheepop.data.extract.interface import Content, ExtractionError
-from sheepop.data.extract.registry import FORMATS
 
 # Two of the libraries leave temporary files to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:(Unclosed file|Implicitly cleaning up):ResourceWarning")
@@ -77,12 +77,12 @@ def archive() -> bytes:
     return buffer.getvalue()
 
 
-def tar(kind: int = tarfile.PAX_FORMAT) -> bytes:
+def tar(kind: int = tarfile.PAX_FORMAT, member: bytes = PROSE) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=kind) as file:
         info = tarfile.TarInfo("a.txt")
-        info.size = len(PROSE)
-        file.addfile(info, io.BytesIO(PROSE))
+        info.size = len(member)
+        file.addfile(info, io.BytesIO(member))
     return buffer.getvalue()
 
 
@@ -200,31 +200,31 @@ def test_files_of_the_system_s_programs_are_known(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("a.py", b"import os\n", FileType("code", "code", "python")),
+        ("a.py", b"import os\n", FileType("code", "python")),
         ("a.md", b"# Title\n", FileType("markdown")),
         ("a.rst", b"Title\n=====\n", FileType("rst")),
         ("a.tex", b"\\section{A}\n", FileType("latex")),
         ("a.txt", b"Baa.\n", FileType("text")),
         ("a.log", b"12:00 started\n", FileType("text")),
-        ("a.yaml", b"a: 1\n", FileType("code", "code", "yaml")),
-        ("a.toml", b"a = 1\n", FileType("code", "code", "toml")),
+        ("a.yaml", b"a: 1\n", FileType("code", "yaml")),
+        ("a.toml", b"a = 1\n", FileType("code", "toml")),
         ("a.html", b"<p>Baa</p>", FileType("html")),
         ("a.xml", b"<a/>", FileType("xml")),
-        ("a.csv", b"a,b\n1,2\n", FileType("csv", "table")),
-        ("a.tsv", b"a\tb\n1\t2\n", FileType("tsv", "table")),
+        ("a.csv", b"a,b\n1,2\n", FileType("csv")),
+        ("a.tsv", b"a\tb\n1\t2\n", FileType("tsv")),
         ("a.json", b'{"a": 1}', FileType("json")),
         ("a.jsonl", b'{"a": 1}\n', FileType("jsonl")),
         ("a.ipynb", b"{}", FileType("notebook")),
-        ("run", b"#!/usr/bin/env python3\nprint()\n", FileType("code", "code", "python")),
+        ("run", b"#!/usr/bin/env python3\nprint()\n", FileType("code", "python")),
         ("a.txt", b'{"a": 1}', FileType("text")),
         ("a.txt", b"<!doctype html><p>", FileType("text")),
-        ("a.php", b"<!doctype html><?php ?>", FileType("code", "code", "php")),
+        ("a.php", b"<!doctype html><?php ?>", FileType("code", "php")),
         ("a.txt", "Baa.\n".encode("utf-16"), FileType("text")),
-        ("a.py", "import os\n".encode("utf-16"), FileType("code", "code", "python")),
+        ("a.py", "import os\n".encode("utf-16"), FileType("code", "python")),
         ("a.txt", "Baa, baa.\n".encode("utf-16-le"), FileType("text")),
         ("b.txt", "Baa, baa.\n".encode("utf-16-be"), FileType("text")),
-        ("a.h", "\ufeffclass A {};\n".encode(), FileType("code", "code", "c++")),
-        ("a.h", "class A {};\n".encode("utf-32"), FileType("code", "code", "c++")),
+        ("a.h", "\ufeffclass A {};\n".encode(), FileType("code", "c++")),
+        ("a.h", "class A {};\n".encode("utf-32"), FileType("code", "c++")),
         ("page", b"\n<!-- a -->\n<!DOCTYPE html>\n<title>A</title>", FileType("html")),
         ("page", b"\xef\xbb\xbf<HTML><body>", FileType("html")),
         ("paper.pdf", b"<!doctype html><title>Not found</title>", FileType("html")),
@@ -234,7 +234,7 @@ def test_files_of_the_system_s_programs_are_known(tmp_path: Path):
         (
             "a.xsl",
             b'<xsl:stylesheet xmlns:xsl="http://www.w3.org/1999/XSL/Transform">',
-            FileType("code", "code", "xml"),
+            FileType("code", "xml"),
         ),
         ("data", b'<?xml version="1.0"?>\n<html xmlns="http://www.w3.org/1999/xhtml">', FileType("html")),
     ],
@@ -255,6 +255,10 @@ def test_a_text_about_pdf_is_no_pdf_but_a_pdf_behind_other_bytes_is_one():
     assert of(b"A file begins with %PDF-1.4 and then\n" + PROSE, "a.md") == FileType("markdown")
     assert of(b"HTTP/1.1 200 OK\x00\r\n\r\n" + pdf()) == FileType("pdf")
     assert of(b"\n\n" + pdf()) == FileType("pdf")
+
+
+def test_an_archive_whose_first_member_is_a_pdf_is_an_archive():
+    assert of(tar(member=pdf())) == FileType("tar")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +324,7 @@ def test_a_pointer_of_git_lfs_is_not_taken_for_the_text_itself():
 
 def test_the_model_is_asked_where_name_and_signature_are_silent():
     code = b"import os\n\n\ndef main():\n    for name in os.listdir('.'):\n        print(name)\n\n\nmain()\n"
-    assert of(code, "program.unknown") == FileType("code", "code", "python")
+    assert of(code, "program.unknown") == FileType("code", "python")
     records = json.dumps([{"name": "Dolly", "age": 6}, {"name": "Shaun", "age": 3}], indent=1).encode()
     assert of(records, "records") == FileType("json")
     assert of(PROSE, "words.unknown") == FileType("text")
@@ -342,7 +346,7 @@ def without_model(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.usefixtures("without_model")
 def test_without_the_model_unknown_text_is_text_and_unknown_binary_is_refused():
     assert of(b"import os\n" * 30, "program.unknown") == FileType("text")
-    assert of(b"import os\n" * 30, "program.py") == FileType("code", "code", "python")
+    assert of(b"import os\n" * 30, "program.py") == FileType("code", "python")
     assert refusal(bytes(range(256)) * 20)[0] == "binary"
 
 

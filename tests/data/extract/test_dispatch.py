@@ -12,9 +12,8 @@ from sheepop.core.errors import StorageError
 from sheepop.data.extract import pdf
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType
-from sheepop.data.extract.dispatch import Dispatcher
+from sheepop.data.extract.dispatch import FORMATS, Dispatcher
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.registry import FORMATS
 
 Run = Callable[..., list[Extracted | Refused]]
 

@@ -44,7 +44,7 @@ def extraction(tmp_path: Path) -> Iterator[Make]:
 @pytest.fixture
 def hostile(extraction: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list]:
     """Extracts zip files with a reader that does what their names say."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setattr("sheepop.data.extract.extraction._CHILD", "hostile_child")
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as file:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sheepop.data.extract.generated import is_generated_name, is_generated_text, vendored_folder
+from sheepop.data.extract.languages import is_generated_name, is_generated_text
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,3 @@ def test_almost_all_of_the_standard_library_was_written_by_people():
     # These were: they say so themselves.
     others = [name for name in generated if not name.startswith("_sysconfigdata")]
     assert set(others) <= {"keyword.py", "token.py", "stringprep.py"}
-
-
-@pytest.mark.parametrize(
-    ("parts", "depth"),
-    [
-        (["vendor", "a"], 1),
-        (["src", "third_party", "b"], 2),
-        (["web", "node_modules"], 2),
-        (["Vendor"], 1),
-        (["pip", "_vendor", "rich"], 2),
-        (["src", "vendors"], 0),
-        ([], 0),
-    ],
-)
-def test_folders_of_foreign_code(parts: list[str], depth: int):
-    assert vendored_folder(parts) == depth

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,7 @@ from sheepop.core.errors import DataError
 from sheepop.data.discovery import Entry, Skipped
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
-from sheepop.data.extract.git import parse_spec, repository_entries
-from sheepop.data.extract.git_program import BlobReader
+from sheepop.data.extract.git import BlobReader, parse_spec, repository_entries
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 
 MIT = (
@@ -61,7 +61,7 @@ def repository(tmp_path: Path) -> Path:
 @pytest.fixture
 def read() -> Iterator[Callable[[str], dict[str, list[Extracted | Refused]]]]:
     """Reads every file of a repository, by its path in it."""
-    with Extraction(ExtractConfig()) as extraction:
+    with closing(Extraction(ExtractConfig())) as extraction:
 
         def run(spec: str) -> dict[str, list[Extracted | Refused]]:
             return {
@@ -172,6 +172,13 @@ def test_what_nobody_wrote_there_is_left_out_with_its_reason(repository: Path, r
     assert list(items) == ["src/made.py", "src/main.py", "src/notes.md"]
     assert items["src/made.py"] == [Refused("", "generated", "its first lines say that a program wrote it")]
     assert isinstance(items["src/notes.md"][0], Extracted)
+
+
+def test_folders_of_foreign_code_are_named_where_they_begin(repository: Path):
+    folders = ("vendor/a", "src/third_party/b", "web/node_modules", "Vendor", "pip/_vendor/rich", "src/vendors")
+    commit(repository, {f"{folder}/x.py": "x = 1\n" for folder in folders})
+    foreign = ("vendor/", "src/third_party/", "web/node_modules/", "Vendor/", "pip/_vendor/")
+    assert skipped(f"git+{repository}") == dict.fromkeys(foreign, "vendored")
 
 
 def test_git_attributes_count_as_git_reads_them_at_that_revision(repository: Path):
@@ -306,7 +313,7 @@ def test_a_blob_that_is_gone_or_damaged_is_refused_and_the_next_is_read(reposito
     objects["a.txt"].unlink()
     objects["b.txt"].chmod(0o644)
     objects["b.txt"].write_bytes(b"garbage")
-    with Extraction(ExtractConfig()) as extraction:
+    with closing(Extraction(ExtractConfig())) as extraction:
         items = [list(extraction.blob(repository, file.revision, name)) for name, file in found.items()]
     assert [type(item[0]) for item in items] == [Refused, Refused, Extracted]
     assert items[0][0].reason == "missing"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pypdfium2
@@ -125,7 +126,7 @@ def test_damage_anywhere_ends_in_documents_or_refusals(tmp_path: Path, drawn: Dr
     ]
     generator = random.Random(3)
     reasons = set()
-    with Extraction(ExtractConfig(ocr=False)) as extraction:
+    with closing(Extraction(ExtractConfig(ocr=False))) as extraction:
         for number in range(60):
             data = bytearray(good[number % len(good)])
             if number % 4 == 0:

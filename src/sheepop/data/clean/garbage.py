@@ -16,7 +16,7 @@ from sheepop.data.clean.quality_config import CodeConfig, GarbageConfig, TableCo
 from sheepop.data.clean.repeats import RepeatedRuns
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import tokens_of
-from sheepop.data.extract.generated import is_generated_name, is_generated_text
+from sheepop.data.extract.languages import is_generated_name, is_generated_text
 
 _RUN = 10
 _FEWEST_REPETITIONS = 1000

@@ -10,15 +10,15 @@ import re
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, cast
+from typing import IO, Any, NamedTuple, cast
 
-from sheepop.data.discovery import name_refusal
-from sheepop.data.extract.decompression import decompressed
+from sheepop.data.discovery import name_refusal, printable
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.magic import is_tar_header
-from sheepop.data.extract.spool import Allowance, Counted, MemberError, Readable, spooled
+from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 from sheepop.data.extract.zip_safety import ENCRYPTED_FLAG, opened_zip
 
 _TAR_BLOCK = 512
@@ -26,6 +26,16 @@ _LONGEST_TAR_HEADER = 2**20
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _SEPARATOR = re.compile(r"[/\\]")
 _DRIVE = re.compile(r"[A-Za-z]:")
+_NO_FILE = ("unsafe", "it is a link or device, not a file")
+
+
+class _Member(NamedTuple):
+    """A member by its printable name; `refusal` is the reason and detail why its content is not to be had."""
+
+    name: str
+    is_folder: bool
+    refusal: tuple[str, str] | None
+    open: Callable[[], IO[bytes]]
 
 
 def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -34,113 +44,102 @@ def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refu
     Raises `ExtractionError`: ``damaged`` when the directory cannot be read, ``bomb`` for members that overlap, too
     many members, or too much that they unpack to.
     """
-    allowance, screen = Allowance(content.size, context.config), _Screen(context.config.max_members)
     with opened_zip(content) as archive:
-        for member in archive.infolist():
-            verdict = screen.verdict(member.filename, is_folder=member.is_dir())
-            yield from verdict or ()
-            if verdict is None:
-                yield from _zip_member(archive, member, allowance, context)
+        yield from _documents(_zip_members(archive), content.size, context)
 
 
 def extract_tar(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The members of a tar archive, in order; raises `ExtractionError` where it is damaged."""
     with content.open() as file:
-        yield from _tar_members(Counted(file, Allowance(content.size, context.config)), context)
+        yield from _tar_documents(file, content.size, context)
 
 
 def extract_compressed(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """What a gzip, bzip2, xz or zstd file holds: one file, or the members of the tar archive in it."""
-    allowance = Allowance(content.size, context.config)
     with content.open() as file, decompressed(file) as plain:
+        # What stands between the members of a tar archive counts too.
+        counted = Counted(plain.read, Allowance(content.size, context.config))
         if is_tar_header(plain.peek(_TAR_BLOCK)[:_TAR_BLOCK]):
-            yield from _tar_members(Counted(plain, allowance), context)
+            yield from _tar_documents(counted, content.size, context)
             return
         name = content.name.removesuffix(PurePosixPath(content.name).suffix)
         name = name if content.suffix in _COMPRESSED_SUFFIXES else content.name
-        limit = context.config.max_member_bytes
-        with spooled(Counted(plain, allowance), name, limit, context.scratch) as inner:
+        with spooled(counted.read, name, context.config.max_member_bytes, context.scratch) as inner:
             yield from context.inner(inner, "")
 
 
-class _Screen:
-    """Decides by their names which members are not read, as discovery does for files; a folder is named once."""
-
-    def __init__(self, max_members: int) -> None:
-        self._max_members, self._members = max_members, 0
-        self._named: set[str] = set()
-
-    def verdict(self, name: str, *, is_folder: bool) -> list[Refused] | None:
-        """None for a member that is read, else what to say of it: nothing for folders and what was said before."""
-        self._members += 1
-        if self._members > self._max_members:
-            raise ExtractionError("bomb", f"over data.extract.max_members = {self._max_members:,} members")
-        if is_folder:
-            return []
-        parts = _SEPARATOR.split(name)
-        if not parts[0] or ".." in parts or _DRIVE.match(name):
-            return [Refused(_place(name), "unsafe", "its name leads out of the archive")]
-        for depth, part in enumerate(parts, 1):
-            is_directory = depth < len(parts)
-            refusal = None if part == "." and is_directory else name_refusal(part, is_directory=is_directory)
-            if refusal and not is_directory:
-                return [Refused(_place(name), *refusal)]
-            if refusal:
-                folder = _place("/".join(parts[:depth]) + "/")
-                is_new = folder not in self._named
-                self._named.add(folder)
-                return [Refused(folder, *refusal)] if is_new else []
-        return None
+def _documents(members: Iterator[_Member], size: int, context: Context) -> Iterator[Extracted | Refused]:
+    """What is in the members of an archive of `size` bytes that are read."""
+    allowance, folders = Allowance(size, context.config), set[str]()
+    for member in members:
+        allowance.spend(members=1)
+        if member.is_folder:
+            continue
+        place, refusal = _left_out(member.name) or (member.name, member.refusal)
+        if place != member.name:
+            # A folder that is not read is named once.
+            refusal = None if place in folders else refusal
+            folders.add(place)
+        elif refusal is None:
+            try:
+                with member.open() as source:
+                    counted, limit = Counted(source.read, allowance), context.config.max_member_bytes
+                    with spooled(counted.read, member.name, limit, context.scratch) as inner:
+                        yield from context.inner(inner, f"member {place}")
+            except MemberError as error:
+                refusal = error.reason, error.detail
+        if refusal:
+            yield Refused(f"member {place}", *refusal)
 
 
-def _zip_member(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, allowance: Allowance, context: Context
-) -> Iterator[Extracted | Refused]:
-    place = _place(member.filename)
-    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-        yield Refused(place, "unsafe", "it is a link or device, not a file")
-    elif member.flag_bits & ENCRYPTED_FLAG:
-        yield Refused(place, "encrypted", "it needs a password")
-    else:
-        try:
-            source = archive.open(member)
-        except NotImplementedError as error:
-            yield Refused(place, "unsupported", str(error))
-        except (zipfile.BadZipFile, ValueError) as error:
-            yield Refused(place, "damaged", str(error))
-        else:
-            with source:
-                yield from _member(Counted(source, allowance), member.filename, context)
+def _left_out(name: str) -> tuple[str, tuple[str, str]] | None:
+    """A member, or the folder with a slash in which it lies, that is not read, as in discovery, and why."""
+    parts = _SEPARATOR.split(name)
+    if not parts[0] or ".." in parts or _DRIVE.match(name):
+        return name, ("unsafe", "its name leads out of the archive")
+    for depth, part in enumerate(parts, 1):
+        is_directory = depth < len(parts)
+        refusal = None if part == "." and is_directory else name_refusal(part, is_directory=is_directory)
+        if refusal:
+            return ("/".join(parts[:depth]) + "/" if is_directory else name), refusal
+    return None
 
 
-def _tar_members(file: Counted, context: Context) -> Iterator[Extracted | Refused]:
-    screen = _Screen(context.config.max_members)
+def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
+    for member in archive.infolist():
+        refusal = None
+        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
+            refusal = _NO_FILE
+        elif member.flag_bits & ENCRYPTED_FLAG:
+            refusal = "encrypted", "it needs a password"
+        yield _Member(member.filename, member.is_dir(), refusal, partial(_opened, archive, member))
+
+
+def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
     try:
-        # Zeros in between are skipped: archives that were put behind each other are read to the last.
-        with tarfile.open(
-            fileobj=cast("Any", file), mode="r|", tarinfo=_Header, ignore_zeros=True, encoding="utf-8"
-        ) as archive:
-            for member in archive:
-                cast("Any", archive).members = []  # it would keep them all
-                verdict = screen.verdict(_printable(member.name), is_folder=member.isdir())
-                yield from verdict or ()
-                if verdict is None:
-                    yield from _tar_member(archive, member, context)
+        return archive.open(member)
+    except NotImplementedError as error:
+        raise MemberError("unsupported", str(error)) from None
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise MemberError("damaged", str(error)) from None
+
+
+def _tar_documents(file: Any, size: int, context: Context) -> Iterator[Extracted | Refused]:
+    try:
+        yield from _documents(_tar_members(file), size, context)
     except tarfile.TarError as error:
         raise ExtractionError("damaged", f"it is not a tar archive from here on: {error}") from None
 
 
-def _tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, context: Context) -> Iterator[Extracted | Refused]:
-    name = _printable(member.name)
-    if member.issparse():
-        yield Refused(_place(name), "unsupported", "it is a sparse file")
-    elif not member.isreg():
-        yield Refused(_place(name), "unsafe", "it is a link or device, not a file")
-    else:
-        source = archive.extractfile(member)
-        assert source is not None
-        with source:
-            yield from _member(cast("Readable", source), name, context)
+def _tar_members(file: Any) -> Iterator[_Member]:
+    # Zeros in between are skipped: archives that were put behind each other are read to the last.
+    with tarfile.open(fileobj=file, mode="r|", tarinfo=_Header, ignore_zeros=True, encoding="utf-8") as archive:
+        for member in archive:
+            cast("Any", archive).members = []  # it would keep them all
+            refusal = None if member.isreg() else _NO_FILE
+            refusal = ("unsupported", "it is a sparse file") if member.issparse() else refusal
+            open_member = cast("Any", partial(archive.extractfile, member))
+            yield _Member(printable(member.name), member.isdir(), refusal, open_member)
 
 
 class _Header(tarfile.TarInfo):
@@ -177,19 +176,3 @@ _DESCRIBING = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
-
-
-def _member(source: Readable, name: str, context: Context) -> Iterator[Extracted | Refused]:
-    try:
-        with spooled(source, name, context.config.max_member_bytes, context.scratch) as inner:
-            yield from context.inner(inner, _place(name))
-    except MemberError as error:
-        yield Refused(_place(name), error.reason, error.detail)
-
-
-def _place(name: str) -> str:
-    return f"member {name}"
-
-
-def _printable(name: str) -> str:
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

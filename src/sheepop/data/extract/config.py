@@ -59,15 +59,10 @@ class ExtractConfig(Config):
 
     @field_validator("template", mode="before")
     @classmethod
-    def _braces_are_no_mapping(cls, template: object) -> object:
+    def _template_can_be_read(cls, template: object) -> object:
         if isinstance(template, dict):
             raise ValueError("braces alone are a mapping in YAML; write the template in quotes, such as '\"{title}\"'")
-        return template
-
-    @field_validator("template")
-    @classmethod
-    def _template_can_be_read(cls, template: str | None) -> str | None:
-        if template is not None:
+        if isinstance(template, str):
             parse_template(template)
         return template
 

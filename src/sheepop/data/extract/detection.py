@@ -9,81 +9,85 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
 from sheepop.data.decoding import CONTROLS, wide_encoding
-from sheepop.data.extract.interface import Content, ExtractionError, Kind
-from sheepop.data.extract.languages import text_type
-from sheepop.data.extract.magic import gzip_beginning, is_mail, is_mailbox, is_warc, signature, unread_format
+from sheepop.data.extract.interface import Content, ExtractionError
+from sheepop.data.extract.languages import by_word, text_type
+from sheepop.data.extract.magic import signature
 
 HEAD_BYTES = 2**12
 """How much of a file `detect` looks at first."""
 
 _MOST_CONTROLS = 0.1
 
-# Text formats that the suffix names.
-_TEXT_FORMATS = {
-    **dict.fromkeys((".html", ".htm", ".xhtml", ".shtml"), "html"),
-    **dict.fromkeys((".xml", ".rss", ".atom", ".kml", ".gpx", ".opml"), "xml"),
-    **dict.fromkeys((".json", ".geojson", ".webmanifest", ".har"), "json"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
-    **dict.fromkeys((".csv",), "csv"),
-    **dict.fromkeys((".tsv", ".tab"), "tsv"),
-    **dict.fromkeys((".srt", ".vtt", ".ass", ".ssa"), "subtitles"),
-    ".ipynb": "notebook",
-    **dict.fromkeys((".eml", ".mht", ".mhtml"), "mail"),
-    ".mbox": "mailbox",
-}
-# Suffixes of formats that begin with a signature: without it the file is damaged or something else.
-_SIGNED = {
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".heic", ".avif"), "image"),
-    **dict.fromkeys(
-        (".zip", ".jar", ".whl", ".docx", ".pptx", ".xlsx", ".xlsb", ".odt", ".ods", ".odp", ".epub"), "zip"
-    ),
-    **dict.fromkeys((".doc", ".xls", ".ppt", ".msg"), "old Office"),
-    **dict.fromkeys((".gz", ".tgz"), "gzip"),
-    **dict.fromkeys((".bz2", ".tbz2"), "bzip2"),
-    **dict.fromkeys((".xz", ".txz"), "xz"),
-    **dict.fromkeys((".zst", ".tzst"), "zstd"),
-    **dict.fromkeys((".sqlite", ".sqlite3"), "sqlite"),
-    ".pdf": "PDF",
-    ".tar": "tar",
-    ".duckdb": "DuckDB",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
-    ".warc": "WARC",
-}
+# Text formats, by the suffixes that name them.
+_TEXT_FORMATS = by_word(
+    {
+        "html": "html htm xhtml shtml",
+        "xml": "xml rss atom kml gpx opml",
+        "json": "json geojson webmanifest har",
+        "jsonl": "jsonl ndjson jsonlines",
+        "tsv": "tsv tab",
+        "subtitles": "srt vtt ass ssa",
+        "notebook": "ipynb",
+        "mail": "eml mht mhtml",
+        "mailbox": "mbox",
+    },
+    "csv",
+)
+# Formats that begin with a signature, by suffix: without it the file is damaged or something else.
+_SIGNED = by_word(
+    {
+        "image": "png jpg jpeg tif tiff webp bmp gif heic avif",
+        "zip": "zip jar whl docx pptx xlsx xlsb odt ods odp epub",
+        "old Office": "doc xls ppt msg",
+        "gzip": "gz tgz",
+        "bzip2": "bz2 tbz2",
+        "xz": "xz txz",
+        "zstd": "zst tzst",
+        "sqlite": "sqlite sqlite3",
+        "PDF": "pdf",
+        "tar": "tar",
+        "DuckDB": "duckdb",
+        "Parquet": "parquet",
+        "Arrow": "arrow",
+        "WARC": "warc",
+    }
+)
 # What a zip is by its first member, which is called mimetype and not compressed (EPUB OCF 3.3, 4.3; ODF 1.3, 2-3.3).
 _MIMETYPE = re.compile(rb".{30}mimetype.{0,64}?(application/[\w.+-]+)", re.DOTALL)
 _OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
-_MIMETYPES = (
-    (b"application/epub+zip", "epub"),
-    (_OPEN_DOCUMENT + b"text", "odt"),
-    (_OPEN_DOCUMENT + b"spreadsheet", "ods"),
-    (_OPEN_DOCUMENT + b"presentation", "odp"),
-)
-# What a zip is by a member or folder that its directory lists, and a member that must be there too.
-_MEMBERS = (
-    (b"xl/workbook.bin", b"[Content_Types].xml", "xlsb"),
-    (b"word/", b"[Content_Types].xml", "docx"),
-    (b"xl/", b"[Content_Types].xml", "xlsx"),
-    (b"ppt/", b"[Content_Types].xml", "pptx"),
-)
+# What a zip is by the beginning of its mimetype; and by a member or folder of an office package.
+_MIMETYPES = {
+    b"application/epub+zip": "epub",
+    _OPEN_DOCUMENT + b"text": "odt",
+    _OPEN_DOCUMENT + b"spreadsheet": "ods",
+    _OPEN_DOCUMENT + b"presentation": "odp",
+}
+_MEMBERS = {b"xl/workbook.bin": "xlsb", b"word/": "docx", b"xl/": "xlsx", b"ppt/": "pptx"}
 _DIRECTORY_ENTRY = re.compile(rb"PK\x01\x02.{24}(..).{16}", re.DOTALL)
 _LONGEST_END = 2**16 + 22
 _DIRECTORY_BYTES = 2**20
 # The stream at the root of a compound file that makes it one of a format.
-_COMPOUND_FILES = (
-    ("WordDocument", "doc"),
-    ("Workbook", "xls"),
-    ("Book", "xls"),
-    ("PowerPoint Document", "ppt"),
-    ("__properties_version1.0", "msg"),
-)
+_STREAMS = {
+    "WordDocument": "doc",
+    "Workbook": "xls",
+    "Book": "xls",
+    "PowerPoint Document": "ppt",
+    "__properties_version1.0": "msg",
+}
 _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
 
+# The lines of a header, each with the lines that continue it, and the names of fields that programs add to a message.
+_HEADER = re.compile(r"(?:[!-9;-~]+:[^\n]*+\n(?:[ \t][^\n]*+\n)*+)++")
+_FIELD = re.compile(r"^([!-9;-~]+):", re.MULTILINE)
+_MAIL_FIELDS = frozenset({"date", "message-id", "mime-version", "received", "return-path", "delivered-to"})
+# The line that parts the messages of a mailbox.
+_MAILBOX = re.compile(r"From \S+ +\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d .*\d{4}\s*$")
 # Possessive: comments that could end in several places would be tried in every combination.
 _HTML = re.compile(
     r"(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
@@ -95,14 +99,10 @@ _XML = re.compile(
     re.DOTALL,
 )
 
-_KINDS: dict[str, Kind] = {"code": "code", "csv": "table", "tsv": "table"}
 # Below this score the model is right about code or prose, but often wrong about the language.
 _SURE = 0.95
-# The model's names for what has another name here.
-_LABELS = {
-    **{label: label for label in ("markdown", "rst", "latex", "html", "xml", "csv", "tsv", "json", "jsonl")},
-    "ipynb": "notebook",
-}
+# What the model's labels are called here; those of other languages are their names.
+_LABELS = by_word({"notebook": "ipynb"}, "markdown rst latex html xml csv tsv json jsonl")
 _LABEL_LANGUAGES = {
     "cpp": "c++",
     "cs": "c#",
@@ -118,10 +118,9 @@ _LABEL_LANGUAGES = {
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """The `name` of a type as in the table of formats, the kind of document, and for code its language."""
+    """The `name` of a type as in the table of formats, and for code its language."""
 
     name: str
-    kind: Kind = "prose"
     language: str = ""
 
 
@@ -137,7 +136,7 @@ def detect(content: Content, head: bytes | None = None) -> FileType:
         raise ExtractionError("empty", "0 bytes")
     name = _binary_format(content, head)
     if name:
-        return _typed(name)
+        return FileType(name)
     return _text_format(content, head) if is_text(head) else _unknown(content)
 
 
@@ -150,30 +149,31 @@ def is_text(head: bytes) -> bool:
 
 
 def _binary_format(content: Content, head: bytes) -> str:
-    name = signature(head)
+    reason, name = signature(head)
+    if reason:
+        raise ExtractionError(reason, f"it is {name}")
     if name == "zip":
         return _zip_format(content, head)
     if name == "gzip":
-        return "warc" if is_warc(gzip_beginning(head, 256)) else name
-    if name == "compound file":
-        return _compound_format(content)
-    unread = None if name else unread_format(head)
-    if unread is not None:
-        raise ExtractionError(unread[0], f"it is {unread[1]}")
-    return name
+        try:
+            beginning = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 256)
+        except zlib.error:
+            beginning = b""
+        return "warc" if signature(beginning)[1] == "warc" else name
+    return _compound_format(content) if name == "compound file" else name
 
 
 def _zip_format(content: Content, head: bytes) -> str:
     mimetype = match[1] if (match := _MIMETYPE.match(head)) else b""
-    for begin, name in _MIMETYPES:
+    for begin, name in _MIMETYPES.items():
         if mimetype.startswith(begin):
             return name
     if mimetype.startswith(_OPEN_DOCUMENT):
         raise ExtractionError("unsupported", "it is an OpenDocument drawing, formula or database")
     with content.open() as file:
         names = _zip_names(file)
-    for begin, other, name in _MEMBERS:
-        if other in names and any(member.startswith(begin) for member in names):
+    for begin, name in _MEMBERS.items() if b"[Content_Types].xml" in names else ():
+        if any(member.startswith(begin) for member in names):
             return name
     return "epub" if b"META-INF/container.xml" in names and content.suffix == ".epub" else "zip"
 
@@ -212,7 +212,7 @@ def _compound_format(content: Content) -> str:
             raise ExtractionError("damaged", detail) from None
     if "EncryptedPackage" in names:
         raise ExtractionError("encrypted", "an office file that needs a password")
-    known = next((name for stream, name in _COMPOUND_FILES if stream in names), None)
+    known = next((name for stream, name in _STREAMS.items() if stream in names), None)
     if known is None:
         raise ExtractionError("unsupported", "it is a file of an old Microsoft program that is not read")
     return known
@@ -221,30 +221,37 @@ def _compound_format(content: Content) -> str:
 def _text_format(content: Content, head: bytes) -> FileType:
     if head.startswith(_LARGE_FILE_POINTER):
         raise ExtractionError("missing", "it is a Git LFS pointer; the content itself is stored elsewhere")
+    if name := _TEXT_FORMATS.get(content.suffix[1:]):
+        return FileType(name)
     beginning = _decoded(head)
-    if content.suffix in _TEXT_FORMATS:
-        return _typed(_TEXT_FORMATS[content.suffix])
-    known = text_type(content.name, beginning)
-    if known is not None:
-        return _typed(*known)
-    if is_mailbox(beginning):
-        return FileType("mailbox")
-    if is_mail(beginning):
-        return FileType("mail")
-    if _HTML.match(beginning):
-        return FileType("html")
-    if _XML.match(beginning):
-        return FileType("xml")
+    if known := text_type(content.name, beginning):
+        return FileType(*known)
+    for looks_like, name in ((_is_mailbox, "mailbox"), (_is_mail, "mail"), (_HTML.match, "html"), (_XML.match, "xml")):
+        if looks_like(beginning):
+            return FileType(name)
     # The model may take a few words for anything; what reads as text is text.
-    return _guessed(content) or FileType("text")
+    return _guessed(content)
+
+
+def _is_mail(beginning: str) -> bool:
+    """Whether a text begins with the header of a message that was sent (RFC 5322)."""
+    header = _HEADER.match(beginning)
+    names = {name.lower() for name in _FIELD.findall(header[0])} if header else set()
+    return len(names & _MAIL_FIELDS) > (1 if "from" in names else 2)
+
+
+def _is_mailbox(beginning: str) -> bool:
+    first, _, rest = beginning.partition("\n")
+    return _MAILBOX.match(first) is not None and _HEADER.match(rest) is not None
 
 
 def _unknown(content: Content) -> FileType:
     """What is not text by its first bytes: a text that its reader will refuse in more words, or a binary file."""
-    if content.suffix in _TEXT_FORMATS or text_type(content.name, ""):
+    suffix = content.suffix[1:]
+    if suffix in _TEXT_FORMATS or text_type(content.name, ""):
         return FileType("text")
-    if content.suffix in _SIGNED:
-        raise ExtractionError("damaged", f"it does not begin like a file of type {_SIGNED[content.suffix]}")
+    if suffix in _SIGNED:
+        raise ExtractionError("damaged", f"it does not begin like a file of type {_SIGNED[suffix]}")
     answer = _model_answer(content)
     if answer is None or answer.output.label == "unknown":
         raise ExtractionError("binary", "it is neither text nor in a known format")
@@ -253,27 +260,23 @@ def _unknown(content: Content) -> FileType:
     return FileType("text")
 
 
-def _typed(name: str, language: str = "") -> FileType:
-    return FileType(name, _KINDS.get(name, "prose"), language)
-
-
 def _decoded(head: bytes) -> str:
     if wide := wide_encoding(head):
         return head[wide[1] :].decode(wide[0], "replace")
     return head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
 
 
-def _guessed(content: Content) -> FileType | None:
-    """The type of a text by the model, None without the model and for what it takes to be no text."""
+def _guessed(content: Content) -> FileType:
+    """The type of a text by the model; plain text without the model, and for what it takes to be no text."""
     answer = _model_answer(content)
     if answer is None or not answer.output.is_text:
-        return None
-    label, is_code = str(answer.output.label), answer.output.group == "code"
-    if answer.score < _SURE:
-        return _typed("code") if is_code else FileType("text")
-    if label in _LABELS:
-        return _typed(_LABELS[label])
-    return _typed("code", _LABEL_LANGUAGES.get(label, label)) if is_code else FileType("text")
+        return FileType("text")
+    label, is_sure = str(answer.output.label), answer.score >= _SURE
+    if is_sure and label in _LABELS:
+        return FileType(_LABELS[label])
+    if answer.output.group != "code":
+        return FileType("text")
+    return FileType("code", _LABEL_LANGUAGES.get(label, label) if is_sure else "")
 
 
 def _model_answer(content: Content) -> Any:

@@ -1,46 +1,88 @@
-"""Content to documents with whatever extractor fits, nested content too; what fails becomes a `Refused`."""
+"""Content to documents with whatever extractor the table of formats names; what fails becomes a `Refused`.
+
+As a program it is the process that reads files within limits: one request for each file, documents as answers.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
+from sheepop.core.bounded_child import Alive, serve
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.cutting import pieces_of
 from sheepop.data.extract.detection import FileType, detect
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused, nobody_waits
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Extractor, Refused
 from sheepop.data.extract.pair import KIND
-from sheepop.data.extract.registry import FORMATS
-from sheepop.data.extract.spool import expansion_limit, raise_if_full
+from sheepop.data.extract.text import pieces_of
+from sheepop.data.extract.unpacking import Allowance, raise_if_full
 
 _DEEPEST_CONTENT = 2
+_STORAGE = "storage"
 _DETAIL_CHARACTERS = 300
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
-class _ExhaustedError(ExtractionError):
-    """More came out of a file than may; nothing more of it is read."""
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one type is read.
+
+    `reader` is a function of this folder as ``module.function``, imported with the first file of the type. `extra`
+    names what ``pip install sheepop[EXTRA]`` adds for it, empty when nothing is needed. A `bounded` format is read in
+    a process with limits. A `container` holds other files.
+    """
+
+    reader: str
+    extra: str = ""
+    bounded: bool = True
+    container: bool = False
+
+    def load(self) -> Extractor:
+        """The function that reads it; raises ImportError where something must be installed first."""
+        module, _, function = self.reader.rpartition(".")
+        return cast("Extractor", getattr(import_module(f"sheepop.data.extract.{module}"), function))
 
 
-@dataclass
-class _Budget:
-    """Bytes that may still come out of one file: unpacked from its containers, and as text."""
-
-    limit: int
-    unpacked: int = 0
-    text: int = 0
-
-    def spend(self, *, unpacked: int = 0, text: int = 0) -> None:
-        self.unpacked += unpacked
-        self.text += text
-        self.check()
-
-    def check(self) -> None:
-        if max(self.unpacked, self.text) > self.limit:
-            raise _ExhaustedError("bomb", f"it unpacks to over {self.limit:,} bytes; see data.extract.max_expansion")
+FORMATS = {
+    **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), Format("text.extract_text", bounded=False)),
+    "subtitles": Format("subtitles.extract_subtitles"),
+    "html": Format("html.extract_html", "data"),
+    "xml": Format("html.extract_xml", "data"),
+    "pdf": Format("pdf.extract_pdf", "data"),
+    "image": Format("image.extract_image", "ocr"),
+    "docx": Format("word.extract_docx", "data"),
+    "pptx": Format("slides.extract_pptx", "data"),
+    "xlsx": Format("sheets.extract_xlsx", "data"),
+    **dict.fromkeys(("xls", "xlsb", "ods"), Format("sheets.extract_sheets", "data")),
+    "odt": Format("opendocument.extract_odt", "data"),
+    "odp": Format("opendocument.extract_odp", "data"),
+    "rtf": Format("legacy_office.extract_rtf", "data"),
+    "doc": Format("legacy_office.extract_doc", "data"),
+    "ppt": Format("legacy_office.extract_ppt", "data"),
+    "mail": Format("mail.extract_mail", "data", container=True),
+    "mailbox": Format("mail.extract_mailbox", "data", container=True),
+    "msg": Format("mail.extract_msg", "data", container=True),
+    "epub": Format("epub.extract_epub", "data", container=True),
+    "notebook": Format("notebook.extract_notebook", "data"),
+    "warc": Format("warc.extract_warc", "data", container=True),
+    **dict.fromkeys(("csv", "tsv"), Format("table.extract_csv")),
+    "json": Format("records.extract_json"),
+    "jsonl": Format("records.extract_jsonl"),
+    "parquet": Format("columns.extract_parquet", "data"),
+    "arrow": Format("columns.extract_arrow", "data"),
+    "sqlite": Format("database.extract_sqlite"),
+    "duckdb": Format("database.extract_duckdb", "data"),
+    "zip": Format("archive.extract_zip", container=True),
+    "tar": Format("archive.extract_tar", container=True),
+    **dict.fromkeys(("gzip", "bzip2", "xz", "zstd"), Format("archive.extract_compressed", container=True)),
+}
+"""Every type that `detect` names."""
 
 
 class Dispatcher:
@@ -49,7 +91,7 @@ class Dispatcher:
     `alive` is handed to the extractors, see `Context`.
     """
 
-    def __init__(self, config: ExtractConfig, scratch: Path, alive: Callable[[], None] = nobody_waits) -> None:
+    def __init__(self, config: ExtractConfig, scratch: Path, alive: Callable[[], None] = lambda: None) -> None:
         self.config, self.scratch, self.alive = config, scratch, alive
 
     def documents(self, content: Content, file_type: FileType | None = None) -> Iterator[Extracted | Refused]:
@@ -59,21 +101,23 @@ class Dispatcher:
         temporary files; nothing else.
         """
         try:
-            budget = _Budget(expansion_limit(content.size, self.config))
+            unpacked, texts = (Allowance(content.size, self.config) for _ in range(2))
+            for item in self._documents(content, file_type, "", 0, unpacked):
+                yield from self._checked(item, texts)
+            # An extractor may have taken the end of the allowance for one of its own errors.
+            unpacked.spend()
+        except ExtractionError as error:
+            yield Refused("", error.reason, error.detail)
         except OSError as error:
             yield self._unreadable("", error)
-            return
-        try:
-            for item in self._documents(content, file_type, "", 0, budget):
-                yield from self._checked(item, budget)
-            # An extractor may have taken the end of the budget for one of its own errors.
-            budget.check()
-        except _ExhaustedError as error:
-            yield Refused("", error.reason, error.detail)
 
     def _documents(
-        self, content: Content, file_type: FileType | None, place: str, depth: int, budget: _Budget
+        self, content: Content, file_type: FileType | None, place: str, depth: int, unpacked: Allowance
     ) -> Iterator[Extracted | Refused]:
+        def inner(content: Content, inner_place: str) -> Iterator[Extracted | Refused]:
+            unpacked.spend(content.size)
+            return self._documents(content, None, inner_place, depth + 1, unpacked)
+
         extra = ""
         try:
             file_type = file_type or detect(content)
@@ -82,33 +126,30 @@ class Dispatcher:
             most = self.config.max_depth + (0 if row.container else _DEEPEST_CONTENT)
             if depth > most:
                 raise ExtractionError("nested", f"it is nested {depth} containers deep; see data.extract.max_depth")
-            for item in row.load()(content, self._context(depth, budget)):
+            context = Context(self.config, self.scratch, inner, self.alive)
+            for item in row.load()(content, context):
                 yield _placed(item, place, file_type)
-        except (MemoryError, StorageError, _ExhaustedError):
+        except (MemoryError, StorageError):
             raise
         except ExtractionError as error:
+            # What is wrong may be that the whole file comes to too much.
+            unpacked.spend()
             yield Refused(place, error.reason, self._clean(error.detail))
         except ImportError as error:
-            yield Refused(place, "not_installed", f"{error.name or error} is not installed: {_installation(extra)}")
+            remedy = f"install sheepop[{extra}]" if extra else "install sheepop again"
+            yield Refused(place, "not_installed", f"{error.name or error} is not installed: {remedy}")
         except OSError as error:
             raise_if_full(error, self.scratch)
             yield self._unreadable(place, error)
         except Exception as error:
             yield Refused(place, "damaged", self._clean(f"{type(error).__name__}: {error}"))
 
-    def _context(self, depth: int, budget: _Budget) -> Context:
-        def inner(content: Content, place: str) -> Iterator[Extracted | Refused]:
-            budget.spend(unpacked=content.size)
-            return self._documents(content, None, place, depth + 1, budget)
-
-        return Context(self.config, self.scratch, inner, self.alive)
-
-    def _checked(self, item: Extracted | Refused, budget: _Budget) -> Iterator[Extracted | Refused]:
+    def _checked(self, item: Extracted | Refused, texts: Allowance) -> Iterator[Extracted | Refused]:
         """The item, cut when it is too long, refused when it is no valid text."""
         if isinstance(item, Refused):
             yield item
             return
-        budget.spend(text=len(item.text))
+        texts.spend(len(item.text))
         if self.config.pair is not None and item.kind != KIND:
             names = " and ".join(map(repr, self.config.pair))
             detail = f"it has no records with the fields {names}, which data.extract.pair asks for"
@@ -117,9 +158,8 @@ class Dispatcher:
         try:
             yield from pieces_of(item, self.config.max_document_bytes)
         except UnicodeEncodeError as error:
-            yield Refused(
-                item.place, "undecodable", f"it contains half of a surrogate pair at character {error.start:,}"
-            )
+            detail = f"it contains half of a surrogate pair at character {error.start:,}"
+            yield Refused(item.place, "undecodable", detail)
 
     def _unreadable(self, place: str, error: OSError) -> Refused:
         return Refused(place, "unreadable", self._clean(error.strerror or str(error)).lower())
@@ -144,5 +184,50 @@ def _placed(item: Extracted | Refused, place: str, file_type: FileType) -> Extra
     return item
 
 
-def _installation(extra: str) -> str:
-    return f"install sheepop[{extra}]" if extra else "install sheepop again"
+def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
+    """The documents of the file that the request names, as `to_message` encodes them."""
+    scratch = Path(request["scratch"])
+    dispatcher = Dispatcher(_config(request["config"]), scratch, alive)
+    content = Content(request["name"], path=Path(request["path"]))
+    try:
+        for item in dispatcher.documents(content, FileType(*request["type"])):
+            yield to_message(item)
+    except StorageError as error:
+        yield [_STORAGE, str(error)]
+    finally:
+        clear(scratch)
+
+
+def to_message(item: Extracted | Refused) -> list[Any]:
+    """An item as JSON."""
+    if isinstance(item, Refused):
+        return [item.place, item.reason, item.detail]
+    return [item.text, item.kind, item.language, item.place, item.marks, dict(item.metadata)]
+
+
+def from_message(message: list[Any]) -> Extracted | Refused:
+    """What `to_message` encoded; raises `StorageError` when the process found no room for temporary files."""
+    if len(message) == 2:
+        raise StorageError(message[1])
+    if len(message) == 3:
+        return Refused(*message)
+    text, kind, language, place, marks, metadata = message
+    return Extracted(text, kind, language, place, tuple((offset, name) for offset, name in marks), metadata)
+
+
+def clear(directory: Path) -> None:
+    """Removes what lies in a directory for temporary files."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=4)
+def _config(text: str) -> ExtractConfig:
+    return ExtractConfig.model_validate_json(text)
+
+
+if __name__ == "__main__":
+    serve(read_file)

@@ -6,11 +6,13 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import astuple
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from sheepop.core.bounded import (
     BoundedProcess,
@@ -19,33 +21,23 @@ from sheepop.core.bounded import (
     ProcessDiedError,
     TimeLimitError,
 )
-from sheepop.data.extract.child import clear, from_message
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
-from sheepop.data.extract.dispatch import Dispatcher
-from sheepop.data.extract.generated import is_generated_text
-from sheepop.data.extract.git_program import BlobReader
+from sheepop.data.extract.dispatch import FORMATS, Dispatcher, clear, from_message
+from sheepop.data.extract.git import BlobReader
 from sheepop.data.extract.interface import Content, Extracted, ExtractionError, Refused
-from sheepop.data.extract.registry import FORMATS
-from sheepop.data.extract.spool import raise_if_full
+from sheepop.data.extract.languages import is_generated_text
+from sheepop.data.extract.unpacking import raise_if_full
 
 LIMITS = frozenset({"timeout", "memory"})
 """Reasons of a `Refused` that depend on the machine: with one of them a build cannot be repeated."""
 
-_CHILD = "sheepop.data.extract.child"
+_CHILD = "sheepop.data.extract.dispatch"
 _CHANGED = ("changed", "it changed while it was being read")
 
 
-class _State(NamedTuple):
-    """What changes when a file is written to or replaced."""
-
-    size: int
-    modified_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> _State:
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+# What changes when a file is written to or replaced.
+_state = attrgetter("st_size", "st_mtime_ns", "st_ino")
 
 
 class Extraction:
@@ -64,7 +56,9 @@ class Extraction:
         self._here = Dispatcher(config, Path(os.devnull))
         self._scratch: Path | None = None
         self._blobs: BlobReader | None = None
-        self._owner = os.getpid()
+        # What this process, and no forked copy of it, ends and removes.
+        self._owned, self._owner = ExitStack(), 0
+        self._notice_fork()
 
     def documents(self, path: Path, name: str) -> Iterator[Extracted | Refused]:
         """The documents of the file at `path`, whose printable name is `name`, and what in it was refused.
@@ -75,9 +69,9 @@ class Extraction:
         content = Content(name, path=path)
         try:
             with content.open() as file:
-                before = _State.of(os.fstat(file.fileno()))
+                before = _state(os.fstat(file.fileno()))
                 file_type = _detected(content, file.read(HEAD_BYTES))
-                whole = None if _is_bounded(file_type) else self._whole(file, before)
+                whole = None if FORMATS[file_type.name].bounded else self._whole(file, before)
         except (ExtractionError, OSError) as error:
             yield _refused(error)
             return
@@ -85,21 +79,19 @@ class Extraction:
             yield from self._here.documents(Content(name, data=whole), file_type)
             return
         yield from self._read(content, file_type)
-        if _is_changed(path, before):
-            yield Refused("", *_CHANGED)
+        with suppress(OSError):
+            if _state(path.stat()) == before:
+                return
+        yield Refused("", *_CHANGED)
 
     def blob(self, repository: Path, blob: str, name: str) -> Iterator[Extracted | Refused]:
         """The documents of a file in a git repository, given the full hash of its content.
 
         Code whose first lines say that a program wrote it is refused as ``generated``.
         """
-        self._notice_fork()
-        if self._blobs is None or self._blobs.path != repository:
-            self._close_blobs()
-            self._blobs = BlobReader(repository, self._config.max_seconds)
         directory = self._directory("blob")
         try:
-            with self._blobs.content(blob, name, directory) as content:
+            with self._reader(repository).content(blob, name, directory) as content:
                 file_type = _detected(content)
                 beginning = content.head(HEAD_BYTES).decode("utf-8", "replace") if file_type.name == "code" else ""
                 if is_generated_text(beginning):
@@ -111,7 +103,7 @@ class Extraction:
             yield _refused(error)
 
     def _read(self, content: Content, file_type: FileType) -> Iterator[Extracted | Refused]:
-        if not _is_bounded(file_type):
+        if not FORMATS[file_type.name].bounded:
             yield from self._here.documents(content, file_type)
             return
         directory = self._directory("content")
@@ -124,79 +116,75 @@ class Extraction:
         """Ends the child process and removes temporary files."""
         self._notice_fork()
         self._child.close()
-        self._close_blobs()
-        if self._scratch is not None:
-            _remove(self._scratch, self._owner)
-        self._scratch = None
+        self._owned.close()
+        self._scratch = self._blobs = None
 
-    def _close_blobs(self) -> None:
-        if self._blobs is not None:
-            self._blobs.close()
-        self._blobs = None
-
-    def __enter__(self) -> Extraction:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _whole(self, file: BinaryIO, before: _State) -> bytes | None:
+    def _whole(self, file: BinaryIO, before: tuple[int, int, int]) -> bytes | None:
         """All bytes of an open file, None when there are too many to hold."""
-        if before.size > self._config.max_document_bytes:
+        size, *_ = before
+        if size > self._config.max_document_bytes:
             return None
         file.seek(0)
-        data = file.read(before.size + 1)
-        if len(data) != before.size or _State.of(os.fstat(file.fileno())) != before:
+        data = file.read(size + 1)
+        if len(data) != size or _state(os.fstat(file.fileno())) != before:
             raise ExtractionError(*_CHANGED)
         return data
 
     def _bounded(self, name: str, path: Path, file_type: FileType) -> Iterator[Extracted | Refused]:
+        request = {
+            "path": str(path),
+            "name": name,
+            "type": astuple(file_type),
+            "config": self._config_text,
+            "scratch": str(self._directory("work")),
+        }
         delivered = 0
         # What ends a process that has read other files before may be their doing: the file is tried in a new one.
         for is_last in (self._child.requests == 0, True):
             try:
-                with closing(self._answers(name, path, file_type)) as answers:
-                    for item in islice(answers, delivered, None):
+                with closing(self._child.request(request)) as answers:
+                    for message in islice(answers, delivered, None):
                         delivered += 1
-                        yield item
+                        yield from_message(message)
                 return
             except BoundedProcessError as error:
                 if is_last or not isinstance(error, MemoryLimitError | ProcessDiedError):
-                    yield _refusal(error)
+                    reasons = {TimeLimitError: "timeout", MemoryLimitError: "memory"}
+                    yield Refused("", reasons.get(type(error), "damaged"), str(error))
                     return
             finally:
                 clear(self._directory("work"))
 
-    def _answers(self, name: str, path: Path, file_type: FileType) -> Generator[Extracted | Refused, None, None]:
-        request = {
-            "path": str(path),
-            "name": name,
-            "type": [file_type.name, file_type.kind, file_type.language],
-            "config": self._config_text,
-            "scratch": str(self._directory("work")),
-        }
-        for message in self._child.request(request):
-            yield from_message(message)
-
     def _notice_fork(self) -> None:
         """In a forked copy, leaves what it was copied from its own processes and files."""
         if self._owner != os.getpid():
+            self._owned.pop_all()
             self._owner, self._scratch, self._blobs = os.getpid(), None, None
+            weakref.finalize(self, _release, self._owned, self._owner)
+
+    def _reader(self, repository: Path) -> BlobReader:
+        self._notice_fork()
+        if self._blobs is None or not self._blobs.is_open or self._blobs.path != repository:
+            if self._blobs is not None:
+                self._blobs.close()
+            self._blobs = BlobReader(repository, self._config.max_seconds)
+            self._owned.callback(self._blobs.close)
+        return self._blobs
 
     def _directory(self, name: str) -> Path:
         """A directory for temporary files, made with the first that is asked for."""
         self._notice_fork()
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="sheepop-extract-", dir=self._below))
-            weakref.finalize(self, _remove, self._scratch, os.getpid())
+            self._owned.callback(shutil.rmtree, self._scratch, ignore_errors=True)
         directory = self._scratch / name
         directory.mkdir(exist_ok=True)
         return directory
 
 
-def _remove(directory: Path, owner: int) -> None:
+def _release(owned: ExitStack, owner: int) -> None:
     if os.getpid() == owner:
-        shutil.rmtree(directory, ignore_errors=True)
+        owned.close()
 
 
 def _detected(content: Content, head: bytes | None = None) -> FileType:
@@ -208,23 +196,7 @@ def _detected(content: Content, head: bytes | None = None) -> FileType:
         raise ExtractionError("damaged", f"{type(error).__name__} while its type was being detected") from None
 
 
-def _is_bounded(file_type: FileType) -> bool:
-    return FORMATS[file_type.name].bounded
-
-
-def _is_changed(path: Path, before: _State) -> bool:
-    try:
-        return _State.of(path.stat()) != before
-    except OSError:
-        return True
-
-
 def _refused(error: ExtractionError | OSError) -> Refused:
     if isinstance(error, ExtractionError):
         return Refused("", error.reason, error.detail)
     return Refused("", "unreadable", (error.strerror or str(error)).lower())
-
-
-def _refusal(error: BoundedProcessError) -> Refused:
-    reasons = {TimeLimitError: "timeout", MemoryLimitError: "memory"}
-    return Refused("", reasons.get(type(error), "damaged"), str(error))

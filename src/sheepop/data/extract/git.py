@@ -1,74 +1,107 @@
-"""The files that a local git repository tracks at a revision, without what was generated or copied into it."""
+"""The files that a local git repository tracks at a revision, without what was generated or copied into it.
+
+The git program is run so that nothing a repository says is executed, written to, or fetched.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import stat
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
 
 import pathspec
 
 from sheepop.core.errors import DataError
 from sheepop.data.discovery import Entry, Skipped, ignore_spec, name_refusal, printable, size_refusal
-from sheepop.data.extract.generated import is_generated_name, vendored_folder
-from sheepop.data.extract.git_program import git_output
+from sheepop.data.extract.interface import Content, ExtractionError
+from sheepop.data.extract.languages import is_generated_name
+from sheepop.data.extract.unpacking import spooled
 
 GIT_PREFIX = "git+"
 """What a path begins with that means a repository: ``git+PATH`` or ``git+PATH@REVISION``."""
 
 _SUBMODULE = 0o160000
+_VENDORED_FOLDERS = frozenset(
+    {
+        *("vendor", "vendored", "_vendor", "_vendored", "third_party", "third-party", "thirdparty", "3rdparty"),
+        *("node_modules", "bower_components", "jspm_packages", "godeps", "pods", "dist"),
+    }
+)
 _LICENSE_NAMES = ("license", "licence", "copying", "unlicense")
 _LICENSE_BYTES = 2**20
-# SPDX identifier, then phrases in lower case that must all be there; where the first of them stands decides between
-# licences, since one often mentions another further down. Among equals the first in the table wins.
-_PHRASES = (
+# SPDX identifier, a pattern, and phrases that must be there too, all in lower case; where the pattern is found first
+# decides between licences, since one often mentions another further down. Among equals the first in the table wins.
+_BSD = "redistribution and use in source and binary forms"
+_MIT = "permission is hereby granted, free of charge, to any person obtaining a copy"
+_LICENSES = (
     ("AGPL-3.0", "gnu affero general public license", "version 3"),
     ("LGPL-3.0", "gnu lesser general public license", "version 3, 29 june 2007"),
     ("LGPL-2.1", "gnu lesser general public license", "version 2.1"),
     ("LGPL-2.0", "gnu library general public license", "version 2"),
     ("GPL-3.0", "gnu general public license", "version 3"),
     ("GPL-2.0", "gnu general public license", "version 2"),
-    ("MPL-2.0", "mozilla public license version 2.0"),
-    ("MPL-2.0", "mozilla public license, version 2.0"),
-    ("MPL-2.0", "mozilla public license, v. 2.0"),
-    ("MPL-1.1", "mozilla public license version 1.1"),
+    ("MPL-2.0", r"mozilla public license(?:,? version|, v\.) 2\.0"),
+    ("MPL-1.1", r"mozilla public license version 1\.1"),
     ("Apache-2.0", "apache license", "version 2.0"),
-    ("EPL-2.0", "eclipse public license - v 2.0"),
-    ("BSL-1.0", "boost software license - version 1.0"),
-    ("CC0-1.0", "cc0 1.0 universal"),
-    ("CC-BY-SA-4.0", "attribution-sharealike 4.0 international"),
-    ("CC-BY-4.0", "attribution 4.0 international"),
+    ("EPL-2.0", r"eclipse public license - v 2\.0"),
+    ("BSL-1.0", r"boost software license - version 1\.0"),
+    ("CC0-1.0", r"cc0 1\.0 universal"),
+    ("CC-BY-SA-4.0", r"attribution-sharealike 4\.0 international"),
+    ("CC-BY-4.0", r"attribution 4\.0 international"),
     ("Unlicense", "this is free and unencumbered software released into the public domain"),
     ("PSF-2.0", "python software foundation license version 2"),
-    ("BSD-4-Clause", "redistribution and use in source and binary forms", "all advertising materials"),
-    ("BSD-3-Clause", "redistribution and use in source and binary forms", "endorse or promote products"),
-    ("BSD-2-Clause", "redistribution and use in source and binary forms", "in binary form must reproduce"),
-    (
-        "MIT",
-        "permission is hereby granted, free of charge, to any person obtaining a copy",
-        "this permission notice shall be included",
-    ),
-    ("MIT-0", "permission is hereby granted, free of charge, to any person obtaining a copy"),
-    ("ISC", "permission to use, copy, modify, and/or distribute this software for any purpose"),
-    ("ISC", "permission to use, copy, modify, and distribute this software for any purpose"),
+    ("BSD-4-Clause", _BSD, "all advertising materials"),
+    ("BSD-3-Clause", _BSD, "endorse or promote products"),
+    ("BSD-2-Clause", _BSD, "in binary form must reproduce"),
+    ("MIT", _MIT, "this permission notice shall be included"),
+    ("MIT-0", _MIT),
+    ("ISC", "permission to use, copy, modify, and(?:/or)? distribute this software for any purpose"),
     ("Zlib", "this software is provided 'as-is', without any express or implied", "altered source versions"),
 )
 _SPACE = re.compile(r"\s+")
 _MOST_LICENSE_CHARACTERS = 200_000
 _ATTRIBUTES = {"linguist-generated": "generated", "linguist-vendored": "vendored"}
+_MEMORY_BYTES = 2**31
+_SECONDS = 120.0
+_LONGEST_HEADER = 200
 
+_SETTINGS = {
+    # Named by the user, so it may belong to somebody else; nothing of it is executed.
+    "safe.directory": "*",
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.attributesFile": os.devnull,
+    "core.splitIndex": "false",
+    "core.untrackedCache": "false",
+    "protocol.allow": "never",
+}
+_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "HOME": os.devnull,
+    "LC_ALL": "C",
+}
 
 _Refusal = tuple[str, str]
 """Reason and detail."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tracked:
+class _Tracked(NamedTuple):
     """A file of the tree: its mode, the full hash of its blob, its size in bytes, and its path, also printable."""
 
     mode: int
@@ -94,21 +127,20 @@ def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] 
     facts = (("revision", commit), ("license", license_name), ("license_file", license_file))
     known = tuple((name, value) for name, value in facts if value)
     label = f"{printable(path.resolve().name)}@{commit[:12]}"
-    ignored, named = ignore_spec(ignore), set()
+    ignored, named = ignore_spec(ignore), set[str]()
     for file in tracked:
-        depth, refusal = _left_out_folder(file.name.split("/")[:-1])
-        if refusal:
-            folder = "/".join([label, *file.name.split("/")[:depth]])
-            if folder not in named:
-                named.add(folder)
-                yield Skipped(folder, *refusal, is_directory=True)
-            continue
-        refusal = _left_out_file(file, ignored, max_file_bytes) or marked.get(file.raw)
-        source = f"{label}/{file.name}"
-        if refusal:
-            yield Skipped(source, *refusal)
-        else:
-            yield Entry("git", str(path), source, file.size, revision=file.blob, facts=known)
+        *folders, last = file.name.split("/")
+        depth, refusal = _left_out_folder(folders)
+        source = "/".join([label, *folders[:depth]] if refusal else [label, *folders, last])
+        if refusal and source not in named:
+            yield Skipped(source, *refusal, is_directory=True)
+            named.add(source)
+        elif not refusal:
+            refusal = _left_out_file(file, last, ignored, max_file_bytes) or marked.get(file.raw)
+            if refusal:
+                yield Skipped(source, *refusal)
+            else:
+                yield Entry("git", str(path), source, file.size, revision=file.blob, facts=known)
 
 
 def parse_spec(spec: str) -> tuple[Path, str]:
@@ -123,24 +155,20 @@ def parse_spec(spec: str) -> tuple[Path, str]:
 
 def _left_out_folder(folders: list[str]) -> tuple[int, _Refusal | None]:
     """How many of the leading folders name one that is not read, and why not."""
-    vendored = vendored_folder(folders)
     for depth, folder in enumerate(folders, 1):
-        if depth == vendored:
+        if folder.lower() in _VENDORED_FOLDERS:
             return depth, ("vendored", "folders with this name hold code from other projects")
-        refusal = name_refusal(folder, is_directory=True)
-        if refusal:
+        if refusal := name_refusal(folder, is_directory=True):
             return depth, refusal
     return 0, None
 
 
-def _left_out_file(file: _Tracked, ignored: pathspec.GitIgnoreSpec, max_file_bytes: int) -> _Refusal | None:
-    last = file.name.rpartition("/")[2]
+def _left_out_file(file: _Tracked, last: str, ignored: pathspec.GitIgnoreSpec, max_file_bytes: int) -> _Refusal | None:
     if file.mode == _SUBMODULE:
         return "unsupported", "it is a submodule; give that repository by itself"
     if not stat.S_ISREG(file.mode):
         return "unsafe", "it is a symbolic link"
-    refusal = name_refusal(last, is_directory=False)
-    if refusal:
+    if refusal := name_refusal(last, is_directory=False):
         return refusal
     if ignored.match_file(file.name):
         return "ignored", "it matches an ignore pattern"
@@ -150,11 +178,11 @@ def _left_out_file(file: _Tracked, ignored: pathspec.GitIgnoreSpec, max_file_byt
 
 
 def _commit(path: Path, revision: str) -> str:
-    git_output(path, "rev-parse", "--git-dir")
+    _git_output(path, "rev-parse", "--git-dir")
     try:
         if revision.startswith("-"):
             raise DataError("it would be an option")
-        output = git_output(path, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        output = _git_output(path, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except DataError:
         raise DataError(f"The repository {path} has no revision {revision}. Give a branch, tag or commit.") from None
     return output.decode("ascii").strip()
@@ -162,7 +190,7 @@ def _commit(path: Path, revision: str) -> str:
 
 def _tree(path: Path, commit: str) -> Iterator[_Tracked]:
     """Everything in the commit's tree; a submodule has size 0."""
-    output = git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
+    output = _git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
     for line in output.split(b"\0")[:-1]:
         about, _, raw = line.partition(b"\t")
         mode, _, blob, size = about.split()
@@ -177,10 +205,10 @@ def _marked(path: Path, commit: str, names: list[bytes]) -> dict[bytes, _Refusal
     marked: dict[bytes, _Refusal] = {}
     with tempfile.TemporaryDirectory(prefix="sheepop-git-") as scratch:
         index = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
-        git_output(path, "read-tree", commit, environment=index)
+        _git_output(path, "read-tree", commit, environment=index)
         asked = b"".join(name + b"\0" for name in names)
         arguments = ("check-attr", "--cached", "--stdin", "-z", *_ATTRIBUTES)
-        fields = git_output(path, *arguments, data=asked, environment=index).split(b"\0")
+        fields = _git_output(path, *arguments, data=asked, environment=index).split(b"\0")
     for name, attribute, value in zip(fields[0::3], fields[1::3], fields[2::3], strict=False):
         if value in (b"set", b"true"):
             marked.setdefault(name, (_ATTRIBUTES[attribute.decode("ascii")], ".gitattributes says so"))
@@ -197,7 +225,7 @@ def _license(path: Path, tracked: list[_Tracked]) -> tuple[str, str]:
         names.append(file.name)
         # One that cannot be read is still named.
         with suppress(DataError):
-            identifiers.add(guess_license(git_output(path, "cat-file", "blob", file.blob).decode("utf-8", "replace")))
+            identifiers.add(guess_license(_git_output(path, "cat-file", "blob", file.blob).decode("utf-8", "replace")))
     return ", ".join(sorted(identifiers - {""})), ", ".join(names)
 
 
@@ -207,8 +235,119 @@ def guess_license(text: str) -> str:
         _SPACE.sub(" ", text[:_MOST_LICENSE_CHARACTERS]).lower().replace("\u2019", "'").replace("``as is''", "'as is'")
     )
     best, position = "", len(plain)
-    for identifier, first, *others in _PHRASES:
-        found = plain.find(first)
-        if 0 <= found < position and all(phrase in plain for phrase in others):
-            best, position = identifier, found
+    for identifier, first, *others in _LICENSES:
+        found = re.search(first, plain)
+        if found and found.start() < position and all(phrase in plain for phrase in others):
+            best, position = identifier, found.start()
     return best
+
+
+def _start_git(
+    repository: Path, *arguments: str, environment: Mapping[str, str] | None = None, **streams: Any
+) -> subprocess.Popen[bytes]:
+    """Starts a git command in `repository`, with bounded memory; raises `DataError` when git is not installed."""
+    # A folder inside a repository is not taken for that repository.
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
+    settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
+    try:
+        process = subprocess.Popen(
+            ["git", "--no-pager", *settings, "-C", str(repository), *arguments],
+            env={"PATH": os.environ.get("PATH", os.defpath), **_ENVIRONMENT, **ceiling, **(environment or {})},
+            start_new_session=True,
+            **streams,
+        )
+    except FileNotFoundError:
+        raise DataError("Reading a git repository needs the program git. Install it and try again.") from None
+    if sys.platform == "linux":
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    return process
+
+
+def _git_output(
+    repository: Path, *arguments: str, data: bytes = b"", environment: Mapping[str, str] | None = None
+) -> bytes:
+    """What a git command prints; raises `DataError` with git's own words when it fails or takes too long."""
+    pipe = subprocess.PIPE
+    with _start_git(repository, *arguments, environment=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            output, errors = process.communicate(data, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise DataError(f"git {arguments[0]} in {repository} did not finish within {_SECONDS:g} s.") from None
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        words = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]
+        raise DataError(f"git {arguments[0]} failed in {repository}: {words[-1].removeprefix('fatal: ')}.")
+    return bytes(output)
+
+
+class BlobReader:
+    """The contents of files in the repository at `path`, one after another from one ``git cat-file --batch``.
+
+    git is ended when one takes over `seconds`, or is damaged; `is_open` is False from then on.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self._seconds, self.is_open = path, seconds, True
+        pipe = subprocess.PIPE
+        self._process = _start_git(path, "cat-file", "--batch", stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._stdin, self._stdout = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+
+    def close(self) -> None:
+        """Ends git."""
+        self.is_open = False
+        self._process.kill()
+        with suppress(OSError):
+            self._process.communicate()
+
+    @contextmanager
+    def content(self, blob: str, name: str, scratch: Path) -> Iterator[Content]:
+        """The blob with this full hash as content called `name`, for as long as the context lasts.
+
+        Raises `ExtractionError`: ``missing`` when the repository does not hold it, ``damaged``, ``timeout``.
+        """
+        begin, limit = time.monotonic(), threading.Timer(self._seconds, self._process.kill)
+        limit.start()
+        try:
+            left = size = self._requested(blob)
+
+            def read(count: int) -> bytes:
+                nonlocal left
+                count = min(count, left)
+                left -= count
+                # A line end follows.
+                data = self._stdout.read(count or 1)
+                if len(data) < count or (not count and data != b"\n"):
+                    raise _StoppedError
+                return data if count else b""
+
+            with spooled(read, name, size, scratch) as content:
+                limit.cancel()
+                yield content
+        except _StoppedError:
+            self.close()
+            if time.monotonic() - begin >= self._seconds:
+                raise ExtractionError("timeout", f"git did not send it within {self._seconds:g} s") from None
+            raise ExtractionError("damaged", "git cannot read it") from None
+        finally:
+            limit.cancel()
+
+    def _requested(self, blob: str) -> int:
+        """The size of a blob, whose bytes git sends next."""
+        try:
+            self._stdin.write(f"{blob}\n".encode("ascii"))
+            self._stdin.flush()
+        except OSError:
+            raise _StoppedError from None
+        fields = self._stdout.readline(_LONGEST_HEADER).split()
+        if fields[1:2] == [b"missing"]:
+            raise ExtractionError("missing", "the repository does not have this version of it")
+        if len(fields) != 3 or fields[1] != b"blob":
+            raise _StoppedError
+        return int(fields[2])
+
+
+class _StoppedError(Exception):
+    """git has ended, or says what it should not."""

@@ -86,7 +86,13 @@ class Content:
 
         Raises OSError where the file is none that can be read; a pipe or device put in its place is not waited for.
         """
-        return io.BytesIO(self._data or b"") if self._path is None else _open_regular(self._path)
+        if self._path is None:
+            return io.BytesIO(self._data or b"")
+        file = open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise OSError(0, "it is no longer a regular file")
+        return file
 
     def head(self, count: int) -> bytes:
         """The first `count` bytes, or fewer when there are fewer."""
@@ -102,21 +108,6 @@ class Content:
         return self._path
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "it is no longer a regular file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def nobody_waits() -> None:
-    """What `Context.alive` does where no time limit runs."""
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """What an extractor may need beside the content.
@@ -130,7 +121,7 @@ class Context:
     config: ExtractConfig
     scratch: Path
     inner: Callable[[Content, str], Iterator[Extracted | Refused]]
-    alive: Callable[[], None] = nobody_waits
+    alive: Callable[[], None] = lambda: None
 
 
 Extractor = Callable[[Content, Context], Iterator[Extracted | Refused]]

@@ -1,16 +1,22 @@
-"""What a file's name, or the first line of a script, says about the language that its text is written in."""
+"""What a file's name and its first lines say of its text: in which language it is written, and whether by a program."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+
+
+def by_word(table: Mapping[str, str], own: str = "") -> dict[str, str]:
+    """A table of names, each with words that stand for it, turned round: word to name; `own` are names and words."""
+    return {word: name for name, words in table.items() for word in words.split()} | {
+        name: name for name in own.split()
+    }
+
 
 # Language: the suffixes of its files. Names are those that most tools and data sets use, in lower case.
 _SUFFIXES_OF = {
     "ada": "adb ads ada",
-    "agda": "agda",
-    "applescript": "applescript",
     "arduino": "ino pde",
     "assembly": "asm s nasm",
     "autohotkey": "ahk",
@@ -23,31 +29,23 @@ _SUFFIXES_OF = {
     "c#": "cs csx",
     "c++": "cpp cc cxx c++ hpp hh hxx h++ ipp inl tpp tcc",
     "clojure": "clj cljs cljc edn",
-    "cmake": "cmake",
     "cobol": "cob cbl cpy cobol",
     "coffeescript": "coffee",
     "common lisp": "lisp lsp cl asd",
-    "coq": "coq",
     "crystal": "cr",
-    "css": "css",
     "cuda": "cu cuh",
     "cython": "pyx pxd pxi",
     "d": "d di",
-    "dart": "dart",
     "diff": "diff patch",
     "elixir": "ex exs",
-    "elm": "elm",
     "emacs lisp": "el",
     "erlang": "erl hrl",
     "f#": "fs fsi fsx",
-    "fish": "fish",
     "forth": "fth 4th",
     "fortran": "f for ftn f77 f90 f95 f03 f08",
     "gdscript": "gd",
     "gettext": "po pot",
     "glsl": "glsl vert frag geom comp",
-    "go": "go",
-    "gradle": "gradle",
     "graphql": "graphql gql",
     "groovy": "groovy gvy",
     "handlebars": "hbs handlebars mustache",
@@ -55,28 +53,19 @@ _SUFFIXES_OF = {
     "haxe": "hx",
     "hcl": "hcl tf tfvars",
     "hlsl": "hlsl fx",
-    "idl": "idl",
     "ini": "ini cfg conf cnf desktop properties inf editorconfig",
-    "java": "java",
     "javascript": "js mjs cjs jsx es6",
     "jinja": "j2 jinja jinja2",
     "json": "jsonc json5",
     "julia": "jl",
     "kotlin": "kt kts",
-    "lean": "lean",
-    "less": "less",
     "lex": "l lex flex",
     "linker script": "ld lds",
     "llvm": "ll llvm",
-    "lua": "lua",
     "m4": "m4 ac",
     "makefile": "mk mak make am",
     "matlab": "m",
-    "meson": "meson",
-    "metal": "metal",
-    "mlir": "mlir",
     "nim": "nim nims",
-    "nix": "nix",
     "objective-c": "mm",
     "ocaml": "ml mli mll mly",
     "opencl": "clc opencl",
@@ -85,18 +74,14 @@ _SUFFIXES_OF = {
     "php": "php php3 php4 php5 phtml",
     "postscript": "ps eps",
     "powershell": "ps1 psm1 psd1",
-    "prolog": "prolog",
     "protobuf": "proto",
     "puppet": "pp",
     "purescript": "purs",
     "python": "py pyw pyi pyt gyp wsgi",
-    "qml": "qml",
-    "r": "r",
     "racket": "rkt",
     "reason": "re rei",
     "ruby": "rb rake gemspec ru",
     "rust": "rs",
-    "sas": "sas",
     "sass": "sass scss",
     "scala": "scala sc sbt",
     "scheme": "scm ss sld",
@@ -106,89 +91,84 @@ _SUFFIXES_OF = {
     "sparql": "sparql rq",
     "sql": "sql ddl psql pgsql",
     "standard ml": "sml sig fun",
-    "starlark": "starlark",
     "stylus": "styl",
-    "svelte": "svelte",
-    "svg": "svg",
-    "swift": "swift",
     "swig": "swg i",
     "systemverilog": "sv svh",
     "tcl": "tcl tk itcl",
     "template": "erb tmpl tpl mako ejs jsp asp aspx cshtml",
-    "thrift": "thrift",
-    "toml": "toml",
     "typescript": "ts tsx mts cts",
     "typst": "typ",
     "vala": "vala vapi",
     "verilog": "v vh",
     "vhdl": "vhd vhdl",
-    "vim": "vim",
     "visual basic": "vb vbs bas frm vba",
-    "vue": "vue",
     "webassembly": "wat wast",
     "xml": "xsd xsl xslt dtd plist xaml csproj vcxproj vbproj props targets resx glade ui qrc storyboard xib",
     "yaml": "yaml yml",
     "yara": "yar yara",
-    "zig": "zig",
 }
-LANGUAGES = frozenset(_SUFFIXES_OF)
+# These have their name for a suffix, and no other.
+_OWN_SUFFIXES = (
+    "agda applescript cmake coq css dart elm fish go gradle idl java lean less lua meson metal mlir nix prolog "
+    "qml r sas starlark svelte svg swift thrift toml vim vue zig"
+)
+_SUFFIXES = by_word(_SUFFIXES_OF, _OWN_SUFFIXES)
+LANGUAGES = frozenset(_SUFFIXES.values())
 """The names of all languages of code, and of configuration and markup that is written by hand."""
-_SUFFIXES = {f".{suffix}": language for language, suffixes in _SUFFIXES_OF.items() for suffix in suffixes.split()}
 
 # Names of whole files, in lower case.
-_NAMES_OF = {
-    "bazel": "build workspace module.bazel",
-    "cmake": "cmakelists.txt",
-    "dockerfile": "dockerfile containerfile",
-    "go": "go.mod go.work",
-    "groovy": "jenkinsfile",
-    "ini": "pipfile setup.cfg .editorconfig .npmrc .pylintrc .flake8 .coveragerc entry_points.txt",
-    "javascript": "jakefile",
-    "makefile": "makefile gnumakefile makefile.in makefile.am bsdmakefile makefile.pre.in",
-    "meson": "meson.build meson_options.txt",
-    "m4": "configure.ac configure.in",
-    "python": "sconstruct sconscript wscript snakefile",
-    "ruby": "rakefile gemfile guardfile podfile vagrantfile fastfile brewfile capfile",
-    "shell": "configure .bashrc .bash_profile .profile .zshrc pkgbuild",
-    "starlark": "tiltfile",
-    "toml": "cargo.lock poetry.lock uv.lock",
-    "vim": ".vimrc",
-    "yaml": ".clang-format .clang-tidy",
-}
-_NAMES = {name: language for language, names in _NAMES_OF.items() for name in names.split()}
+_NAMES = by_word(
+    {
+        "bazel": "build workspace module.bazel",
+        "cmake": "cmakelists.txt",
+        "dockerfile": "dockerfile containerfile",
+        "go": "go.mod go.work",
+        "groovy": "jenkinsfile",
+        "ini": "pipfile setup.cfg .editorconfig .npmrc .pylintrc .flake8 .coveragerc entry_points.txt",
+        "javascript": "jakefile",
+        "makefile": "makefile gnumakefile makefile.in makefile.am bsdmakefile makefile.pre.in",
+        "meson": "meson.build meson_options.txt",
+        "m4": "configure.ac configure.in",
+        "python": "sconstruct sconscript wscript snakefile",
+        "ruby": "rakefile gemfile guardfile podfile vagrantfile fastfile brewfile capfile",
+        "shell": "configure .bashrc .bash_profile .profile .zshrc pkgbuild",
+        "starlark": "tiltfile",
+        "toml": "cargo.lock poetry.lock uv.lock",
+        "vim": ".vimrc",
+        "yaml": ".clang-format .clang-tidy",
+    }
+)
 
 # Programs that a first line "#!/usr/bin/env NAME" names, without version numbers.
-_INTERPRETERS = {
-    **dict.fromkeys(("sh", "bash", "zsh", "dash", "ksh", "csh", "tcsh", "ash", "bats"), "shell"),
-    **dict.fromkeys(("node", "nodejs", "bun"), "javascript"),
-    **dict.fromkeys(("deno", "ts-node", "tsx"), "typescript"),
-    **dict.fromkeys(("python", "pypy", "ipython"), "python"),
-    **dict.fromkeys(("gawk", "mawk", "awk"), "awk"),
-    **dict.fromkeys(("tclsh", "wish", "expect"), "tcl"),
-    **dict.fromkeys(("guile", "csi"), "scheme"),
-    **dict.fromkeys(("runhaskell", "runghc", "stack"), "haskell"),
-    **dict.fromkeys(("make", "gmake"), "makefile"),
-    **{name: name for name in ("perl", "ruby", "php", "lua", "groovy", "elixir", "julia", "swift", "racket", "fish")},
-    "escript": "erlang",
-    "rscript": "r",
-    "ocaml": "ocaml",
-    "pwsh": "powershell",
-    "sbcl": "common lisp",
-    "clojure": "clojure",
-    "scala": "scala",
-    "kotlin": "kotlin",
-    "node-ts": "typescript",
-    "luajit": "lua",
-}
+_INTERPRETERS = by_word(
+    {
+        "shell": "sh bash zsh dash ksh csh tcsh ash bats",
+        "javascript": "node nodejs bun",
+        "typescript": "deno ts-node tsx node-ts",
+        "python": "python pypy ipython",
+        "awk": "gawk mawk awk",
+        "tcl": "tclsh wish expect",
+        "scheme": "guile csi",
+        "haskell": "runhaskell runghc stack",
+        "makefile": "make gmake",
+        "erlang": "escript",
+        "r": "rscript",
+        "powershell": "pwsh",
+        "common lisp": "sbcl",
+        "lua": "lua luajit",
+    },
+    "perl ruby php groovy elixir julia swift racket fish ocaml scala clojure kotlin",
+)
 
 # Running text, by the suffix of its file: what it is marked up with.
-_PROSE_OF = {
-    "markdown": "md markdown mdown mkd mdx qmd rmd",
-    "rst": "rst rest",
-    "latex": "tex ltx latex sty cls dtx ins",
-    "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
-}
-_PROSE = {f".{suffix}": name for name, suffixes in _PROSE_OF.items() for suffix in suffixes.split()}
+_PROSE = by_word(
+    {
+        "markdown": "md markdown mdown mkd mdx qmd rmd",
+        "rst": "rst rest",
+        "latex": "tex ltx latex sty cls dtx ins",
+        "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
+    }
+)
 # First words of names that hold running text when no suffix says otherwise: LICENSE, COPYING.LIB, README-first.
 _PROSE_WORDS = (
     "readme license licence copying copyright notice authors contributors contributing credits changelog changes news "
@@ -199,6 +179,30 @@ _PROSE_NAMES = frozenset(_PROSE_WORDS.split())
 # A suffix behind the one that counts: setup.py.in, settings.ini.example.
 _OUTER_SUFFIXES = (".in", ".example", ".sample", ".dist", ".default", ".orig", ".bak", ".template")
 
+_LOCK_FILES = frozenset(
+    {
+        *("package-lock.json", "npm-shrinkwrap.json", "yarn.lock", "pnpm-lock.yaml", "bun.lockb", "bun.lock"),
+        *("poetry.lock", "pipfile.lock", "uv.lock", "pdm.lock", "conda-lock.yml", "cargo.lock", "go.sum"),
+        *("composer.lock", "gemfile.lock", "podfile.lock", "mix.lock", "flake.lock", "pubspec.lock"),
+        *("packages.lock.json", "gradle.lockfile", "package.resolved", "deno.lock"),
+    }
+)
+_GENERATED_NAME = re.compile(
+    r"\.(?:min|bundle)\.(?:m?js|css)$|\.(?:js|css)\.map$|_pb2(?:_grpc)?\.pyi?$|\.pb\.(?:go|cc|h|swift)$"
+    r"|\.(?:g|freezed)\.dart$|\.designer\.(?:cs|vb)$|\.generated\.[a-z]+$|\.snap$",
+    re.IGNORECASE,
+)
+# Go's rule (https://go.dev/s/generatedcode), the mark that Facebook began, and the usual sentences.
+_GENERATED_HEADER = re.compile(
+    r"code generated .{0,80}do not edit|(?<![\w@])@generated\b|\bdo not (?:edit|modify)\b"
+    r"|\b(?:auto-?|automatically |machine[- ])generated (?:by|from|file|code|with|using)\b"
+    r"|\bthis (?:file|code|module) (?:is|was|has been) (?:auto-?|automatically |machine[- ])?generated\b"
+    r"|^\W{1,8}generated (?:by|from)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HEADER_LINES = 20
+_HEADER_CHARACTERS = 2000
+
 _FIRST_LINE = re.compile(r"#![ \t]*(\S+)(?:[ \t]+([^\r\n]*))?")
 _OBJECTIVE_C = re.compile(
     r"^[ \t]*(?:@(?:interface|implementation|protocol|import|class|end)\b|#\s*import\b)", re.MULTILINE
@@ -208,6 +212,17 @@ _CPP = re.compile(
 )
 _PROLOG = re.compile(r"^[ \t]*:-|^[a-z]\w*\([^\n]*\)\s*:-", re.MULTILINE)
 _COQ = re.compile(r"^[ \t]*(?:Require|Theorem|Lemma|Proof|Inductive|Fixpoint|Definition)\b", re.MULTILINE)
+_FIRST_WORD = re.compile(r"[-._ ]")
+_ANY = re.compile("")
+_PERL_OR_PROLOG = ((_PROLOG, "prolog"), (_ANY, "perl"))
+# Suffixes that languages share: the first pattern that is found in the text decides.
+_SHARED = {
+    "h": ((_OBJECTIVE_C, "objective-c"), (_CPP, "c++"), (_ANY, "c")),
+    "m": ((_OBJECTIVE_C, "objective-c"), (_ANY, "matlab")),
+    "pl": _PERL_OR_PROLOG,
+    "t": _PERL_OR_PROLOG,
+    "v": ((_COQ, "coq"), (_ANY, "verilog")),
+}
 
 
 def text_type(name: str, beginning: str) -> tuple[str, str] | None:
@@ -223,12 +238,13 @@ def text_type(name: str, beginning: str) -> tuple[str, str] | None:
     named = _NAMES.get("dockerfile" if name.startswith("dockerfile.") else name)
     if named:
         return "code", named
-    stem, dot, last = name.rpartition(".")
-    suffix = dot + last if stem else ""
+    stem, _, last = name.rpartition(".")
+    suffix = last if stem else ""
     if suffix in _PROSE:
         return _PROSE[suffix], ""
     if suffix in _SHARED:
-        return "code", _SHARED[suffix](beginning)
+        script = script_language(beginning) if _SHARED[suffix] is _PERL_OR_PROLOG else ""
+        return "code", script or next(language for pattern, language in _SHARED[suffix] if pattern.search(beginning))
     language = _SUFFIXES.get(suffix) or script_language(beginning)
     if language:
         return "code", language
@@ -247,23 +263,12 @@ def script_language(beginning: str) -> str:
     return _INTERPRETERS.get(program.lower().rstrip("-.0123456789"), "")
 
 
-def _header(text: str) -> str:
-    if _OBJECTIVE_C.search(text):
-        return "objective-c"
-    return "c++" if _CPP.search(text) else "c"
+def is_generated_name(name: str) -> bool:
+    """Whether files of this name are written by programs."""
+    return name.lower() in _LOCK_FILES or _GENERATED_NAME.search(name) is not None
 
 
-def _matlab(text: str) -> str:
-    return "objective-c" if _OBJECTIVE_C.search(text) else "matlab"
-
-
-def _perl(text: str) -> str:
-    return script_language(text) or ("prolog" if _PROLOG.search(text) else "perl")
-
-
-def _verilog(text: str) -> str:
-    return "coq" if _COQ.search(text) else "verilog"
-
-
-_FIRST_WORD = re.compile(r"[-._ ]")
-_SHARED: dict[str, Callable[[str], str]] = {".h": _header, ".m": _matlab, ".pl": _perl, ".t": _perl, ".v": _verilog}
+def is_generated_text(beginning: str) -> bool:
+    """Whether the first lines of source code say that a program wrote it."""
+    header = "\n".join(beginning[:_HEADER_CHARACTERS].splitlines()[:_HEADER_LINES])
+    return _GENERATED_HEADER.search(header) is not None

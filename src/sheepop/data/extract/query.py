@@ -20,12 +20,12 @@ from urllib.parse import quote
 
 from sheepop.data.extract.address import connect_arguments, parse_address, without_secrets
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.cutting import pieces_of
 from sheepop.data.extract.database import limit_sqlite, open_duckdb
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.rows import Row, RowDocuments
 from sheepop.data.extract.statement import StatementError, require_reading
 from sheepop.data.extract.template import longest_record
+from sheepop.data.extract.text import pieces_of
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine

@@ -1,12 +1,12 @@
-"""Plain text, markup that is read as it stands, and source code: decoded, otherwise untouched."""
+"""Plain text, markup that is read as it stands, and source code: decoded; and where text that is too long is cut."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
 from sheepop.data.decoding import UndecodableError, decode, find_encoding, utf8_blocks
-from sheepop.data.extract.cutting import cut_point
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 
 
@@ -77,3 +77,57 @@ def _run_end(data: bytearray) -> int:
 def _too_long(line: int, num_bytes: int, limit: int) -> Refused:
     detail = f"{num_bytes:,} bytes without a line end or blank, over data.extract.max_document_bytes = {limit:,}"
     return Refused(f"line {line}", "oversized", detail)
+
+
+def cut_point(data: bytes | bytearray, limit: int) -> int:
+    """How many of more than `limit` bytes of UTF-8 the first piece takes.
+
+    It ends after a blank line in the second half of what is allowed, else after a line end, else after a blank; 0
+    when there is none of these. A CR LF is never torn apart.
+    """
+
+    def after(mark: bytes, begin: int = 0, end: int = limit) -> int:
+        position = data.rfind(mark, begin, end)
+        return 0 if position < 0 else position + len(mark)
+
+    half = limit // 2
+    # The line feed may stand just behind what is allowed.
+    before_line_feed = limit - (data[limit - 1 : limit + 1] == b"\r\n")
+    return (
+        max(after(b"\n\n", half), after(b"\n\r\n", half))
+        or after(b"\n")
+        or after(b"\r", end=before_line_feed)
+        or max(after(b" "), after(b"\t"))
+    )
+
+
+def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
+    """The document itself when it takes at most `limit` bytes of UTF-8, else its pieces with their places and marks.
+
+    Raises UnicodeEncodeError when the text holds half of a surrogate pair.
+    """
+    text = document.text
+    data = b"" if text.isascii() and len(text) <= limit else text.encode("utf-8")
+    if len(data) <= limit:
+        yield document
+        return
+    number = begin = offset = 0
+    while begin < len(data):
+        rest = data[begin : begin + limit + 1]
+        length = len(rest) if len(rest) <= limit else cut_point(rest, limit) or limit
+        # Where there was nowhere to cut: not inside a character at least.
+        while length < len(rest) and rest[length] & 0xC0 == 0x80:
+            length -= 1
+        piece = rest[:length].decode("utf-8")
+        number += 1
+        place = f"{document.place}, piece {number}" if document.place else f"piece {number}"
+        marks = _marks_between(document.marks, offset, offset + len(piece))
+        yield replace(document, text=piece, place=place, marks=marks)
+        begin, offset = begin + length, offset + len(piece)
+
+
+def _marks_between(marks: tuple[tuple[int, str], ...], begin: int, end: int) -> tuple[tuple[int, str], ...]:
+    """The marks of a piece; one that stands before it holds on until the next."""
+    inside = tuple((offset - begin, name) for offset, name in marks if begin <= offset < end)
+    before = [name for offset, name in marks if offset < begin]
+    return ((0, before[-1]), *inside) if before and not (inside and inside[0][0] == 0) else inside

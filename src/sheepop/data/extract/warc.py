@@ -6,14 +6,14 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
+from itertools import count
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from sheepop.data.extract.decompression import decompressed, unpacked_brotli, unpacked_deflate
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page import decoded_as
-from sheepop.data.extract.spool import Allowance, Counted, MemberError, Readable, spooled
+from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 
 _DOCUMENTS = frozenset({"response", "resource", "conversion"})
 _GZIP = b"\x1f\x8b"
@@ -47,109 +47,73 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
     ``date``, and ``truncated`` with the reason where the crawler kept only the beginning. Raises `ExtractionError`
     where the archive is damaged; what came before counts.
     """
-    from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
-    allowance, number, documents = Allowance(content.size, context.config), 0, 0
-    with content.open() as file, _plain(file) as plain:
-        records = ArchiveIterator(Counted(plain, allowance), arc2warc=True)
+    allowance, number = Allowance(content.size, context.config), 0
+    is_packed = content.head(len(_ZSTD)).startswith((_GZIP, _ZSTD))
+    with content.open() as file:
+        # Here, because warcio itself would take a damaged end for the end. What has been unpacked is handed on before
+        # more is, so that what stands before damage is not lost with it.
+        counted = Counted(decompressed(file).read1 if is_packed else file.read, allowance)
         try:
-            while (record := _next(records)) is not None:
-                number += 1
+            for number, record in enumerate(_records(counted), 1):
                 if record.rec_type in _DOCUMENTS:
-                    documents += 1
-                    if documents > context.config.max_members:
-                        raise ExtractionError("bomb", f"over data.extract.max_members = {context.config.max_members:,}")
+                    allowance.spend(members=1)
                     yield from _record(record, number, context)
-                _finish(records, record)
-        except _DamageError as error:
-            raise ExtractionError("damaged", f"record {number + error.offset:,} {error}") from None
         except (ArchiveLoadFailed, ValueError, AttributeError, TypeError) as error:
             raise ExtractionError("damaged", f"what follows record {number:,} is not a record: {error}") from None
 
 
-class _DamageError(Exception):
-    """What is wrong with the present record, or with the next when `offset` is 1."""
+def _records(file: Counted) -> Iterator[Any]:
+    """The records, each of which is read to its end, and checked to end where it says, before the next."""
+    from warcio.archiveiterator import ArchiveIterator
 
-    def __init__(self, message: str, offset: int = 0) -> None:
-        super().__init__(message)
-        self.offset = offset
-
-
-@contextmanager
-def _plain(file: BinaryIO) -> Iterator[Readable]:
-    """The archive as it is unpacked; warcio itself would take a damaged end for the end."""
-    head = file.read(len(_ZSTD))
-    file.seek(0)
-    if head.startswith((_GZIP, _ZSTD)):
-        with decompressed(file) as plain:
-            yield _Available(plain)
-    else:
-        yield file
-
-
-class _Available:
-    """Hands on what has been unpacked before it goes on, so that what stands before damage is not lost with it."""
-
-    def __init__(self, plain: io.BufferedReader) -> None:
-        self._plain = plain
-
-    def read(self, count: int = -1, /) -> bytes:
-        """At most `count` bytes, none at the end."""
-        return self._plain.read1(count)
-
-
-def _next(records: Any) -> Any | None:
-    """The next record, None after the last."""
-    begins = records.next_line is not None
-    with redirect_stderr(io.StringIO()):
-        record = next(records, None)
-    if record is None and begins:
-        raise _DamageError("breaks off", 1)
-    if record is not None and record.length is None:
-        raise _DamageError("does not say how long it is", 1)
-    return record
-
-
-def _finish(records: Any, record: Any) -> None:
-    """Reads what is left of a record, and checks that it ends where it says."""
-    # Of records that do not, warcio writes a line there, and counts them.
-    with redirect_stderr(io.StringIO()):
-        records.read_to_end()
-    if getattr(record.raw_stream, "limit", 0) > 0:
-        raise _DamageError("breaks off")
-    if records.err_count:
-        raise _DamageError("does not end where it says")
+    records = ArchiveIterator(file, arc2warc=True)
+    for number in count(1):
+        begins = records.next_line is not None
+        # Of records that do not end where they say, warcio writes a line there, and counts them.
+        with redirect_stderr(io.StringIO()):
+            record = next(records, None)
+        if record is None and not begins:
+            return
+        if record is None:
+            raise ExtractionError("damaged", f"record {number:,} breaks off")
+        if record.length is None:
+            raise ExtractionError("damaged", f"record {number:,} does not say how long it is")
+        yield record
+        with redirect_stderr(io.StringIO()):
+            records.read_to_end()
+        if getattr(record.raw_stream, "limit", 0) > 0:
+            raise ExtractionError("damaged", f"record {number:,} breaks off")
+        if records.err_count:
+            raise ExtractionError("damaged", f"record {number:,} does not end where it says")
 
 
 def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | Refused]:
     headers = record.rec_headers
     url = " ".join((headers.get_header("WARC-Target-URI") or headers.get_header("uri") or "").split())
     place = f"record {number} {url}".rstrip()
-    facts = {"url": url, "date": headers.get_header("WARC-Date") or ""}
-    facts["truncated"] = headers.get_header("WARC-Truncated") or ""
-    problem = _problem(record, context)
+    facts = {"url": url, "date": headers.get_header("WARC-Date"), "truncated": headers.get_header("WARC-Truncated")}
+    known = {name: value for name, value in facts.items() if value}
+    media_type, charset = _media_type(record)
+    problem = _problem(record, media_type, context)
+    if problem is None:
+        try:
+            with _payload(record, _name(url, media_type), context) as payload:
+                if payload.size:
+                    for item in context.inner(_in_utf8(payload, media_type, charset), place):
+                        if isinstance(item, Extracted):
+                            item = replace(item, metadata={**item.metadata, **known})
+                        yield item
+                else:
+                    problem = "empty", "0 bytes"
+        except MemberError as error:
+            problem = error.reason, error.detail
     if problem:
         yield Refused(place, *problem)
-        return
-    media_type, charset = _media_type(record)
-    known = {name: value for name, value in facts.items() if value}
-    limit = context.config.max_member_bytes
-    try:
-        with _payload(record, _name(url, media_type), limit, context) as payload:
-            if payload.size:
-                payload = _in_utf8(payload, charset) if charset and _is_text(media_type) else payload
-                for item in context.inner(payload, place):
-                    if isinstance(item, Extracted):
-                        item = replace(item, metadata={**item.metadata, **known})
-                    yield item
-            else:
-                yield Refused(place, "empty", "0 bytes")
-    except MemberError as error:
-        yield Refused(place, error.reason, error.detail)
 
 
-def _problem(record: Any, context: Context) -> tuple[str, str] | None:
+def _problem(record: Any, media_type: str, context: Context) -> tuple[str, str] | None:
     """Reason and detail why a record is not read."""
     if record.rec_headers.get_header("WARC-Segment-Number"):
         return "unsupported", "it is one segment of several"
@@ -157,7 +121,6 @@ def _problem(record: Any, context: Context) -> tuple[str, str] | None:
         return "oversized", f"over data.extract.max_member_bytes = {context.config.max_member_bytes:,}"
     if record.http_headers is not None and record.http_headers.get_statuscode() != _OK:
         return "unsupported", f"HTTP status {record.http_headers.statusline}"[:200]
-    media_type, _ = _media_type(record)
     if media_type.startswith(_NOT_READ) or media_type in _SCRIPTS:
         return "unsupported", f"content of type {media_type} is not read from web archives"
     return None
@@ -183,57 +146,45 @@ def _name(url: str, media_type: str) -> str:
 
 
 @contextmanager
-def _payload(record: Any, name: str, limit: int, context: Context) -> Iterator[Content]:
+def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
     """The content of a record without the encodings of its transfer; raises `MemberError` when it cannot be had."""
     from warcio.bufferedreaders import ChunkedDataReader
 
-    headers = record.http_headers
-    stream = record.raw_stream
-    encoding = ""
-    if headers is not None:
-        encoding = (headers.get_header("Content-Encoding") or "").strip().lower()
-        if (headers.get_header("Transfer-Encoding") or "").strip().lower() == "chunked":
-            stream = ChunkedDataReader(stream)
-    with spooled(stream, name, limit, context.scratch) as content:
-        packed = _PACKED.get(encoding)
-        if packed is None:
-            if encoding not in ("", "identity"):
-                raise MemberError("unsupported", f"its content is encoded as {encoding[:40]}")
+    encoding, transfer = (
+        (record.http_headers.get_header(header) or "").strip().lower() if record.http_headers is not None else ""
+        for header in ("Content-Encoding", "Transfer-Encoding")
+    )
+    stream = ChunkedDataReader(record.raw_stream) if transfer == "chunked" else record.raw_stream
+    limit = context.config.max_member_bytes
+    with spooled(stream.read, name, limit, context.scratch) as content, content.open() as file:
+        if encoding not in _ENCODINGS:
+            raise MemberError("unsupported", f"its content is encoded as {encoding[:40]}")
+        packed = _ENCODINGS[encoding]
+        # Some crawlers unpack the content and leave the header.
+        if packed is None or not content.size or content.head(len(packed)) != packed:
             yield content
             return
-        with content.open() as file:
-            # Some crawlers unpack the content and leave the header.
-            head = file.read(2)
-            if not head or not packed[0](head):
-                yield content
-                return
-            file.seek(0)
-            try:
-                with spooled(packed[1](file), name, limit, context.scratch) as plain:
-                    yield plain
-            except MemberError:
-                raise
-            except ExtractionError as error:
-                raise MemberError(error.reason, error.detail) from None
+        try:
+            with spooled(decompressed(file, encoding).read, name, limit, context.scratch) as plain:
+                yield plain
+        except ExtractionError as error:
+            raise MemberError(error.reason, error.detail) from None
 
 
-_PACKED: dict[str, tuple[Any, Any]] = {
-    "gzip": (_GZIP.__eq__, decompressed),
-    "x-gzip": (_GZIP.__eq__, decompressed),
-    "deflate": (bool, unpacked_deflate),
-    "br": (bool, unpacked_brotli),
-    "zstd": (_ZSTD.startswith, decompressed),
+# How the content begins in an encoding, None where it is as it is.
+_ENCODINGS: dict[str, bytes | None] = {
+    **dict.fromkeys(("", "identity")),
+    **dict.fromkeys(("gzip", "x-gzip"), _GZIP),
+    **dict.fromkeys(("deflate", "br"), b""),
+    "zstd": _ZSTD[:2],
 }
 
 
-def _is_text(media_type: str) -> bool:
-    """Whether the encoding that the server states counts; XML says itself in which it is."""
-    return (media_type.startswith("text/") and media_type != "text/xml") or media_type == "application/xhtml+xml"
-
-
-def _in_utf8(content: Content, charset: str) -> Content:
-    """The content in UTF-8, where the encoding that the server states fits; it counts more than the page's own."""
-    if content.size > _LONGEST_DECODED:
+def _in_utf8(content: Content, media_type: str, charset: str) -> Content:
+    """Text in UTF-8, where the encoding that the server states fits; it counts more than the page's own."""
+    # XML says itself in which it is.
+    is_text = media_type.startswith("text/") and media_type != "text/xml"
+    if not charset or not (is_text or media_type == "application/xhtml+xml") or content.size > _LONGEST_DECODED:
         return content
     with content.open() as file:
         decoded = decoded_as(file.read(), charset)

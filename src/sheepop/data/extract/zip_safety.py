@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sheepop.data.extract.interface import Content, Context, ExtractionError
-from sheepop.data.extract.spool import Allowance
+from sheepop.data.extract.unpacking import Allowance
 
 _LOCAL_HEADER_BYTES = 30
 ENCRYPTED_FLAG = 0x1
@@ -58,7 +58,14 @@ def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
     that can come out); ``unsupported`` for rare ways of compression.
     """
     with opened_zip(content) as archive:
-        _examine(archive.infolist(), content.size, context)
+        members = archive.infolist()
+        size = sum(member.file_size for member in members)
+        Allowance(content.size, context.config).spend(size, members=len(members))
+        for member in members:
+            if member.flag_bits & ENCRYPTED_FLAG:
+                raise ExtractionError("encrypted", "it needs a password")
+            if member.compress_type not in _METHODS:
+                raise ExtractionError("unsupported", f"its parts use compression method {member.compress_type}")
         try:
             yield archive
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -73,18 +80,6 @@ def office_package(content: Content, context: Context) -> Iterator[zipfile.ZipFi
             with archive.open(member) as part:
                 _refuse_definitions(member.filename, part.read(_PROLOG_BYTES))
         yield archive
-
-
-def _examine(members: list[zipfile.ZipInfo], size: int, context: Context) -> None:
-    config = context.config
-    if len(members) > config.max_members:
-        raise ExtractionError("bomb", f"over data.extract.max_members = {config.max_members:,} members")
-    Allowance(size, config).spend(sum(member.file_size for member in members))
-    for member in members:
-        if member.flag_bits & ENCRYPTED_FLAG:
-            raise ExtractionError("encrypted", "it needs a password")
-        if member.compress_type not in _METHODS:
-            raise ExtractionError("unsupported", f"its parts use compression method {member.compress_type}")
 
 
 def _refuse_definitions(name: str, beginning: bytes) -> None:

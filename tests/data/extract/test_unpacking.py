@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from sheepop.data.extract.decompression import decompressed
 from sheepop.data.extract.interface import ExtractionError
+from sheepop.data.extract.unpacking import decompressed
 
 MIB = 2**20
 TEXT = "".join(f"line {number} of the text\n" for number in range(5_000)).encode()
@@ -36,6 +36,12 @@ def unpacked(data: bytes) -> bytes:
 def test_what_a_library_packed_is_unpacked(compress: Callable[[bytes], bytes]):
     assert unpacked(compress(TEXT)) == TEXT
     assert unpacked(compress(b"")) == b""
+
+
+@every_format
+def test_data_of_which_little_comes_out_at_a_time_is_unpacked_to_its_end(compress: Callable[[bytes], bytes]):
+    data = random.Random(3).randbytes(400_000).hex().encode()
+    assert unpacked(compress(data)) == data
 
 
 @every_format
