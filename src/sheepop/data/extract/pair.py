@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sheepop.data.extract.interface import RecordError
+from sheepop.data.extract.interface import ExtractionError
 
 KIND: Final = "pair"
 SOURCE, TARGET = "source", "target"
@@ -18,12 +18,12 @@ _KINDS = {bool: "a truth value", int: "a number", float: "a number", type(None):
 
 
 def pair_text(values: tuple[Any, Any], names: tuple[str, str]) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """The text of a pair and its marks; raises `RecordError` for a side that is no text, or an empty one."""
+    """The text of a pair and its marks; raises `ExtractionError` for a side that is no text, or an empty one."""
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, str):
-            raise RecordError("invalid", f"its field {name!r} is {kind_of(value)}, but a pair needs two texts")
+            raise ExtractionError("invalid", f"its field {name!r} is {kind_of(value)}, but a pair needs two texts")
         if not value or value.isspace():
-            raise RecordError("empty", f"its field {name!r} is empty")
+            raise ExtractionError("empty", f"its field {name!r} is empty")
     source, target = values
     return source + target, ((0, SOURCE), (len(source), TARGET))
 

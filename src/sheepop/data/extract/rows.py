@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, RecordError, Refused
+from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, Refused
 from sheepop.data.extract.template import RecordFormat, cell_text, longest_record
 
 SAMPLE_ROWS = 32
@@ -122,7 +122,7 @@ class RowDocuments:
             line = _line([*row[1], *[""] * (width - len(row[1]))]) if width else self.delimiter.join(row[1])
             line += "\n"
             size = len(line) if line.isascii() else len(line.encode("utf-8"))
-        except RecordError as error:
+        except ExtractionError as error:
             return Refused(self._at(f"row {row[0]}"), error.reason, error.detail)
         except UnicodeEncodeError as error:
             detail = f"{error.object[error.start]!r} is half of a surrogate pair"

@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 from sheepop.data.extract.dialect import Dialect, Shape, find_shape
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import LineError, Lines
+from sheepop.data.extract.lines import Lines
 from sheepop.data.extract.rows import Row, RowDocuments
 from sheepop.data.extract.template import TEXT_FIELDS, longest_record
 
@@ -78,10 +78,10 @@ def _shape(lines: Lines, suffix: str) -> tuple[Shape, int]:
 class _Source(Iterator[str]):
     """Lines for `csv.reader`, of which those of the current row can be handed out again."""
 
-    def __init__(self, lines: Iterator[tuple[int, str | LineError]], max_characters: int) -> None:
+    def __init__(self, lines: Iterator[tuple[int, str | ExtractionError]], max_characters: int) -> None:
         self._lines, self._max = lines, max_characters
-        self._row: list[tuple[int, str | LineError]] = []
-        self._again: list[tuple[int, str | LineError]] = []
+        self._row: list[tuple[int, str | ExtractionError]] = []
+        self._again: list[tuple[int, str | ExtractionError]] = []
         self._size = self._returned = 0
 
     def begin(self) -> None:
@@ -95,10 +95,10 @@ class _Source(Iterator[str]):
         item = self._again.pop() if self._again else next(self._lines)
         self._row.append(item)
         line = item[1]
-        if isinstance(line, LineError):
+        if isinstance(line, ExtractionError):
             raise line
         if "\0" in line:
-            raise LineError("binary", "it contains a NUL byte")
+            raise ExtractionError("binary", "it contains a NUL byte")
         self._size += len(line)
         return line
 
@@ -131,7 +131,7 @@ def _rows(source: _Source, dialect: Dialect) -> Iterator[list[str] | Refused]:
             cells = next(reader)
         except StopIteration:
             return
-        except LineError as error:
+        except ExtractionError as error:
             yield Refused(source.place, error.reason, error.detail)
             continue
         except csv.Error as error:

@@ -12,7 +12,7 @@ from typing import Any
 from sheepop.core.errors import first_few
 from sheepop.data.extract.chat import chat_text, turns_text
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, RecordError, Refused
+from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, Refused
 from sheepop.data.extract.languages import LANGUAGES
 from sheepop.data.extract.pair import KIND, is_pair, kind_of, pair_text
 from sheepop.data.extract.placeholders import Placeholder, parse_template
@@ -84,7 +84,7 @@ class RecordFormat:
             else:
                 text, kind, language = self._rendered(record)
             size = len(text.encode("utf-8"))
-        except RecordError as error:
+        except ExtractionError as error:
             return Refused(place, error.reason, error.detail)
         except UnicodeEncodeError as error:
             return Refused(place, "undecodable", f"{error.object[error.start]!r} is half of a surrogate pair")
@@ -138,7 +138,7 @@ class RecordFormat:
 
     def _paired(self, record: object, pair: tuple[str, str]) -> tuple[str, tuple[tuple[int, str], ...]]:
         if not isinstance(record, Mapping):
-            raise RecordError("invalid", f"it is {kind_of(record)}, not a record with named fields")
+            raise ExtractionError("invalid", f"it is {kind_of(record)}, not a record with named fields")
         source, target = (self._value(record, name) for name in pair)
         return pair_text((source, target), pair)
 
@@ -152,14 +152,14 @@ class RecordFormat:
         try:
             chat = chat_text(record)
         except (TypeError, ValueError) as error:
-            raise RecordError("invalid", f"its turns are not text ({error})") from None
+            raise ExtractionError("invalid", f"its turns are not text ({error})") from None
         if chat is not None:
             return chat, "chat", ""
         field = text_field(record, (record,))
         if field is not None:
             return _column_text(record, field, record[field])
         if is_pair(record):
-            raise RecordError("pair", _ABOUT_PAIRS)
+            raise ExtractionError("pair", _ABOUT_PAIRS)
         return field_lines(record), "table", ""
 
     def _without_fields(self, value: object) -> tuple[str, Kind, str]:
@@ -168,7 +168,7 @@ class RecordFormat:
                 return value, "prose", ""
             if (chat := turns_text(value)) is not None:
                 return chat, "chat", ""
-        raise RecordError("invalid", f"it is {kind_of(value)}, not a record with named fields")
+        raise ExtractionError("invalid", f"it is {kind_of(value)}, not a record with named fields")
 
     def _filled(self, piece: str | Placeholder, record: Mapping[str, Any]) -> str:
         return piece if isinstance(piece, str) else as_text(self._value(record, piece.name))
@@ -178,7 +178,7 @@ class RecordFormat:
         if value is _MISSING:
             value = _lookup(record, name)
         if value is _MISSING:
-            raise RecordError("missing", no_column(name, tuple(record)))
+            raise ExtractionError("missing", no_column(name, tuple(record)))
         return value
 
 
@@ -211,7 +211,7 @@ def text_field(columns: Iterable[str], sample: Sequence[Mapping[str, Any]]) -> s
 def as_text(value: object) -> str:
     """A value as it stands in a text: strings as they are, null as nothing, lists and records as JSON.
 
-    Raises `RecordError` for bytes that are not UTF-8 and for values that have no text.
+    Raises `ExtractionError` for bytes that are not UTF-8 and for values that have no text.
     """
     if isinstance(value, str):
         return value
@@ -221,16 +221,16 @@ def as_text(value: object) -> str:
         try:
             return bytes(value).decode("utf-8")
         except UnicodeDecodeError:
-            raise RecordError("undecodable", f"{len(value):,} bytes that are not UTF-8") from None
+            raise ExtractionError("undecodable", f"{len(value):,} bytes that are not UTF-8") from None
     if isinstance(value, bool | int | float | Mapping | list | tuple):
         try:
             return json.dumps(value, ensure_ascii=False, default=as_text)
         except (TypeError, ValueError) as error:
-            raise RecordError("invalid", f"a value cannot be written as text ({error})") from None
+            raise ExtractionError("invalid", f"a value cannot be written as text ({error})") from None
     if hasattr(value, "isoformat"):
         return str(value.isoformat())
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        raise RecordError("unsupported", f"a value of type {type(value).__name__} has no text")
+        raise ExtractionError("unsupported", f"a value of type {type(value).__name__} has no text")
     return str(value)
 
 
