@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import SAMPLE_ROWS, Row, RowDocuments
+from sheepop.data.extract.rows import SAMPLE_ROWS, Row, row_documents
 from sheepop.data.extract.template import RecordFormat
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _documents(content: Content, context: Context, batches: Batches) -> Iterator
     needed = names if chosen is None else chosen.needed(names)
     with content.open() as file:
         rows = _rows(batches(file, needed if len(needed) < len(names) else None))
-        yield from RowDocuments(context.config).of(needed, rows)
+        yield from row_documents(context.config, needed, rows)
 
 
 def _sample(batches: Iterator[pyarrow.RecordBatch]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
-from sheepop.data.extract.placeholders import parse_template
+from sheepop.data.extract.template import parse_template
 
 
 class ExtractConfig(Config):

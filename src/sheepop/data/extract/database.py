@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import Row, RowDocuments
+from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.template import longest_record
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _documents(tables: Iterable[_Table | Refused], context: Context) -> Iterator
             continue
         place = f"table {table.name}"
         try:
-            yield from RowDocuments(context.config, place=place).of(table.columns, table.rows)
+            yield from row_documents(context.config, table.columns, table.rows, place)
             has_found = True
         except ExtractionError as error:
             refused = Refused(place, error.reason, error.detail)

@@ -23,7 +23,7 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.cutting import pieces_of
 from sheepop.data.extract.database import limit_sqlite, open_duckdb
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import Row, RowDocuments
+from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.statement import StatementError, require_reading
 from sheepop.data.extract.template import longest_record
 
@@ -46,7 +46,7 @@ _ESCAPED_PARAMETER = re.compile(r"\\(?=:[\w$]*(?![:\w$]))")
 
 
 def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    """The rows that `query` gives on the database at `url`, as `RowDocuments` makes them, with the place ``row N``.
+    """The rows that `query` gives on the database at `url`, as `row_documents` makes them, with the place ``row N``.
 
     Rows are fetched from a cursor of the server in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for
     an address or query that is refused here, ``missing`` for a file or column, ``not_installed`` for a driver, and
@@ -61,7 +61,7 @@ def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracte
         raise ExtractionError("invalid", f"the query is refused: {error}") from None
     open_result = _duckdb_result if backend == "duckdb" else _sqlalchemy_result
     with open_result(address, query, config) as (columns, rows):
-        for item in RowDocuments(config).of(columns, rows):
+        for item in row_documents(config, columns, rows):
             yield from pieces_of(item, config.max_document_bytes) if isinstance(item, Extracted) else (item,)
 
 
