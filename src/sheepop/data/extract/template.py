@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sheepop.core.errors import first_few
 from sheepop.data.extract.chat import chat_text, turns_text
+from sheepop.data.extract.config import ExtractConfig, parse_template
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.languages import LANGUAGES
 from sheepop.data.extract.pair import KIND, SOURCE, TARGET
-
-if TYPE_CHECKING:
-    from sheepop.data.extract.config import ExtractConfig
 
 TEXT_FIELDS = (
     *("text", "content", "body", "markdown", "code", "raw_content", "article", "document", "passage", "story"),
@@ -33,9 +29,6 @@ _SAME_LANGUAGES = {"bash": "shell", "cpp": "c++", "csharp": "c#", "lisp": "commo
 # In tables these are as often a country code, a number of stars or a kind of article: they count when they hold words.
 _NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "passage", "sentence"})
 _KINDS = {bool: "a truth value", int: "a number", float: "a number", type(None): "null", list: "a list", str: "text"}
-# A command line and plain YAML hand a backslash and the letter after it on as they are.
-_ESCAPE = re.compile(r"\\([nt\\])")
-_ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}
 _MOST_NAMES, _MOST_LETTERS = 20, 60
 _MISSING = object()
 _ABOUT_PAIRS = (
@@ -158,30 +151,6 @@ class RecordFormat:
         values = [(name, cell_text(value)) for name, value in record.items()]
         lines = [f"{name}: {value}" for name, value in values] if any(value for _, value in values) else []
         return Extracted("\n".join(lines), "table", "", place)
-
-
-@lru_cache
-def parse_template(template: str) -> tuple[tuple[str, str | None], ...]:
-    """The pieces of a template such as ``{title}\\n{body}``: words, and the field behind them, None behind the last.
-
-    ``{a.b}`` is the field `b` of the record in the field `a`; ``{{`` and ``}}`` stand for the braces themselves, and
-    a backslash before ``n``, ``t`` or another backslash for a line end, a tab and the backslash.
-    Raises ValueError when a brace has no partner, a name is empty or asks for more than a name, or no field is named.
-    """
-    try:
-        pieces = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"an unmatched brace: {error}; write {{{{ or }}}} for the brace itself") from None
-    names = [name for _, name, _, _ in pieces if name is not None]
-    if not names:
-        raise ValueError("it names no field; write names in braces, such as {title}")
-    for name in names:
-        if not all(name.split(".")):
-            raise ValueError(f"{{{name}}} does not name a field; write {{name}}, or {{a.b}} for a field inside a field")
-    # In a format string of Python these reach into objects or change how a value is written.
-    if any(form or conversion or re.search(r"[\[\]]", name or "") for _, name, form, conversion in pieces):
-        raise ValueError("it asks for more than fields; write only {name} or {a.b}")
-    return tuple((_ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], words), name) for words, name, _, _ in pieces)
 
 
 def longest_record(config: ExtractConfig) -> int:
