@@ -120,12 +120,8 @@ def open_sqlite(path: Path, max_value_bytes: int, options: str = "") -> sqlite3.
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     # Half characters come through and are refused with their row, rather than ending the table.
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
-    try:
-        for pragma in _READ_ONLY:
-            connection.execute(f"PRAGMA {pragma}")
-    except sqlite3.Error:
-        connection.close()
-        raise
+    for pragma in _READ_ONLY:
+        connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
@@ -216,17 +212,14 @@ def _duckdb_tables(connection: duckdb.DuckDBPyConnection, faults_named: Faults) 
         "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal ORDER BY schema_name, table_name"
     ).fetchall()
     for schema, table in listed:
-        columns = connection.execute(
-            "SELECT column_name, data_type FROM duckdb_columns() WHERE schema_name = ? AND table_name = ? "
-            "ORDER BY column_index",
-            [schema, table],
-        ).fetchall()
+        quoted = f"{_quoted(schema)}.{_quoted(table)}"
+        columns = [row[:2] for row in connection.execute(f"DESCRIBE {quoted}").fetchall()]
         # Not all dates of the database fit those of Python.
         shown = [
             f"CAST({_quoted(name)} AS VARCHAR)" if kind.startswith(("DATE", "TIME", "INTERVAL")) else _quoted(name)
             for name, kind in columns
         ]
-        statement = f"SELECT {', '.join(shown)} FROM {_quoted(schema)}.{_quoted(table)}"
+        statement = f"SELECT {', '.join(shown)} FROM {quoted}"
         name = table if schema == "main" else f"{schema}.{table}"
         yield name, [name for name, _ in columns], _duckdb_rows(connection, statement, faults_named)
 
@@ -250,6 +243,6 @@ def fetched_rows(fetch: Callable[[int], Sequence[Any]], faults_named: Faults) ->
             return
         for row in rows:
             number += 1
-            yield number, tuple(row)
+            yield number, row
         longest = max(sum(len(value) for value in row if isinstance(value, str | bytes)) for row in rows)
         size = max(1, min(_MOST_ROWS, 4 * size, _BATCH_BYTES // max(1, longest)))

@@ -246,7 +246,10 @@ def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, 
         mode = str(address.query["sslmode"])
         address = address.difference_update_query(["sslmode"])
         if mode in ("require", "verify-ca", "verify-full"):
-            arguments["ssl_context"] = _encryption(mode)
+            encryption = arguments["ssl_context"] = ssl.create_default_context()
+            encryption.check_hostname = mode == "verify-full"
+            if mode == "require":
+                encryption.verify_mode = ssl.CERT_NONE
         elif mode not in ("disable", "allow", "prefer"):
             raise ExtractionError("invalid", f"sslmode={mode} is not known; use require or verify-full")
     return address, arguments
@@ -261,15 +264,6 @@ def without_secrets(message: str, address: URL) -> str:
             for form in sorted(forms, key=lambda form: (-len(form), form)):
                 message = message.replace(form, "***")
     return message
-
-
-def _encryption(mode: str) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if mode != "verify-full":
-        context.check_hostname = False
-    if mode == "require":
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def require_reading(query: str, dialect: str) -> None:

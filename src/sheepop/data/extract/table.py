@@ -94,9 +94,11 @@ def _documents(rows: _Rows, width: int, context: Context) -> Iterator[Extracted 
             yield Refused(rows.place, "invalid", detail)
     else:
         raise ExtractionError("empty", "it has no rows")
-    names, every = [name.strip() for name in first], rows
+    names = [name.strip() for name in first]
+    every: Iterable[list[str] | Refused] = rows
     if not has_names and not _is_header(names):
-        names, every = [f"column {number}" for number in range(1, width + 1)] if width > 1 else [], chain([first], rows)
+        every = chain([first], rows)
+        names = [f"column {number}" for number in range(1, width + 1)] if width > 1 else []
     delimiter = rows.dialect.delimiter + (" " if rows.dialect.skips_space else "")
     yield from row_documents(context.config, names, _numbered(every, len(names)), delimiter=delimiter)
 
