@@ -15,7 +15,7 @@ from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, is_corpus
 from sheepop.data.corpus import Origin, trace_tokens
-from sheepop.data.extract.statement import is_ordered
+from sheepop.data.extract.query import is_ordered
 from sheepop.data.pair_settings import pair_settings
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.architecture import reads_pairs
@@ -121,7 +121,7 @@ def _query(addresses: Sequence[str], query: str | None) -> Query | None:
 
 
 def _without_password(address: str) -> str:
-    from sheepop.data.extract.address import source_label
+    from sheepop.data.extract.query import source_label
 
     return source_label(address)
 

@@ -16,12 +16,19 @@ import pytest
 from sqlalchemy import make_url, text
 
 from sheepop.data.extract import database
-from sheepop.data.extract.address import connect_arguments, parse_address, source_label, without_secrets
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.dispatch import Dispatcher
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.query import read_query, without_parameters
-from sheepop.data.extract.statement import StatementError, is_ordered, require_reading
+from sheepop.data.extract.query import (
+    connect_arguments,
+    is_ordered,
+    parse_address,
+    read_query,
+    require_reading,
+    source_label,
+    without_parameters,
+    without_secrets,
+)
 
 TEXTS = ["plain words", "ünïcödé 中文 🐑\nsecond line", "with \0 inside it"]
 
@@ -417,7 +424,7 @@ def test_what_cannot_be_honoured_is_named_without_the_password(
     ],
 )
 def test_statements_that_write_or_may_are_refused_before_the_database_sees_them(address: str, query: str) -> None:
-    with pytest.raises(StatementError):
+    with pytest.raises(ExtractionError):
         require_reading(query, "sqlite")
     with pytest.raises(ExtractionError, match="invalid: the query is refused"):
         asked(address, query)
@@ -458,7 +465,7 @@ def test_statements_that_only_read_pass(query: str, dialect: str) -> None:
     ],
 )
 def test_quotes_of_one_database_do_not_hide_writes_in_another(query: str, dialect: str) -> None:
-    with pytest.raises(StatementError):
+    with pytest.raises(ExtractionError):
         require_reading(query, dialect)
 
 

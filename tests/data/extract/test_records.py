@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sheepop.data.extract import records
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, RecordError, Refused
-from sheepop.data.extract.json_items import JsonItems
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.records import JsonItems
 
 values = st.recursive(
     st.one_of(
@@ -171,7 +171,7 @@ def test_a_bad_item_is_passed_over_by_its_brackets_and_the_others_are_read(bad: 
     text = f'[{{"a": "]}}"}}, {bad}, {{"b": [1, "\\"]"]}}]'
     first, second, third = JsonItems(iter(chunks(text, size)), 10**6)
     assert (first, third) == ((1, {"a": "]}"}), (3, {"b": [1, '"]']}))
-    assert isinstance(second[1], RecordError)
+    assert isinstance(second[1], ExtractionError)
     assert second[1].reason == "invalid"
 
 

@@ -17,7 +17,6 @@ from sheepop.core.config import apply_overrides, validate
 from sheepop.core.errors import ConfigError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.extract.placeholders import parse_template
 from sheepop.data.extract.template import RecordFormat, as_text, no_column
 
 LIMIT = 2**20
@@ -103,7 +102,7 @@ def test_a_template_without_quotes_on_the_command_line_is_explained() -> None:
     with pytest.raises(ConfigError, match="in quotes"):
         validate(ExtractConfig, apply_overrides({}, ["template={title}"]))
     quoted = validate(ExtractConfig, apply_overrides({}, [r"template={title}\n{body}"]))
-    assert parse_template(quoted.template or "")[1] == "\n"
+    assert made(RecordFormat.of(quoted), {"title": "A", "body": "B"}).text == "A\nB"
 
 
 def test_a_missing_column_is_answered_with_those_there_are_and_the_nearest() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import SAMPLE_ROWS, Row, RowDocuments
+from sheepop.data.extract.rows import SAMPLE_ROWS, Row, row_documents
 from sheepop.data.extract.template import RecordFormat
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ _BATCH_BYTES = 2**22
 _BUFFER_BYTES = 2**17
 _ARROW_FILE = b"ARROW1"
 
-# Gives an empty batch that shows the columns, then the batches of the file, with only the columns that are named.
-Batches = Callable[[BinaryIO, Sequence[str] | None], "Iterator[pyarrow.RecordBatch]"]
+# Gives the names of the columns, and the batches of the file with only the columns that are named.
+Opened = Callable[[BinaryIO, Sequence[str] | None], "tuple[list[str], Iterator[pyarrow.RecordBatch]]"]
 
 
 def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -27,7 +27,7 @@ def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | 
 
     Rows are read in batches of about 4 MB, so that memory does not grow with the file or its row groups.
     """
-    yield from _documents(content, context, _parquet_batches)
+    yield from _documents(content, context, _opened_parquet)
 
 
 def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -35,30 +35,23 @@ def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Re
 
     These are read by the record batches that they were written in, so one of them must fit in memory.
     """
-    yield from _documents(content, context, _arrow_batches)
+    yield from _documents(content, context, _opened_arrow)
 
 
-def _documents(content: Content, context: Context, batches: Batches) -> Iterator[Extracted | Refused]:
+def _documents(content: Content, context: Context, opened: Opened) -> Iterator[Extracted | Refused]:
     form = RecordFormat.of(context.config)
     with content.open() as file, _damage_named():
-        beginning = batches(file, None)
-        names = list(next(beginning).schema.names)
-        sample = [] if form.names else _sample(beginning)
+        names, batches = opened(file, None)
+        first = None if form.names else next(batches, None)
+        rows = [] if first is None else list(_batch_rows(first.slice(0, SAMPLE_ROWS), 0))
     if not names:
         raise ExtractionError("empty", "it has no columns")
-    chosen = form.for_table(names, sample)
+    chosen = form.for_table(names, [dict(zip(names, row[1], strict=True)) for row in rows if isinstance(row, tuple)])
     needed = names if chosen is None else chosen.needed(names)
     with content.open() as file:
-        rows = _rows(batches(file, needed if len(needed) < len(names) else None))
-        yield from RowDocuments(context.config).of(needed, rows)
-
-
-def _sample(batches: Iterator[pyarrow.RecordBatch]) -> list[dict[str, Any]]:
-    batch = next(batches, None)
-    if batch is None:
-        return []
-    rows = [row for row in _batch_rows(batch.slice(0, SAMPLE_ROWS), 0) if not isinstance(row, Refused)]
-    return [dict(zip(batch.schema.names, values, strict=True)) for _, values in rows]
+        with _damage_named():
+            _, batches = opened(file, needed if len(needed) < len(names) else None)
+        yield from row_documents(context.config, needed, _rows(batches))
 
 
 def _rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Row | Refused]:
@@ -122,54 +115,35 @@ def _without_times(kind: pyarrow.DataType) -> pyarrow.DataType:
     return kind
 
 
-def _parquet_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
+def _opened_parquet(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[str], Iterator[pyarrow.RecordBatch]]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(
-        file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
-    ) as reader:
-        yield _without_rows(reader.schema_arrow)
-        size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // _row_bytes(reader.metadata)))
-        yield from reader.iter_batches(batch_size=size, columns=columns, use_threads=False)
+    reader = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+    # What single columns take is not asked for: pyarrow ends the process where their metadata is damaged.
+    groups = map(reader.metadata.row_group, range(reader.metadata.num_row_groups))
+    row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
+    size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // (row_bytes or 1)))
+    return reader.schema_arrow.names, reader.iter_batches(batch_size=size, columns=columns, use_threads=False)
 
 
-def _row_bytes(metadata: Any) -> int:
-    """The bytes that a row takes in the row group where it is most; at least 1.
-
-    What single columns take is not asked for: pyarrow ends the process where their metadata is damaged.
-    """
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    return max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1) or 1
-
-
-def _arrow_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
+def _opened_arrow(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[str], Iterator[pyarrow.RecordBatch]]:
     from pyarrow import ipc
 
     is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
     file.seek(0)
-    opened, options = ipc.open_file if is_file else ipc.open_stream, None
+    opened = ipc.open_file if is_file else ipc.open_stream
+    reader = opened(file)
     if columns is not None:
-        names = opened(file).schema.names
+        fields = [reader.schema.names.index(name) for name in columns]
         file.seek(0)
-        options = ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns], use_threads=False)
-    with opened(file, options=options) as reader:
-        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-        yield from _checked(batches, reader.schema)
+        reader = opened(file, options=ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+    return reader.schema.names, map(_validated_batch, batches)
 
 
-def _checked(batches: Iterator[pyarrow.RecordBatch], schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
-    """The batches behind an empty one, their offsets checked: those of a damaged file may point anywhere in memory."""
-    import pyarrow
-
-    yield _without_rows(schema)
-    for batch in batches:
-        yield pyarrow.RecordBatch.from_arrays([_validated(column) for column in batch.columns], batch.schema.names)
-
-
-def _without_rows(schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    import pyarrow
-
-    return pyarrow.RecordBatch.from_arrays([pyarrow.nulls(0)] * len(schema.names), schema.names)
+def _validated_batch(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """The batch with its offsets checked: those of a damaged file may point anywhere in memory."""
+    return batch.from_arrays([_validated(column) for column in batch.columns], batch.schema.names)
 
 
 def _validated(column: pyarrow.Array) -> pyarrow.Array:

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import re
+import string
+from functools import lru_cache
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
-from sheepop.data.extract.placeholders import parse_template
+
+# A command line and plain YAML hand a backslash and the letter after it on as they are.
+_ESCAPE = re.compile(r"\\([nt\\])")
+_ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+@lru_cache
+def parse_template(template: str) -> tuple[tuple[str, str | None], ...]:
+    """The pieces of a template such as ``{title}\\n{body}``: words, and the field behind them, None behind the last.
+
+    ``{a.b}`` is the field `b` of the record in the field `a`; ``{{`` and ``}}`` stand for the braces themselves, and
+    a backslash before ``n``, ``t`` or another backslash for a line end, a tab and the backslash.
+    Raises ValueError when a brace has no partner, a name is empty or asks for more than a name, or no field is named.
+    """
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"an unmatched brace: {error}; write {{{{ or }}}} for the brace itself") from None
+    names = [name for _, name, _, _ in pieces if name is not None]
+    if not names:
+        raise ValueError("it names no field; write names in braces, such as {title}")
+    for name in names:
+        if not all(name.split(".")):
+            raise ValueError(f"{{{name}}} does not name a field; write {{name}}, or {{a.b}} for a field inside a field")
+    # In a format string of Python these reach into objects or change how a value is written.
+    if any(form or conversion or re.search(r"[\[\]]", name or "") for _, name, form, conversion in pieces):
+        raise ValueError("it asks for more than fields; write only {name} or {a.b}")
+    return tuple((_ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], words), name) for words, name, _, _ in pieces)
 
 
 class ExtractConfig(Config):

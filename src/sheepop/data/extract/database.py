@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import Row, RowDocuments
+from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.template import longest_record
 
 if TYPE_CHECKING:
@@ -20,17 +19,13 @@ if TYPE_CHECKING:
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _ROW_NAMES = ("rowid", "_rowid_", "oid")
-_FETCHED_ROWS = 256
+_FIRST_ROWS, _MOST_ROWS, _BATCH_BYTES = 16, 1000, 2**22
 _READ_ONLY = ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON")
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table: its name as it is shown, its columns, and its rows."""
-
-    name: str
-    columns: Sequence[str]
-    rows: Iterable[Row | Refused]
+Faults = Callable[[int], AbstractContextManager[None]]
+Table = tuple[str, Sequence[str], Iterable[Row | Refused]]
+"""The name of a table as it is shown, its columns, and its rows."""
 
 
 def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -42,10 +37,8 @@ def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | R
     """
     path = content.path(context.scratch)
     yield from _unread_logs(path)
-    address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(address, uri=True)) as connection:
-            limit_sqlite(connection, longest_record(context.config))
+        with closing(open_sqlite(path, longest_record(context.config), "&immutable=1")) as connection:
             yield from _documents(_sqlite_tables(connection), context)
     except (sqlite3.Error, UnicodeError) as error:
         if "not a database" in str(error) and content.head(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC:
@@ -65,13 +58,23 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
     link = context.scratch / "database.duckdb"
     link.unlink(missing_ok=True)
     link.symlink_to(path.absolute())
+
+    @contextmanager
+    def faults_named(row: int = 0) -> Iterator[None]:
+        try:
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise MemoryError(str(error)) from None
+        except duckdb.Error as error:
+            message = str(error).splitlines()[0]
+            for name in (path.resolve(), link):
+                message = message.replace(str(name), "the file")
+            reason = "encrypted" if "encrypt" in message.lower() else "damaged"
+            raise ExtractionError(reason, f"after row {row}: {message}" if row else message) from None
+
     try:
-        with open_duckdb(link, context.config.max_memory_bytes // 2) as connection:
-            yield from _documents(_duckdb_tables(connection), context)
-    except duckdb.Error as error:
-        message = str(error).splitlines()[0].replace(str(path.resolve()), "the file").replace(str(link), "the file")
-        reason = "encrypted" if "encrypt" in message.lower() else "damaged"
-        raise ExtractionError(reason, message) from None
+        with faults_named(), open_duckdb(link, context.config.max_memory_bytes // 2) as connection:
+            yield from _documents(_duckdb_tables(connection, faults_named), context)
     finally:
         link.unlink(missing_ok=True)
 
@@ -86,7 +89,7 @@ def _unread_logs(path: Path) -> Iterator[Refused]:
             yield Refused(f"the log {suffix}", "unsupported", detail)
 
 
-def _documents(tables: Iterable[_Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
+def _documents(tables: Iterable[Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
     """The documents of all tables; one that is damaged, or lacks the column asked for, is refused and the next read."""
     missing: list[Refused] = []
     has_found = False
@@ -94,9 +97,10 @@ def _documents(tables: Iterable[_Table | Refused], context: Context) -> Iterator
         if isinstance(table, Refused):
             yield table
             continue
-        place = f"table {table.name}"
+        name, columns, rows = table
+        place = f"table {name}"
         try:
-            yield from RowDocuments(context.config, place=place).of(table.columns, table.rows)
+            yield from row_documents(context.config, columns, rows, place)
             has_found = True
         except ExtractionError as error:
             refused = Refused(place, error.reason, error.detail)
@@ -109,17 +113,19 @@ def _documents(tables: Iterable[_Table | Refused], context: Context) -> Iterator
     yield from missing
 
 
-def limit_sqlite(connection: sqlite3.Connection, max_value_bytes: int) -> None:
-    """Makes the connection read only, bounds what a value may take, and lets nothing in the schema act."""
+def open_sqlite(path: Path, max_value_bytes: int, options: str = "") -> sqlite3.Connection:
+    """A connection that only reads, bounds what a value may take, and lets nothing in the schema act."""
+    connection = sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro{options}", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_value_bytes)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-    for pragma in _READ_ONLY:
-        connection.execute(f"PRAGMA {pragma}")
     # Half characters come through and are refused with their row, rather than ending the table.
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    for pragma in _READ_ONLY:
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
 
 
-def _sqlite_tables(connection: sqlite3.Connection) -> Iterator[_Table | Refused]:
+def _sqlite_tables(connection: sqlite3.Connection) -> Iterator[Table | Refused]:
     shadows = set()
     if sqlite3.sqlite_version_info >= (3, 37):
         shadows = {row[0] for row in connection.execute("SELECT name FROM pragma_table_list WHERE type = 'shadow'")}
@@ -136,7 +142,7 @@ def _sqlite_tables(connection: sqlite3.Connection) -> Iterator[_Table | Refused]
         except (sqlite3.Error, UnicodeError) as error:
             yield Refused(f"table {shown}", "damaged", str(error))
             continue
-        yield _Table(shown, [column[1] for column in columns], _sqlite_rows(connection, name, columns))
+        yield shown, [column[1] for column in columns], _sqlite_rows(connection, name, columns)
 
 
 def _sqlite_rows(connection: sqlite3.Connection, table: str, columns: Sequence[Any]) -> Iterator[Row | Refused]:
@@ -201,37 +207,42 @@ def open_duckdb(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _duckdb_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[_Table]:
+def _duckdb_tables(connection: duckdb.DuckDBPyConnection, faults_named: Faults) -> Iterator[Table]:
     listed = connection.execute(
         "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal ORDER BY schema_name, table_name"
     ).fetchall()
     for schema, table in listed:
-        columns = connection.execute(
-            "SELECT column_name, data_type FROM duckdb_columns() WHERE schema_name = ? AND table_name = ? "
-            "ORDER BY column_index",
-            [schema, table],
-        ).fetchall()
+        quoted = f"{_quoted(schema)}.{_quoted(table)}"
+        columns = [row[:2] for row in connection.execute(f"DESCRIBE {quoted}").fetchall()]
         # Not all dates of the database fit those of Python.
         shown = [
             f"CAST({_quoted(name)} AS VARCHAR)" if kind.startswith(("DATE", "TIME", "INTERVAL")) else _quoted(name)
             for name, kind in columns
         ]
-        statement = f"SELECT {', '.join(shown)} FROM {_quoted(schema)}.{_quoted(table)}"
+        statement = f"SELECT {', '.join(shown)} FROM {quoted}"
         name = table if schema == "main" else f"{schema}.{table}"
-        yield _Table(name, [name for name, _ in columns], _duckdb_rows(connection, statement))
+        yield name, [name for name, _ in columns], _duckdb_rows(connection, statement, faults_named)
 
 
-def _duckdb_rows(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[Row]:
-    import duckdb
-
-    number = 0
-    try:
+def _duckdb_rows(connection: duckdb.DuckDBPyConnection, statement: str, faults_named: Faults) -> Iterator[Row]:
+    with faults_named(0):
         found = connection.execute(statement)
-        while rows := found.fetchmany(_FETCHED_ROWS):
-            for row in rows:
-                number += 1
-                yield number, row
-    except duckdb.OutOfMemoryException as error:
-        raise MemoryError(str(error)) from None
-    except duckdb.Error as error:
-        raise ExtractionError("damaged", f"after row {number}: {str(error).splitlines()[0]}") from None
+    yield from fetched_rows(found.fetchmany, faults_named)
+
+
+def fetched_rows(fetch: Callable[[int], Sequence[Any]], faults_named: Faults) -> Iterator[Row]:
+    """The rows of a cursor, numbered, fetched in batches that are as large as their length allows.
+
+    `faults_named` gets the number of the last row, and turns what fetching raises into `ExtractionError`.
+    """
+    number, size = 0, _FIRST_ROWS
+    while True:
+        with faults_named(number):
+            rows = fetch(size)
+        if not rows:
+            return
+        for row in rows:
+            number += 1
+            yield number, row
+        longest = max(sum(len(value) for value in row if isinstance(value, str | bytes)) for row in rows)
+        size = max(1, min(_MOST_ROWS, 4 * size, _BATCH_BYTES // max(1, longest)))

@@ -45,15 +45,7 @@ class Refused:
 
 
 class ExtractionError(Exception):
-    """The rest of a file cannot be used: `reason` is one word such as ``damaged``, `detail` a clause that says why."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
-
-
-class RecordError(Exception):
-    """A record gives no text: `reason` is one word, `detail` says why."""
+    """A record, or the rest of a file, cannot be used: `reason` is one word, `detail` a clause that says why."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from sheepop.data.decoding import UndecodableError, decode, wide_encoding
+from sheepop.data.decoding import decode, utf8_blocks, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError
 
 if TYPE_CHECKING:
@@ -18,20 +18,12 @@ _DETECTION_BYTES = 2**18
 _LONGEST_DETECTED = 2**20
 
 
-class LineError(Exception):
-    """A line that cannot be used: `reason` is one word, `detail` says why."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
-
-
 class Lines:
     """The lines of `content`, decoded, each with its number from 1 and its line end.
 
-    A line is a `LineError` when it is longer than `max_bytes`, which is never held in memory, or when its bytes fit
-    neither UTF-8 nor, where most lines do not fit UTF-8, the encoding found for the whole file; `encoding` names it.
-    Raises `ExtractionError` when there is no such encoding.
+    A line is an `ExtractionError` when it is longer than `max_bytes`, which is never held in memory, or when its bytes
+    fit neither UTF-8 nor, where most lines do not fit UTF-8, the encoding found for the whole file; `encoding` names
+    it. Raises `ExtractionError` when there is no such encoding.
     """
 
     def __init__(self, content: Content, max_bytes: int) -> None:
@@ -39,24 +31,43 @@ class Lines:
         self.encoding = "utf_8"
         self._is_settled = False
 
-    def __iter__(self) -> Iterator[tuple[int, str | LineError]]:
+    def __iter__(self) -> Iterator[tuple[int, str | ExtractionError]]:
         with open_utf8(self._content) as file:
             for number, line in enumerate(byte_lines(file, self._max_bytes), 1):
                 if line is None:
-                    yield number, LineError("oversized", f"the line is over {self._max_bytes:,} bytes")
+                    yield number, ExtractionError("oversized", f"the line is over {self._max_bytes:,} bytes")
                     continue
                 try:
                     yield number, line.decode(self.encoding)
                 except UnicodeDecodeError:
                     yield number, self._decoded(line)
 
-    def _decoded(self, line: bytes) -> str | LineError:
+    def _decoded(self, line: bytes) -> str | ExtractionError:
         if not self._is_settled:
-            self.encoding, self._is_settled = line_encoding(self._content), True
+            self.encoding, self._is_settled = _encoding_of_lines(self._content), True
         try:
             return line.decode(self.encoding)
         except UnicodeDecodeError as error:
-            return LineError("undecodable", f"byte {error.start + 1} of the line does not fit {error.encoding}")
+            return ExtractionError("undecodable", f"byte {error.start + 1} of the line does not fit {error.encoding}")
+
+
+def _encoding_of_lines(content: Content) -> str:
+    """The encoding of most lines that are not ASCII: UTF-8, or what detection finds for those that do not fit it."""
+    fitting, size = 0, 0
+    others: list[bytes] = []
+    with open_utf8(content) as file:
+        for line in byte_lines(file, _LONGEST_DETECTED):
+            if line is None or line.isascii():
+                continue
+            try:
+                line.decode("utf-8")
+                fitting += 1
+            except UnicodeDecodeError:
+                others.append(line)
+                size += len(line)
+            if size >= _DETECTION_BYTES:
+                break
+    return "utf_8" if fitting >= len(others) else decode(b"".join(others)).encoding
 
 
 def byte_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
@@ -70,35 +81,7 @@ def byte_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
             pass
 
 
-def line_encoding(content: Content) -> str:
-    """The encoding of most lines that are not ASCII: UTF-8, or what detection finds for those that do not fit it.
-
-    Raises `ExtractionError` when detection finds none.
-    """
-    fitting = 0
-    others: list[bytes] = []
-    size = 0
-    with open_utf8(content) as file:
-        for line in byte_lines(file, _LONGEST_DETECTED):
-            if line is None or line.isascii():
-                continue
-            try:
-                line.decode("utf-8")
-                fitting += 1
-            except UnicodeDecodeError:
-                others.append(line)
-                size += len(line)
-            if size >= _DETECTION_BYTES:
-                break
-    if fitting >= len(others):
-        return "utf_8"
-    try:
-        return decode(b"".join(others)).encoding
-    except UndecodableError as error:
-        raise ExtractionError(error.reason, error.detail) from None
-
-
-def open_utf8(content: Content) -> BinaryIO:
+def open_utf8(content: Content) -> io.BufferedReader:
     """The bytes of `content` without a byte order mark; UTF-16 and UTF-32 become UTF-8, lone CR line ends LF.
 
     Reading raises `ExtractionError` where UTF-16 or UTF-32 is broken.
@@ -106,44 +89,35 @@ def open_utf8(content: Content) -> BinaryIO:
     file = content.open()
     head = file.read(_BLOCK)
     if wide := wide_encoding(head):
-        file.seek(wide[1])
-        return io.BufferedReader(_Rewritten(file, _recoder(wide[0])), _BLOCK)
+        return io.BufferedReader(_Blocks(file, _recoded(file, *wide)), _BLOCK)
     file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
     if b"\r" in head and b"\n" not in head:
-        return io.BufferedReader(_Rewritten(file, lambda block: block.replace(b"\r", b"\n")), _BLOCK)
+        blocks = iter(lambda: file.read(_BLOCK).replace(b"\r", b"\n"), b"")
+        return io.BufferedReader(_Blocks(file, blocks), _BLOCK)
     # With the usual 8 KiB at a time, lines come at a fifth of the speed.
     return io.BufferedReader(cast(io.RawIOBase, file), _BLOCK)
 
 
-def _recoder(encoding: str) -> Callable[[bytes], bytes]:
-    decoder = codecs.getincrementaldecoder(encoding)()
-
-    def recoded(block: bytes) -> bytes:
-        try:
-            return decoder.decode(block, final=not block).encode("utf-8")
-        except UnicodeError as error:
-            raise ExtractionError("undecodable", f"it is not valid {encoding}: {error}") from None
-
-    return recoded
+def _recoded(file: BinaryIO, encoding: str, begin: int) -> Iterator[bytes]:
+    try:
+        yield from utf8_blocks(file, encoding, begin)
+    except UnicodeError as error:
+        raise ExtractionError("undecodable", f"it is not valid {encoding}: {error}") from None
 
 
-class _Rewritten(io.RawIOBase):
-    """A file whose blocks, and the empty one at its end, pass through a function."""
+class _Blocks(io.RawIOBase):
+    """The bytes that `blocks` makes of an open file."""
 
-    def __init__(self, file: BinaryIO, rewrite: Callable[[bytes], bytes]) -> None:
-        self._file, self._rewrite = file, rewrite
-        self._pending = b""
+    def __init__(self, file: BinaryIO, blocks: Iterator[bytes]) -> None:
+        self._file, self._blocks, self._pending = file, blocks, b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
+        while not self._pending and (block := next(self._blocks, None)) is not None:
+            self._pending = block
         view = memoryview(buffer)
-        while not self._pending:
-            block = self._file.read(_BLOCK)
-            self._pending = self._rewrite(block)
-            if not block:
-                break
         count = min(len(view), len(self._pending))
         view[:count] = self._pending[:count]
         self._pending = self._pending[count:]

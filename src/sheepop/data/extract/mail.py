@@ -9,7 +9,7 @@ from email.errors import HeaderParseError, MessageError
 from email.header import decode_header, make_header
 from email.message import Message
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page import decode_page, decoded_as, parse_page
 from sheepop.data.extract.page_blocks import page_blocks, page_text
@@ -149,10 +149,7 @@ def _text(part: Message) -> str:
     if part.get_content_subtype() == "html":
         known = decoded_as(data, charset)
         return _page(data) if known is None else _page(known.text.encode())
-    try:
-        text = (decoded_as(data, charset) or decode(data)).text
-    except UndecodableError as error:
-        raise ExtractionError(error.reason, error.detail) from None
+    text = (decoded_as(data, charset) or decode(data)).text
     return text.replace("\r\n", "\n").strip("\n")
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import fenced
 
@@ -57,8 +57,6 @@ def _read(content: Content) -> tuple[Any, str]:
     with content.open() as file:
         try:
             data = json.loads(decode(file.read()).text)
-        except UndecodableError as error:
-            raise ExtractionError(error.reason, error.detail) from None
         except (ValueError, RecursionError) as error:
             raise ExtractionError("damaged", f"it is not valid JSON: {error}") from None
     version = data.get("nbformat") if isinstance(data, dict) else None

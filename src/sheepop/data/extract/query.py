@@ -7,32 +7,42 @@ PostgreSQL, MySQL, MariaDB, Oracle, SQLite and DuckDB. What functions do that th
 from __future__ import annotations
 
 import logging
-import os
 import re
-import sqlite3
-import struct
+import ssl
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
-from sheepop.data.extract.address import connect_arguments, parse_address, without_secrets
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.database import limit_sqlite, open_duckdb
+from sheepop.data.extract.database import fetched_rows, open_duckdb, open_sqlite
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import Row, RowDocuments
-from sheepop.data.extract.statement import StatementError, require_reading
+from sheepop.data.extract.rows import row_documents
 from sheepop.data.extract.template import longest_record
 from sheepop.data.extract.text import pieces_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL
 
+_FILE_DATABASES = frozenset({"sqlite", "duckdb"})
+_EXAMPLE = "postgresql://user:password@host:5432/name or sqlite:///path/to/file.db"
+# The driver that comes with the extra, so that the same address reads the same values everywhere.
+_DRIVERS = {"postgresql": "postgresql+pg8000", "postgres": "postgresql+pg8000"}
+_TIME_LIMITS = {
+    "pg8000": ("timeout",),
+    "psycopg": ("connect_timeout",),
+    "psycopg2": ("connect_timeout",),
+    "pymysql": ("connect_timeout", "read_timeout"),
+    "mysqldb": ("connect_timeout", "read_timeout"),
+    "mysqlconnector": ("connection_timeout",),
+}
+_SECRET_OPTIONS = ("password", "passwd", "pwd", "passfile", "sslkey", "sslpassword")
 _NOT_OPENED, _FAILED = "the database cannot be opened", "the query failed"
 _NO_LOG = logging.NullHandler()
-_FIRST_ROWS, _MOST_ROWS, _BATCH_BYTES = 16, 1000, 2**22
 # What a session is told before the query; times are given in UTC, whatever the server's zone is.
 _SESSIONS = {
     "postgresql": ("SET TIME ZONE 'UTC'",),
@@ -43,10 +53,33 @@ _SESSIONS = {
 # SQLAlchemy takes a colon and a word for a parameter, and a backslash in front of them away.
 _PARAMETER = re.compile(r"(?<![:\w\\]):(?=[\w$]+(?![:\w$]))")
 _ESCAPED_PARAMETER = re.compile(r"\\(?=:[\w$]*(?![:\w$]))")
+_READS = frozenset({"select", "with", "values", "table"})
+# What can change something inside a statement that begins with one of these.
+_WRITES = frozenset({"insert", "update", "delete", "merge", "replace", "into"})
+# Also the names of functions: replace(text, old, new), insert(text, position, length, new).
+_CALLED = frozenset({"replace", "insert"})
+
+# No comment in a comment, none that MySQL executes, no backslash before a quote: these are read in different ways.
+_PIECE = r"""(?P<space>\s+|--(?=\s|\Z)[^\n]*|/\*(?!M?!)(?:(?!/\*|\*/).)*+\*/)
+    |(?P<quoted>'(?:[^'\\]|''|\\(?!['"]))*+'|"(?:[^"\\]|""|\\(?!['"]))*+"%s)
+    |(?P<unclear>['"`]|--|/\*%s)
+    |(?P<word>[^\W\d][\w$]*)
+    |(?P<other>\d[\w.]*|\$(?:(?:[^\W\d]\w*)?\$)?|.)"""
+_DOLLARS = r"|\$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$", r"|\$(?:[^\W\d]\w*)?\$"
+_BACKTICKS, _BRACKETS = r"|`(?:[^`]|``)*+`", r"|\[[^\]'\"`]*\]"
+# What else quotes in a database, and what else may hide words there.
+_QUOTES = {
+    **dict.fromkeys(("postgresql", "duckdb", "cockroachdb", "redshift"), _DOLLARS),
+    **dict.fromkeys(("mysql", "mariadb"), (_BACKTICKS, r"|\#")),
+    **dict.fromkeys(("bigquery", "databricks", "hive"), (_BACKTICKS, "")),
+    "sqlite": (_BACKTICKS + _BRACKETS, r"|\["),
+    "mssql": (_BRACKETS, r"|\["),
+    "oracle": ("", r"|[nN]?[qQ]'"),
+}
 
 
 def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    """The rows that `query` gives on the database at `url`, as `RowDocuments` makes them, with the place ``row N``.
+    """The rows that `query` gives on the database at `url`, as `row_documents` makes them, with the place ``row N``.
 
     Rows are fetched from a cursor of the server in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for
     an address or query that is refused here, ``missing`` for a file or column, ``not_installed`` for a driver, and
@@ -55,110 +88,70 @@ def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracte
     """
     address = parse_address(url)
     backend = address.get_backend_name()
-    try:
-        require_reading(query, backend)
-    except StatementError as error:
-        raise ExtractionError("invalid", f"the query is refused: {error}") from None
-    open_result = _duckdb_result if backend == "duckdb" else _sqlalchemy_result
-    with open_result(address, query, config) as (columns, rows):
-        for item in RowDocuments(config).of(columns, rows):
+    require_reading(query, backend)
+    open_result = _file_result if backend in _FILE_DATABASES else _server_result
+    with open_result(address, query, config) as (columns, fetch):
+        rows = fetched_rows(fetch, lambda row: _faults_named(address, f"after row {row}" if row else _FAILED))
+        for item in row_documents(config, columns, rows):
             yield from pieces_of(item, config.max_document_bytes) if isinstance(item, Extracted) else (item,)
 
 
-@contextmanager
-def _sqlalchemy_result(address: URL, query: str, config: ExtractConfig) -> Iterator[tuple[list[str], Iterator[Row]]]:
-    from sqlalchemy import text
-
-    with _faults_named(address, _NOT_OPENED):
-        engine = _engine(address, config)
-        connection = engine.connect()
-    try:
-        with _faults_named(address, _NOT_OPENED):
-            if address.get_backend_name() == "postgresql":
-                connection = connection.execution_options(postgresql_readonly=True)
-            for statement in _SESSIONS.get(address.get_backend_name(), ()):
-                connection.exec_driver_sql(statement)
-        with _faults_named(address, _FAILED):
-            result = connection.execute(text(without_parameters(query)), execution_options={"stream_results": True})
-            columns = list(result.keys())
-        yield columns, _numbered(result.fetchmany, address)
-    finally:
-        _leave(connection, engine)
-
-
-def _engine(address: URL, config: ExtractConfig) -> Engine:
-    from sqlalchemy import create_engine
-    from sqlalchemy.pool import NullPool
-
-    # What fails while a broken connection is left is of no interest; without a handler it would go to stderr.
-    logging.getLogger("sqlalchemy").addHandler(_NO_LOG)
-    settings: dict[str, Any] = {"poolclass": NullPool, "pool_reset_on_return": None, "hide_parameters": True}
-    if address.get_backend_name() == "sqlite":
-        path, limit = _database_file(address), longest_record(config)
-        return create_engine("sqlite://", creator=lambda: _open_sqlite(path, limit), **settings)
-    address, arguments = connect_arguments(address, config.max_seconds)
-    return create_engine(address, connect_args=arguments, **settings)
-
-
-def _open_sqlite(path: Path, max_value_bytes: int) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True)
-    limit_sqlite(connection, max_value_bytes)
-    return connection
-
-
-def _leave(connection: Connection, engine: Engine) -> None:
-    """Rolls back and closes; a server that is gone has done so itself."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    for step in (connection.rollback, connection.close, engine.dispose):
-        try:
-            step()
-        except (SQLAlchemyError, OSError, struct.error) as error:
-            _let_go(error)
-            connection.invalidate()
+Result = tuple[list[str], Callable[[int], Sequence[Any]]]
+"""The names of the columns, and what fetches so many rows more."""
 
 
 @contextmanager
-def _duckdb_result(address: URL, query: str, config: ExtractConfig) -> Iterator[tuple[list[str], Iterator[Row]]]:
-    try:
-        import duckdb  # noqa: F401
-    except ImportError as error:
-        raise ExtractionError(
-            "not_installed", f"the query needs duckdb: pip install 'sheepop[data]' ({error})"
-        ) from None
-    with _faults_named(address, _NOT_OPENED):
-        connection = open_duckdb(_database_file(address), config.max_memory_bytes // 2)
-    with closing(connection):
-        with _faults_named(address, _FAILED):
-            result = connection.execute(query)
-            columns = [column[0] for column in result.description]
-        yield columns, _numbered(result.fetchmany, address)
-
-
-def _database_file(address: URL) -> Path:
-    name = address.database
+def _file_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Result]:
+    kind, name = address.get_backend_name(), address.database
     if not name or name == ":memory:" or name.startswith("file:") or address.query:
-        kind = address.get_backend_name()
         raise ExtractionError("invalid", f"give the path of the file alone: {kind}:///path/to/file.db")
     path = Path(name)
     if not path.is_file():
         raise ExtractionError("missing", f"there is no database file {name}")
-    return path
+    with _faults_named(address, _NOT_OPENED):
+        connection: Any = (
+            open_sqlite(path, longest_record(config))
+            if kind == "sqlite"
+            else open_duckdb(path, config.max_memory_bytes // 2)
+        )
+    with closing(connection):
+        with _faults_named(address, _FAILED):
+            result = connection.execute(query)
+            columns = [column[0] for column in result.description]
+        yield columns, result.fetchmany
 
 
-def _numbered(fetch: Callable[[int], Sequence[Any]], address: URL) -> Iterator[Row]:
-    """The rows, fetched in batches that are as large as their length allows."""
-    number, size = 0, _FIRST_ROWS
-    while True:
-        with _faults_named(address, f"after row {number}" if number else _FAILED):
-            rows = fetch(size)
-        if not rows:
-            return
-        for row in rows:
-            number += 1
-            yield number, tuple(row)
-        longest = max(sum(len(value) for value in row if isinstance(value, str | bytes)) for row in rows)
-        size = max(1, min(_MOST_ROWS, 4 * size, _BATCH_BYTES // max(1, longest)))
+@contextmanager
+def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Result]:
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.pool import NullPool
+
+    # What fails while a broken connection is left is of no interest; without a handler it would go to stderr.
+    logging.getLogger("sqlalchemy").addHandler(_NO_LOG)
+    backend = address.get_backend_name()
+    with _faults_named(address, _NOT_OPENED):
+        target, arguments = connect_arguments(address, config.max_seconds)
+        connection = create_engine(
+            target, connect_args=arguments, poolclass=NullPool, pool_reset_on_return=None, hide_parameters=True
+        ).connect()
+    try:
+        with _faults_named(address, _NOT_OPENED):
+            if backend == "postgresql":
+                connection = connection.execution_options(postgresql_readonly=True)
+            for statement in _SESSIONS.get(backend, ()):
+                connection.exec_driver_sql(statement)
+        with _faults_named(address, _FAILED):
+            result = connection.execute(text(without_parameters(query)), execution_options={"stream_results": True})
+            columns = list(result.keys())
+        yield columns, result.fetchmany
+    finally:
+        # Rolled back and closed; a server that is gone has done so itself.
+        for step in (connection.rollback, connection.close):
+            try:
+                step()
+            except Exception as error:
+                _let_go(error)
+                connection.invalidate()
 
 
 def without_parameters(query: str) -> str:
@@ -169,15 +162,12 @@ def without_parameters(query: str) -> str:
 @contextmanager
 def _faults_named(address: URL, where: str) -> Iterator[None]:
     """Turns what a driver raises into `ExtractionError`; `where` says what was being done."""
-    from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
+    from sqlalchemy.exc import NoSuchModuleError
 
-    drivers: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, ValueError, TypeError, LookupError, struct.error)
-    if address.get_backend_name() == "duckdb":
-        import duckdb
-
-        drivers = (*drivers, duckdb.Error)
     try:
         yield
+    except (ExtractionError, MemoryError):
+        raise
     except ImportError as error:
         name = error.name or address.get_driver_name()
         raise ExtractionError("not_installed", f"the driver {name} is not installed: pip install {name}") from None
@@ -186,7 +176,7 @@ def _faults_named(address: URL, where: str) -> Iterator[None]:
         raise ExtractionError(
             "not_installed", f"{kind} is not a known kind of database; is its package installed?"
         ) from None
-    except drivers as error:
+    except Exception as error:
         _let_go(error)
         raise ExtractionError("unreadable", f"{where}: {without_secrets(_message(error), address)}") from None
 
@@ -205,3 +195,131 @@ def _message(error: Exception) -> str:
     # pg8000 hands on the fields of the server's message.
     message = first.get("M", "") if isinstance(first, dict) else str(origin)
     return " ".join(message.split())[:300] or type(origin).__name__
+
+
+def parse_address(url: str) -> URL:
+    """The address as SQLAlchemy takes it.
+
+    Raises `ExtractionError` when it is none, or holds an ``@`` or ``/`` of a password that should be escaped.
+    """
+    try:
+        from sqlalchemy import make_url
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError as error:
+        raise ExtractionError(
+            "not_installed", f"a query needs SQLAlchemy: pip install 'sheepop[data]' ({error})"
+        ) from None
+    try:
+        address = make_url(url)
+    except (SQLAlchemyError, ValueError):
+        # What went wrong is not quoted: it may hold the password.
+        raise ExtractionError(
+            "invalid", f"the address of the database cannot be read; it must look like {_EXAMPLE}"
+        ) from None
+    if address.get_backend_name() not in _FILE_DATABASES and "@" in f"{address.host}{address.database}":
+        raise ExtractionError("invalid", "the password in the address contains @ or /; write %40 for @ and %2F for /")
+    return address.set(drivername=_DRIVERS.get(address.drivername, address.drivername))
+
+
+def source_label(url: str) -> str:
+    """A name for the database that can be shown: its kind, host and name, without user, password and options."""
+    kind = url.partition("://")[0].partition("+")[0]
+    try:
+        address = parse_address(url)
+    except ExtractionError:
+        return f"{kind}://..." if kind.isalnum() and kind != url else "a database"
+    kind = address.get_backend_name()
+    if kind in _FILE_DATABASES:
+        return f"{kind}:///{address.database or ''}"
+    port = f":{address.port}" if address.port else ""
+    return f"{kind}://{address.host or ''}{port}/{address.database or ''}"
+
+
+def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, Any]]:
+    """The address and what is handed to the driver beside it: how long to wait, and for pg8000 encryption.
+
+    `sslmode` means what it means to PostgreSQL's own library.
+    """
+    driver = address.get_driver_name()
+    arguments: dict[str, Any] = {name: max(1, round(max_seconds)) for name in _TIME_LIMITS.get(driver, ())}
+    if driver == "pg8000" and "sslmode" in address.query:
+        mode = str(address.query["sslmode"])
+        address = address.difference_update_query(["sslmode"])
+        if mode in ("require", "verify-ca", "verify-full"):
+            encryption = arguments["ssl_context"] = ssl.create_default_context()
+            encryption.check_hostname = mode == "verify-full"
+            if mode == "require":
+                encryption.verify_mode = ssl.CERT_NONE
+        elif mode not in ("disable", "allow", "prefer"):
+            raise ExtractionError("invalid", f"sslmode={mode} is not known; use require or verify-full")
+    return address, arguments
+
+
+def without_secrets(message: str, address: URL) -> str:
+    """`message` with every password of the address, plain or escaped, replaced by ``***``."""
+    options = [address.query.get(name) for name in _SECRET_OPTIONS]
+    for secret in [address.password, *options]:
+        if isinstance(secret, str) and secret:
+            forms = {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
+            for form in sorted(forms, key=lambda form: (-len(form), form)):
+                message = message.replace(form, "***")
+    return message
+
+
+def require_reading(query: str, dialect: str) -> None:
+    """Raises `ExtractionError` unless `query` is a single SELECT, WITH, VALUES or TABLE statement that only reads.
+
+    `dialect` is the name of the database in a SQLAlchemy URL: ``postgresql``, ``sqlite``, ``mysql``.
+    """
+    words = [word for word, _ in _words(query, dialect)]
+    while words and words[-1] == ";":
+        words.pop()
+    if ";" in words:
+        raise _refused("it has more than one statement; give a single SELECT")
+    first = next((word for word in words if word != "("), None)
+    if first is None:
+        raise _refused("it is empty; give a SELECT")
+    if first not in _READS:
+        raise _refused(f"it begins with {first[:40].upper()}; give a SELECT, or a WITH that ends in one")
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        if word in _WRITES and before != "." and not (word in _CALLED and after == "("):
+            raise _refused(f"it contains {word.upper()}, which writes; put quotes around it if it is a name")
+
+
+def is_ordered(query: str, dialect: str = "") -> bool:
+    """Whether the outermost SELECT of `query` has ORDER BY, without which a database may give rows in any order."""
+    try:
+        words = list(_words(query, dialect))
+    except ExtractionError:
+        return False
+    outermost = min((depth for word, depth in words if word in _READS), default=0)
+    return ("order", "by") in pairwise(word for word, depth in words if depth == outermost)
+
+
+def _words(query: str, dialect: str) -> Iterator[tuple[str, int]]:
+    """The words in lower case, signs and quoted pieces outside comments, and in how many brackets each stands.
+
+    Databases differ in what is a comment, a string or a name: where one of them could find other words, it raises
+    `ExtractionError`.
+    """
+    depth = 0
+    for match in _pattern(dialect).finditer(query):
+        text = match[0]
+        if match["unclear"]:
+            raise _refused(
+                f"{text} at character {match.start() + 1} is not closed, or databases differ in what it means; close "
+                "it, write -- and a space before a comment, and double a quote inside quotes"
+            )
+        depth -= text == ")"
+        if not match["space"]:
+            yield text.lower(), depth
+        depth += text == "("
+
+
+@lru_cache
+def _pattern(dialect: str) -> re.Pattern[str]:
+    return re.compile(_PIECE % _QUOTES.get(dialect, ("", "")), re.VERBOSE | re.DOTALL)
+
+
+def _refused(why: str) -> ExtractionError:
+    return ExtractionError("invalid", f"the query is refused: {why}")

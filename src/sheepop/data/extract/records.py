@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, count, islice
 from typing import Any
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
 from sheepop.data.extract.chat import turns_text
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, RecordError, Refused
-from sheepop.data.extract.json_items import JsonItems, parse_json
-from sheepop.data.extract.lines import LineError, Lines, byte_lines, open_utf8
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.lines import Lines, byte_lines, open_utf8
 from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column
 
 _BLOCK = 2**20
@@ -22,96 +22,88 @@ _PARSED_SIZE = 12
 # JSON as editors write it: comments, and a comma behind the last item. Strings are matched so that they stay.
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*+")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[\]}])', re.DOTALL)
+_NO_SPACE = re.compile(r"[^ \t\r\n]")
+_STRUCTURE = re.compile(r'["\[\]{},]')
+_IN_STRING = re.compile(r'["\\]')
+# An error, or a number, this near to the end of what was read may come from the end.
+_NEAR_END = 16
+
+Documents = Iterator[Extracted | Refused]
 
 
-def extract_jsonl(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_jsonl(content: Content, context: Context) -> Documents:
     """One document for each line that is a JSON record, as `RecordFormat` makes it, with the place ``line N``.
 
     A line that is no valid JSON, names a key twice, or is over twice the longest document is refused, and the
     next is read. A file that holds a JSON list instead is read as `extract_json` does.
     """
-    config = context.config
-    first, second = _first_lines(content, config)
-    if first.startswith("[") and not (second and _is_json(first)):
-        yield from _list_documents(content, config)
-        return
-    form = RecordFormat.of(config)
-    is_empty = True
-    for number, line in Lines(content, longest_record(config)):
-        if isinstance(line, str) and line.isspace():
-            continue
-        is_empty = False
-        place = f"line {number}"
-        try:
-            if isinstance(line, LineError):
-                yield Refused(place, line.reason, line.detail)
-            else:
-                yield form.document(parse_json(line), place, longest_record(config))
-        except RecordError as error:
-            yield Refused(place, error.reason, error.detail)
-    if is_empty:
-        raise ExtractionError("empty", "it has only blank lines")
+    yield from _documents(content, context.config, _line_documents)
 
 
-def extract_json(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_json(content: Content, context: Context) -> Documents:
     """One document for each record of a list, with the place ``item N``; other JSON is one document of code.
 
     Records are also found in the lists, columns or fields of a single record when they hold the text that the
     configuration asks for, or one of the well-known fields. A list is streamed. A file with a record on every line
     is read as JSON lines.
     """
-    config = context.config
-    first, second = _first_lines(content, config)
-    if second and first.startswith(("{", "[")) and _is_json(first):
-        yield from extract_jsonl(content, context)
-    elif first.startswith("["):
-        yield from _list_documents(content, config)
-    else:
-        yield from _value_documents(content, config)
+    yield from _documents(content, context.config, _value_documents)
 
 
-def _first_lines(content: Content, config: ExtractConfig) -> tuple[str, str]:
-    """The first two lines that are not blank; of one that is too long to hold its first character."""
-    lines: list[str] = []
+def _documents(
+    content: Content, config: ExtractConfig, otherwise: Callable[[Content, ExtractConfig], Documents]
+) -> Documents:
+    """The documents of lines or of a list if the first two lines show them, else those that `otherwise` finds."""
     with open_utf8(content) as file:
-        begin = file.read(_BLOCK).decode("utf-8", "replace").strip()[:1]
-    with open_utf8(content) as file:
-        for line in byte_lines(file, longest_record(config)):
-            text = begin if line is None else line.decode("utf-8", "replace").strip()
-            if text:
-                lines.append(text)
-            if len(lines) == 2:
-                break
-    return lines[0] if lines else "", lines[1] if len(lines) > 1 else ""
+        # Of a line that is too long its first character says enough.
+        begin = file.peek(_BLOCK).strip()[:1]
+        lines = ((begin if line is None else line).strip() for line in byte_lines(file, longest_record(config)))
+        first, second = [*islice(filter(None, lines), 2), b"", b""][:2]
+    if second and first.startswith((b"{", b"[")) and _is_json(first.decode("utf-8", "replace")):
+        return _line_documents(content, config)
+    return (_list_documents if first.startswith(b"[") else otherwise)(content, config)
 
 
 def _is_json(text: str) -> bool:
     try:
         parse_json(text)
-    except RecordError:
+    except ExtractionError:
         return False
     return True
 
 
-def _list_documents(content: Content, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    form = RecordFormat.of(config)
+def _line_documents(content: Content, config: ExtractConfig) -> Documents:
+    form, most = RecordFormat.of(config), longest_record(config)
+    is_empty = True
+    for number, line in Lines(content, most):
+        if isinstance(line, str) and line.isspace():
+            continue
+        is_empty = False
+        try:
+            if isinstance(line, ExtractionError):
+                raise line
+            record = parse_json(line)
+        except ExtractionError as error:
+            yield Refused(f"line {number}", error.reason, error.detail)
+        else:
+            yield form.document(record, f"line {number}", most)
+    if is_empty:
+        raise ExtractionError("empty", "it has only blank lines")
+
+
+def _list_documents(content: Content, config: ExtractConfig) -> Documents:
+    form, most = RecordFormat.of(config), longest_record(config)
     are_records = bool(form.names)
-    try:
-        for number, item in JsonItems(_text_blocks(content), longest_record(config)):
-            place = f"item {number}"
-            if isinstance(item, RecordError):
-                yield Refused(place, item.reason, item.detail)
-            elif are_records or _is_record(item):
-                yield form.document(item, place, longest_record(config))
-            else:
-                break
-            are_records = True
-    except RecordError as error:
-        raise ExtractionError(error.reason, error.detail) from None
+    for number, item in JsonItems(_text_blocks(content), most):
+        if isinstance(item, ExtractionError):
+            yield Refused(f"item {number}", item.reason, item.detail)
+        elif are_records or _is_record(item):
+            yield form.document(item, f"item {number}", most)
+        else:
+            break
+        are_records = True
     if not are_records:
-        text = _whole_text(content, config)
-        _parsed(text)
-        yield Extracted(text, "code", "json")
+        yield Extracted(_whole(content, config)[0], "code", "json")
 
 
 def _is_record(item: object) -> bool:
@@ -121,20 +113,17 @@ def _is_record(item: object) -> bool:
     return isinstance(item, Mapping) or turns_text(item) is not None
 
 
-def _value_documents(content: Content, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    text = _whole_text(content, config)
-    value = _parsed(text)
+def _value_documents(content: Content, config: ExtractConfig) -> Documents:
+    text, value = _whole(content, config)
     form = RecordFormat.of(config)
     is_empty = True
     for place, record in _records_within(value, form) if isinstance(value, dict) else ():
         is_empty = False
         yield form.document(record, place, longest_record(config))
-    if not is_empty:
-        return
-    if form.names:
-        names = tuple(value) if isinstance(value, dict) else ()
-        raise ExtractionError("missing", no_column(form.names[0], names))
-    yield Extracted(text, "code", "json")
+    if is_empty and form.names:
+        raise ExtractionError("missing", no_column(form.names[0], tuple(value) if isinstance(value, dict) else ()))
+    if is_empty:
+        yield Extracted(text, "code", "json")
 
 
 def _records_within(value: dict[str, Any], form: RecordFormat) -> Iterator[tuple[str, Any]]:
@@ -167,40 +156,160 @@ def _columns(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {name: field[key] for name, field in value.items()}
 
 
-def _whole_text(content: Content, config: ExtractConfig) -> str:
+def _whole(content: Content, config: ExtractConfig) -> tuple[str, Any]:
+    """The text of a file that is one JSON value, comments and last commas allowed, and the value."""
     max_bytes = config.max_memory_bytes // _PARSED_SIZE
     if content.size > max_bytes:
         remedy = "a list of records or JSON lines can be of any size"
         raise ExtractionError("oversized", f"{content.size:,} bytes of one JSON value, over {max_bytes:,}; {remedy}")
     with content.open() as file:
-        data = file.read()
+        text = decode(file.read()).text
     try:
-        return decode(data).text
-    except UndecodableError as error:
-        raise ExtractionError(error.reason, error.detail) from None
-
-
-def _parsed(text: str) -> Any:
-    """The value of a JSON text, comments and last commas allowed."""
-    try:
-        return parse_json(text)
-    except RecordError as error:
+        return text, parse_json(text)
+    except ExtractionError as error:
         try:
-            return parse_json(_LAST_COMMA.sub(_string_only, _COMMENT.sub(_string_only, text)))
-        except RecordError:
-            raise ExtractionError(error.reason, error.detail) from None
+            return text, parse_json(_LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text)))
+        except ExtractionError:
+            raise error from None
 
 
-def _string_only(match: re.Match[str]) -> str:
-    return match[1] or ""
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; raises `ExtractionError` where it is not valid, names a key twice or nests deeply."""
+    try:
+        return _decoder.decode(text)
+    except (RecursionError, ValueError) as error:
+        raise _named(error) from None
+
+
+def _named(error: Exception, begin: int = 0) -> ExtractionError:
+    """What is wrong with a value that begins at `begin` in the text that was parsed."""
+    if isinstance(error, json.JSONDecodeError):
+        return ExtractionError("invalid", f"{error.msg}, character {error.pos - begin + 1:,}")
+    return ExtractionError("invalid", "nested too deeply" if isinstance(error, RecursionError) else str(error))
+
+
+def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:60]!r} occurs twice")
+    return record
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_record)
 
 
 def _text_blocks(content: Content) -> Iterator[str]:
     with open_utf8(content) as file:
-        decoder = codecs.getincrementaldecoder("utf-8")()
         try:
-            while block := file.read(_BLOCK):
-                yield decoder.decode(block)
-            yield decoder.decode(b"", final=True)
+            yield from codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), "utf-8")
         except UnicodeDecodeError as error:
-            raise RecordError("undecodable", f"it is not UTF-8 ({error.reason})") from None
+            raise ExtractionError("undecodable", f"it is not UTF-8 ({error.reason})") from None
+
+
+class JsonItems:
+    """The items of the list that the blocks of text hold, one in memory at a time, numbered from 1; to be read once.
+
+    An item that is not valid, or longer than `max_characters`, comes as an `ExtractionError`, and reading goes on
+    behind it. Raises `ExtractionError` where the list itself breaks off or goes wrong.
+    """
+
+    def __init__(self, blocks: Iterator[str], max_characters: int) -> None:
+        self._blocks, self._max = blocks, max_characters
+        self._text, self._at, self._is_ended = "", 0, False
+        self._number = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        if self._mark() != "[":
+            raise ExtractionError("invalid", "it does not begin with a list")
+        for self._number in count(1):
+            self._at += 1
+            if self._mark() == "]" and self._number == 1:
+                break
+            yield self._number, self._item()
+            mark = self._mark()
+            if mark == "]":
+                break
+            if mark != ",":
+                raise ExtractionError("invalid", f"after item {self._number}, {_found(mark)} where a comma should be")
+        self._at += 1
+        if mark := self._mark():
+            raise ExtractionError("invalid", f"after the list, {_found(mark)}")
+
+    def _item(self) -> Any:
+        if self._at >= len(self._text):
+            raise ExtractionError("invalid", f"the list breaks off before item {self._number}")
+        while True:
+            try:
+                value, end = _decoder.raw_decode(self._text, self._at)
+            except (RecursionError, ValueError) as error:
+                if self._is_ended or not self._may_come_from_end(error):
+                    return self._skipped(_named(error, self._at))
+            else:
+                # A number near the end of what was read may go on behind it.
+                is_whole = not isinstance(value, int | float) or len(self._text) - end >= _NEAR_END
+                if is_whole or self._is_ended:
+                    self._at = end
+                    return value
+            if len(self._text) - self._at > self._max:
+                return self._skipped(ExtractionError("oversized", f"the item is over {self._max:,} characters"))
+            # Twice as much each time, so that a long item is not parsed from its beginning again and again.
+            self._read(len(self._text) - self._at)
+
+    def _may_come_from_end(self, error: Exception) -> bool:
+        return isinstance(error, json.JSONDecodeError) and (
+            error.pos >= len(self._text) - _NEAR_END or error.msg.startswith("Unterminated string")
+        )
+
+    def _skipped(self, error: ExtractionError) -> ExtractionError:
+        """`error`, after passing over the item by its brackets and quotes alone."""
+        depth = 0
+        while mark := self._next(_STRUCTURE):
+            if mark == '"':
+                while (mark := self._next(_IN_STRING)) == "\\":
+                    if self._at >= len(self._text):
+                        self._read()
+                    self._at += 1
+                if not mark:
+                    raise ExtractionError(error.reason, f"item {self._number}: {error.detail}; a string is not closed")
+            elif mark in "[{":
+                depth += 1
+            elif depth == 0:
+                self._at -= 1
+                return error
+            elif mark != ",":
+                depth -= 1
+        raise ExtractionError(error.reason, f"item {self._number}: {error.detail}; its end was not found")
+
+    def _mark(self) -> str:
+        """The next character that is no white space, or nothing at the end; it is not passed over."""
+        mark = self._next(_NO_SPACE)
+        self._at -= len(mark)
+        return mark
+
+    def _next(self, pattern: re.Pattern[str]) -> str:
+        """The next character that fits, passed over together with all before it; nothing when there is none."""
+        while (match := pattern.search(self._text, self._at)) is None:
+            self._at = len(self._text)
+            if not self._read():
+                return ""
+        self._at = match.end()
+        return match[0]
+
+    def _read(self, least: int = 1) -> bool:
+        """Reads at least so many characters more, and forgets those passed over; False when there were none."""
+        blocks, size = [self._text[self._at :]], 0
+        while size < least:
+            block = next(self._blocks, None)
+            if block is None:
+                self._is_ended = True
+                break
+            blocks.append(block)
+            size += len(block)
+        self._text, self._at = "".join(blocks), 0
+        return size > 0
+
+
+def _found(mark: str) -> str:
+    return f"there is {mark!r}" if mark else "the file ends"

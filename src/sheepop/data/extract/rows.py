@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, RecordError, Refused
+from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.template import RecordFormat, cell_text, longest_record
 
 SAMPLE_ROWS = 32
@@ -17,152 +16,119 @@ _MARKS = str.maketrans({"|": "\\|", "\n": "<br>", "\r": "<br>"})
 
 
 Row = tuple[int, Sequence[Any]]
-"""The number of a row in its table, counted from 1, and one value for each column; see `RowDocuments` for others."""
+"""The number of a row in its table, counted from 1, and one value for each column; see `row_documents` for others."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowDocuments:
-    """Makes documents of rows as `config` asks.
+def row_documents(
+    config: ExtractConfig, columns: Sequence[str], rows: Iterable[Row | Refused], place: str = "", delimiter: str = ""
+) -> Iterator[Extracted | Refused]:
+    """The documents that the rows of a table make as `config` asks, in order, refused rows among them.
 
-    `place` goes in front of every place, and `metadata` to every document. Where a `delimiter` parts cells, rows may
-    be of any length: what is missing at the end of a row is empty, and what is too much was part of its text.
+    `place` goes in front of every place. Where a `delimiter` parts cells, rows may be of any length: what is missing
+    at the end of a row is empty, and what is too much was part of its text. Without any columns, the rows are lines
+    of text of one cell each.
+
+    Raises `ExtractionError` when a column that was asked for is missing; what the rows raise, it raises after
+    the documents of the rows before.
     """
-
-    config: ExtractConfig
-    place: str = ""
-    metadata: Mapping[str, str] | None = None
-    delimiter: str = ""
-
-    @property
-    def format(self) -> RecordFormat:
-        """How the configuration wants a record to become text."""
-        return RecordFormat.of(self.config)
-
-    def of(self, columns: Sequence[str], rows: Iterable[Row | Refused]) -> Iterator[Extracted | Refused]:
-        """The documents that the rows make, in order; a refused row is handed on with the place in front.
-
-        Without any columns, the rows are lines of text of one cell each.
-
-        Raises `ExtractionError` when a column that was asked for is missing; what the rows raise, it raises after
-        the documents of the rows before.
-        """
-        head, rows = _head(iter(rows))
-        sample = [self._record(columns, row[1]) for row in head if not isinstance(row, Refused)]
-        chosen = self.format.for_table(columns, sample)
-        every = chain(head, rows)
-        return self._tables(columns, every) if chosen is None else self._records(columns, every, chosen)
-
-    def _records(
-        self, columns: Sequence[str], rows: Iterable[Row | Refused], chosen: RecordFormat
-    ) -> Iterator[Extracted | Refused]:
-        most = longest_record(self.config)
-        for row in rows:
-            if isinstance(row, Refused):
-                yield self._placed(row)
-                continue
-            place = self._at(f"row {row[0]}")
-            if len(row[1]) > len(columns) and chosen.column not in columns:
-                detail = f"it has {len(row[1])} columns where the table has {len(columns)}"
-                yield Refused(place, "invalid", detail)
-                continue
-            document = chosen.document(self._record(columns, row[1], chosen.column), place, most)
-            if self.metadata and isinstance(document, Extracted):
-                document = replace(document, metadata=self.metadata)
-            yield document
-
-    def _record(self, columns: Sequence[str], values: Sequence[Any], text: str | None = None) -> dict[str, Any]:
-        """The row as a record, in which surplus values go to the column `text`, as if nothing had parted them."""
-        surplus = len(values) - len(columns)
-        if surplus > 0 and text in columns:
-            at = columns.index(text)
-            values = [*values[:at], self.delimiter.join(values[at : at + surplus + 1]), *values[at + surplus + 1 :]]
-        elif surplus < 0 and self.delimiter:
-            values = [*values, *[""] * -surplus]
-        return dict(zip(columns, values, strict=not self.delimiter))
-
-    def _tables(self, columns: Sequence[str], rows: Iterable[Row | Refused]) -> Iterator[Extracted | Refused]:
-        """The table, cut between rows into documents that each begin with the header."""
-        head = f"{_line(columns)}\n|{' --- |' * len(columns)}\n" if columns else ""
-        most = self.config.max_document_bytes - len(head.encode("utf-8"))
-        lines, size, first, last = [head], 0, 0, 0
-        is_whole, is_empty = True, True
-        rows, failure = iter(rows), None
-        while True:
-            try:
-                row = next(rows, None)
-            except ExtractionError as error:
-                row, failure = None, error
-            if row is None:
-                break
-            is_empty = False
-            if isinstance(row, Refused):
-                yield self._placed(row)
-                continue
-            made = self._row_line(row, len(columns), most)
-            if isinstance(made, Refused):
-                yield made
-                continue
-            if size + made[1] > most and first:
-                is_whole = False
-                yield self._table(lines, f"rows {first} to {last}", columns)
-                lines, size, first = [head], 0, 0
-            lines.append(made[0])
-            size += made[1]
-            first, last = first or row[0], row[0]
-        if first:
-            yield self._table(lines, f"rows {first} to {last}" if failure or not is_whole else "", columns)
-        if failure:
-            raise failure
-        if is_empty:
-            yield Refused(self.place, "empty", "the table has no rows")
-
-    def _row_line(self, row: Row, width: int, most: int) -> tuple[str, int] | Refused:
-        """The row in Markdown of at least `width` columns, or of none as it is, and its length in bytes."""
-        try:
-            line = _line([*row[1], *[""] * (width - len(row[1]))]) if width else self.delimiter.join(row[1])
-            line += "\n"
-            size = len(line) if line.isascii() else len(line.encode("utf-8"))
-        except RecordError as error:
-            return Refused(self._at(f"row {row[0]}"), error.reason, error.detail)
-        except UnicodeEncodeError as error:
-            detail = f"{error.object[error.start]!r} is half of a surrogate pair"
-            return Refused(self._at(f"row {row[0]}"), "undecodable", detail)
-        if size > most:
-            detail = f"{size:,} bytes, over what data.extract.max_document_bytes leaves"
-            return Refused(self._at(f"row {row[0]}"), "oversized", detail)
-        return line, size
-
-    def _table(self, lines: list[str], place: str, columns: Sequence[str]) -> Extracted:
-        kind: Kind = "table" if columns else "prose"
-        return Extracted("".join(lines), kind, "", self._at(place), metadata=self.metadata or {})
-
-    def _placed(self, refused: Refused) -> Refused:
-        return replace(refused, place=self._at(refused.place)) if self.place else refused
-
-    def _at(self, place: str) -> str:
-        return f"{self.place} {place}".strip()
-
-
-def _head(rows: Iterator[Row | Refused]) -> tuple[list[Row | Refused], Iterator[Row | Refused]]:
-    """The first rows, enough to tell what the columns hold, fewer when they are long; and an iterator over the rest."""
+    rows = iter(rows)
     head: list[Row | Refused] = []
-    size = 0
+    size, failure = 0, None
+    # Enough rows to tell what the columns hold, fewer when they are long.
     try:
-        for row in rows:
+        while len(head) < SAMPLE_ROWS and size < _SAMPLE_CHARACTERS and (row := next(rows, None)) is not None:
             head.append(row)
             if not isinstance(row, Refused):
                 size += sum(len(value) for value in row[1] if isinstance(value, str | bytes))
-            if len(head) >= SAMPLE_ROWS or size >= _SAMPLE_CHARACTERS:
-                break
     except ExtractionError as error:
-        # The rows before the damage are good.
-        return head, _raising(error)
-    return head, rows
+        failure = error
+
+    def every() -> Iterator[Row | Refused]:
+        yield from head
+        if failure:
+            raise failure
+        yield from rows
+
+    sample = [_record(columns, row[1], None, delimiter) for row in head if not isinstance(row, Refused)]
+    chosen = RecordFormat.of(config).for_table(columns, sample)
+    if chosen is None:
+        yield from _table_documents(config.max_document_bytes, columns, every(), place, delimiter)
+        return
+    most, prefix = longest_record(config), f"{place} " if place else ""
+    for row in every():
+        if isinstance(row, Refused):
+            yield replace(row, place=prefix + row.place)
+        elif len(row[1]) > len(columns) and chosen.column not in columns:
+            detail = f"it has {len(row[1])} columns where the table has {len(columns)}"
+            yield Refused(f"{prefix}row {row[0]}", "invalid", detail)
+        else:
+            yield chosen.document(_record(columns, row[1], chosen.column, delimiter), f"{prefix}row {row[0]}", most)
 
 
-def _raising(error: ExtractionError) -> Iterator[Row | Refused]:
-    yield from ()
-    raise error
+def _record(columns: Sequence[str], values: Sequence[Any], text: str | None, delimiter: str) -> dict[str, Any]:
+    """The row as a record, in which surplus values go to the column `text`, as if nothing had parted them."""
+    surplus = len(values) - len(columns)
+    if surplus > 0 and text in columns:
+        at = columns.index(text)
+        values = [*values[:at], delimiter.join(values[at : at + surplus + 1]), *values[at + surplus + 1 :]]
+    elif surplus < 0 and delimiter:
+        values = [*values, *[""] * -surplus]
+    return dict(zip(columns, values, strict=not delimiter))
+
+
+def _table_documents(
+    most: int, columns: Sequence[str], rows: Iterator[Row | Refused], place: str, delimiter: str
+) -> Iterator[Extracted | Refused]:
+    """The table, cut between rows into documents of at most `most` bytes that each begin with the header."""
+    head = f"{_line(columns)}\n|{' --- |' * len(columns)}\n" if columns else ""
+    most -= len(head.encode("utf-8"))
+    lines, size, first, last = [head], 0, 0, 0
+    is_whole, is_empty, failure = True, True, None
+
+    def table() -> Extracted:
+        rows_within = "" if is_whole else f"rows {first} to {last}"
+        return Extracted("".join(lines), "table" if columns else "prose", "", f"{place} {rows_within}".strip())
+
+    try:
+        for row in rows:
+            is_empty = False
+            made = row if isinstance(row, Refused) else _row_line(row, len(columns), delimiter, most)
+            if isinstance(made, Refused):
+                yield replace(made, place=f"{place} {made.place}".strip())
+                continue
+            number, line, length = made
+            if first and size + length > most:
+                is_whole = False
+                yield table()
+                lines, size, first = [head], 0, 0
+            lines.append(line)
+            size += length
+            first, last = first or number, number
+    except ExtractionError as error:
+        failure, is_whole = error, False
+    if first:
+        yield table()
+    if failure:
+        raise failure
+    if is_empty:
+        yield Refused(place, "empty", "the table has no rows")
+
+
+def _row_line(row: Row, width: int, delimiter: str, most: int) -> tuple[int, str, int] | Refused:
+    """The number of the row, its line in Markdown of at least `width` columns, or of none as it is, and its bytes."""
+    number, values = row
+    try:
+        line = _line([*values, *[""] * (width - len(values))]) if width else delimiter.join(values)
+        line += "\n"
+        size = len(line) if line.isascii() else len(line.encode("utf-8"))
+    except ExtractionError as error:
+        return Refused(f"row {number}", error.reason, error.detail)
+    except UnicodeEncodeError as error:
+        return Refused(f"row {number}", "undecodable", f"{error.object[error.start]!r} is half of a surrogate pair")
+    if size > most:
+        detail = f"{size:,} bytes, over what data.extract.max_document_bytes leaves"
+        return Refused(f"row {number}", "oversized", detail)
+    return number, line, size
 
 
 def _line(values: Sequence[Any]) -> str:

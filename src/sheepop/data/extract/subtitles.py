@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from sheepop.data.extract.interface import Content, Context, Extracted, Refused
-from sheepop.data.extract.lines import LineError, Lines
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.lines import Lines
 from sheepop.data.extract.paragraphs import join_lines
 from sheepop.data.extract.template import longest_record
 from sheepop.data.extract.text import extract_text
@@ -70,7 +70,7 @@ def extract_subtitles(content: Content, context: Context) -> Iterator[Extracted 
 
 def _readable(lines: Lines, refused: list[Refused]) -> Iterator[str]:
     for number, line in lines:
-        if isinstance(line, LineError):
+        if isinstance(line, ExtractionError):
             refused.append(Refused(f"line {number}", line.reason, line.detail))
         else:
             yield line.rstrip("\r\n")

@@ -1,17 +1,19 @@
-"""CSV and its relatives: text in rows and columns, to documents."""
+"""CSV and its relatives: how a file is written, and its rows to documents."""
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import Any, Literal
 
-from sheepop.data.extract.dialect import Dialect, Shape, find_shape
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import LineError, Lines
-from sheepop.data.extract.rows import Row, RowDocuments
-from sheepop.data.extract.template import TEXT_FIELDS, longest_record
+from sheepop.data.extract.lines import Lines
+from sheepop.data.extract.rows import Row, row_documents
+from sheepop.data.extract.template import TEXT_FIELDS, RecordFormat, longest_record
 
 _SAMPLE_LINES = 2000
 _SAMPLE_CHARACTERS = 2**17
@@ -20,6 +22,35 @@ _LONGEST_NAME = 100
 _MOST_RETURNS = 8
 _NUMBER = re.compile(r"[\s+\-$€£%]*\d[\d\s.,:/\-+eE%]*")
 _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
+# Among equals a delimiter that is rarer in words wins, and quotes that are doubled.
+_DELIMITERS = ("\t", ";", "|", ",")
+Quoting = Literal["doubled", "escaped", "none"]
+# A character that parts nothing gives one cell in every row, which is as regular as can be and says little.
+_SINGLE_COLUMN = 0.7
+_PARTS_NOTHING = "\x1f"
+_OPEN_AT_END = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The delimiter; whether a quote inside quotes is doubled, escaped with a backslash, or quotes mean nothing;
+    and whether a space after the delimiter belongs to neither cell."""
+
+    delimiter: str
+    quoting: Quoting = "doubled"
+    skips_space: bool = False
+
+    def reader(self, lines: Iterator[str]) -> Any:
+        """The reader of such `lines`, which refuses a quote where none may stand."""
+        return csv.reader(
+            lines,
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_NONE if self.quoting == "none" else csv.QUOTE_MINIMAL,
+            doublequote=self.quoting == "doubled",
+            escapechar="\\" if self.quoting == "escaped" else None,
+            skipinitialspace=self.skips_space,
+            strict=True,
+        )
 
 
 def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -27,7 +58,7 @@ def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refu
 
     Delimiter and quotes are found from the first lines, and so is whether there is a header; a file for which a
     column or a template is configured must have one; a file of one column without a header is lines of text. A row
-    with another number of columns than most is kept, see `RowDocuments`; where a template or a pair needs to know
+    with another number of columns than most is kept, see `row_documents`; where a template or a pair needs to know
     which column is which, it is refused when it has too many. So is one that breaks the rules of quotes, and the next
     line begins a row.
     """
@@ -35,72 +66,155 @@ def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refu
     csv.field_size_limit(2**31 - 1)
     config = context.config
     lines = Lines(content, longest_record(config))
-    shape, num_skipped = _shape(lines, content.suffix)
-    source = _Source(iter(lines), longest_record(config))
-    for _ in range(num_skipped):
-        next(source)
-    rows = _rows(source, shape.dialect)
-    metadata = {} if lines.encoding == "utf_8" else {"encoding": lines.encoding}
-    delimiter = shape.dialect.delimiter + (" " if shape.dialect.skips_space else "")
-    documents = RowDocuments(config, metadata=metadata, delimiter=delimiter)
-    first = None
-    for row in rows:
-        if not isinstance(row, Refused) and len(row) == shape.num_columns:
-            first = row
-            break
-        yield row if isinstance(row, Refused) else _title(row, source.place, documents)
-    if first is None:
-        raise ExtractionError("empty", "it has no rows")
-    if documents.format.names or _is_header(first):
-        names = [name.strip() for name in first]
-        yield from documents.of(names, _numbered(rows, len(names)))
+    sample = _sample(lines)
+    named = _SEPARATOR_LINE.fullmatch(sample[0]) if sample else None
+    if named:
+        dialect, width = _shape(sample[1:], [named[1]])
     else:
-        names = [f"column {number}" for number in range(1, len(first) + 1)] if len(first) > 1 else []
-        yield from documents.of(names, _numbered(chain([first], rows), len(names)))
+        is_tabbed = content.suffix in (".tsv", ".tab") and any("\t" in line for line in sample)
+        dialect, width = _shape(sample, ["\t"] if is_tabbed else _delimiters(sample))
+    rows = _Rows(islice(lines, 1 if named else 0, None), dialect, longest_record(config))
+    metadata = {} if lines.encoding == "utf_8" else {"encoding": lines.encoding}
+    for item in _documents(rows, width, context):
+        yield replace(item, metadata=metadata) if metadata and isinstance(item, Extracted) else item
 
 
-def _shape(lines: Lines, suffix: str) -> tuple[Shape, int]:
-    """The shape that the first lines show, and how many lines to pass over because they only name the delimiter."""
+def _documents(rows: _Rows, width: int, context: Context) -> Iterator[Extracted | Refused]:
+    """What stands above the first row with as many cells as most, and the documents of the rows from there on."""
+    has_names = bool(RecordFormat.of(context.config).names)
+    for first in rows:
+        if isinstance(first, Refused):
+            yield first
+        elif len(first) == width:
+            break
+        elif (title := " ".join(filter(None, map(str.strip, first)))) and not has_names:
+            yield Extracted(title, place=rows.place)
+        else:
+            detail = "it stands above the table, whose rows have another number of columns"
+            yield Refused(rows.place, "invalid", detail)
+    else:
+        raise ExtractionError("empty", "it has no rows")
+    names = [name.strip() for name in first]
+    every: Iterable[list[str] | Refused] = rows
+    if not has_names and not _is_header(names):
+        every = chain([first], rows)
+        names = [f"column {number}" for number in range(1, width + 1)] if width > 1 else []
+    delimiter = rows.dialect.delimiter + (" " if rows.dialect.skips_space else "")
+    yield from row_documents(context.config, names, _numbered(every, len(names)), delimiter=delimiter)
+
+
+def _sample(lines: Lines) -> list[str]:
     sample: list[str] = []
     size = 0
     for _, line in islice(lines, _SAMPLE_LINES):
         if isinstance(line, str):
             sample.append(line)
             size += len(line)
-            if size >= _SAMPLE_CHARACTERS:
-                break
-    if sample and (named := _SEPARATOR_LINE.fullmatch(sample[0])):
-        return find_shape(sample[1:], delimiter=named[1]), 1
-    is_tabbed = suffix in (".tsv", ".tab") and any("\t" in line for line in sample)
-    return find_shape(sample, delimiter="\t" if is_tabbed else None), 0
+        if size >= _SAMPLE_CHARACTERS:
+            break
+    return sample
 
 
-class _Source(Iterator[str]):
-    """Lines for `csv.reader`, of which those of the current row can be handed out again."""
+def _shape(lines: list[str], delimiters: list[str]) -> tuple[Dialect, int]:
+    """The dialect under which most rows of the sample have the same number of columns, and that number.
 
-    def __init__(self, lines: Iterator[tuple[int, str | LineError]], max_characters: int) -> None:
-        self._lines, self._max = lines, max_characters
-        self._row: list[tuple[int, str | LineError]] = []
-        self._again: list[tuple[int, str | LineError]] = []
-        self._size = self._returned = 0
+    In a file of one column nothing parts cells, commas neither.
+    """
+    best: tuple[float, Dialect, int] = -1.0, Dialect(_PARTS_NOTHING), 1
+    for dialect in _candidates("".join(lines), delimiters):
+        widths, is_cut = _widths(lines, dialect)
+        width, count = max(widths.items(), key=lambda item: (item[0] > 0, item[1], item[0]), default=(0, 0))
+        share = count / max(1, widths.total()) * (1.0 if width > 1 else _SINGLE_COLUMN)
+        share -= _OPEN_AT_END if is_cut else 0.0
+        if width > 0 and share > best[0]:
+            best = share, dialect, width
+    _, dialect, width = best
+    return (dialect, width) if width > 1 else (Dialect(_PARTS_NOTHING, dialect.quoting), 1)
 
-    def begin(self) -> None:
-        """Starts a row with the next line."""
-        self._row.clear()
-        self._size = 0
 
-    def __next__(self) -> str:
-        if self._size > self._max:
-            raise csv.Error(f"a quote is not closed within {self._max:,} characters")
-        item = self._again.pop() if self._again else next(self._lines)
-        self._row.append(item)
-        line = item[1]
-        if isinstance(line, LineError):
-            raise line
-        if "\0" in line:
-            raise LineError("binary", "it contains a NUL byte")
-        self._size += len(line)
-        return line
+def _delimiters(lines: list[str]) -> list[str]:
+    """The characters that may part cells, and where the first line or the commas are those of sentences, none."""
+    text = "".join(lines)
+    present = [delimiter for delimiter in _DELIMITERS if delimiter in text]
+    is_plain = not any(delimiter in lines[0] for delimiter in present) if lines else True
+    return [*present, _PARTS_NOTHING] if is_plain or 2 * text.count(", ") > text.count(",") else present
+
+
+def _candidates(text: str, delimiters: list[str]) -> Iterator[Dialect]:
+    quotings: dict[Quoting, bool] = {"doubled": True, "escaped": '\\"' in text, "none": '"' in text}
+    for quoting in (quoting for quoting, is_possible in quotings.items() if is_possible):
+        for delimiter in delimiters:
+            yield Dialect(delimiter, quoting)
+            if quoting != "none" and f'{delimiter} "' in text:
+                yield Dialect(delimiter, quoting, skips_space=True)
+
+
+def _widths(lines: list[str], dialect: Dialect) -> tuple[Counter[int], bool]:
+    """How many rows have how many cells, 0 for those that break the rules, and whether the last is left open.
+
+    A row of several lines that is still open at the end may go on after the sample, or be a stray quote.
+    """
+    widths: Counter[int] = Counter()
+    reader = dialect.reader(iter(lines))
+    while True:
+        begin = reader.line_num
+        try:
+            cells = next(reader, None)
+        except csv.Error:
+            if reader.line_num >= len(lines):
+                return widths, reader.line_num - begin > 1
+            widths[0] += 1
+            continue
+        if cells is None:
+            return widths, False
+        if cells:
+            widths[len(cells)] += 1
+
+
+class _Rows:
+    """The cells of each row; a row that breaks the rules is refused with the lines that it stood in."""
+
+    def __init__(
+        self, lines: Iterator[tuple[int, str | ExtractionError]], dialect: Dialect, max_characters: int
+    ) -> None:
+        self._lines, self.dialect, self._max = lines, dialect, max_characters
+        # The lines of the current row, and those that will come again.
+        self._row: list[tuple[int, str | ExtractionError]] = []
+        self._again: list[tuple[int, str | ExtractionError]] = []
+        self._returned = 0
+
+    def __iter__(self) -> Iterator[list[str] | Refused]:
+        reader = self.dialect.reader(self._source())
+        while True:
+            self._row.clear()
+            try:
+                cells = next(reader, None)
+            except (csv.Error, ExtractionError) as error:
+                if isinstance(error, csv.Error):
+                    self._return_all_but_first()
+                    error = ExtractionError("invalid", str(error))
+                yield Refused(self.place, error.reason, error.detail)
+                reader = self.dialect.reader(self._source())
+                continue
+            if cells is None:
+                return
+            if cells:
+                yield cells
+
+    def _source(self) -> Iterator[str]:
+        size = 0
+        while item := self._again.pop() if self._again else next(self._lines, None):
+            size = 0 if not self._row else size
+            self._row.append(item)
+            line = item[1]
+            if isinstance(line, ExtractionError):
+                raise line
+            if "\0" in line:
+                raise ExtractionError("binary", "it contains a NUL byte")
+            size += len(line)
+            yield line
+            if self._row and size > self._max:
+                raise csv.Error(f"a quote is not closed within {self._max:,} characters")
 
     @property
     def place(self) -> str:
@@ -108,48 +222,14 @@ class _Source(Iterator[str]):
         first, last = self._row[0][0], self._row[-1][0]
         return f"line {first}" if first == last else f"lines {first} to {last}"
 
-    @property
-    def num_lines(self) -> int:
-        """The number of lines in the current row."""
-        return len(self._row)
-
-    def return_all_but_first(self) -> None:
-        """Hands out the lines of the current row again, without the first."""
-        self._returned += self._size
-        if self._returned > _MOST_RETURNS * self._max:
-            raise ExtractionError("invalid", f"too many quotes are never closed, the last in {self.place}")
-        self._again.extend(reversed(self._row[1:]))
-        del self._row[1:]
-
-
-def _rows(source: _Source, dialect: Dialect) -> Iterator[list[str] | Refused]:
-    """The cells of each row; a row that breaks the rules is refused with the lines that it stood in."""
-    reader = csv.reader(source, **dialect.options())
-    while True:
-        source.begin()
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except LineError as error:
-            yield Refused(source.place, error.reason, error.detail)
-            continue
-        except csv.Error as error:
-            if source.num_lines > 1:
-                source.return_all_but_first()
-            yield Refused(source.place, "invalid", str(error))
-            reader = csv.reader(source, **dialect.options())
-            continue
-        if cells:
-            yield cells
-
-
-def _title(cells: list[str], place: str, documents: RowDocuments) -> Extracted | Refused:
-    """What stands in a row of its own above the table, a text unless a certain column is asked for."""
-    text = " ".join(filter(None, map(str.strip, cells)))
-    if text and not documents.format.names:
-        return Extracted(text, place=place, metadata=documents.metadata or {})
-    return Refused(place, "invalid", "it stands above the table, whose rows have another number of columns")
+    def _return_all_but_first(self) -> None:
+        """Has the lines of the current row come again, without the first."""
+        if len(self._row) > 1:
+            self._returned += sum(len(line) for _, line in self._row if isinstance(line, str))
+            if self._returned > _MOST_RETURNS * self._max:
+                raise ExtractionError("invalid", f"too many quotes are never closed, the last in {self.place}")
+            self._again.extend(reversed(self._row[1:]))
+            del self._row[1:]
 
 
 def _numbered(rows: Iterable[list[str] | Refused], num_columns: int) -> Iterator[Row | Refused]:
@@ -162,9 +242,8 @@ def _numbered(rows: Iterable[list[str] | Refused], num_columns: int) -> Iterator
         yield number, row
 
 
-def _is_header(cells: list[str]) -> bool:
+def _is_header(names: list[str]) -> bool:
     """Whether the first row names the columns: different short words that are no numbers; the first may be empty."""
-    names = [cell.strip() for cell in cells]
     if len(names) == 1:
         return names[0].lower() in TEXT_FIELDS or names[0].isidentifier()
     is_short = all(len(name) <= _LONGEST_NAME and "\n" not in name for name in names)

@@ -11,11 +11,10 @@ from typing import Any
 
 from sheepop.core.errors import first_few
 from sheepop.data.extract.chat import chat_text, turns_text
-from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, RecordError, Refused
+from sheepop.data.extract.config import ExtractConfig, parse_template
+from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.languages import LANGUAGES
-from sheepop.data.extract.pair import KIND, is_pair, kind_of, pair_text
-from sheepop.data.extract.placeholders import Placeholder, parse_template
+from sheepop.data.extract.pair import KIND, SOURCE, TARGET
 
 TEXT_FIELDS = (
     *("text", "content", "body", "markdown", "code", "raw_content", "article", "document", "passage", "story"),
@@ -29,6 +28,7 @@ LANGUAGE_FIELDS = ("programming_language", "language", "lang")
 _SAME_LANGUAGES = {"bash": "shell", "cpp": "c++", "csharp": "c#", "lisp": "common lisp", "html": "html"}
 # In tables these are as often a country code, a number of stars or a kind of article: they count when they hold words.
 _NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "passage", "sentence"})
+_KINDS = {bool: "a truth value", int: "a number", float: "a number", type(None): "null", list: "a list", str: "text"}
 _MOST_NAMES, _MOST_LETTERS = 20, 60
 _MISSING = object()
 _ABOUT_PAIRS = (
@@ -58,45 +58,33 @@ class RecordFormat:
         return cls(config.column, config.template, config.pair)
 
     @cached_property
-    def _pieces(self) -> tuple[str | Placeholder, ...]:
-        return parse_template(self.template) if self.template is not None else ()
-
-    @cached_property
     def names(self) -> tuple[str, ...]:
         """The fields asked for, in the order of the template; none when the record decides."""
-        if self.pair is not None:
-            return self.pair
-        if self.column is not None:
-            return (self.column,)
-        return tuple(dict.fromkeys(piece.name for piece in self._pieces if isinstance(piece, Placeholder)))
+        if self.template is not None:
+            return tuple(dict.fromkeys(name for _, name in parse_template(self.template) if name is not None))
+        return self.pair or (() if self.column is None else (self.column,))
 
     def document(self, record: object, place: str, max_bytes: int) -> Extracted | Refused:
         """The document that `record` makes, or why it makes none, such as a text over `max_bytes` of UTF-8.
 
         A pair is not cut by whoever takes it, so it may take half of that.
         """
-        kind: Kind = KIND
-        language = ""
-        marks: tuple[tuple[int, str], ...] = ()
         try:
-            if self.pair is not None:
-                text, marks = self._paired(record, self.pair)
-            else:
-                text, kind, language = self._rendered(record)
-            size = len(text.encode("utf-8"))
-        except RecordError as error:
+            made = self._made(record, place)
+            size = len(made.text.encode("utf-8"))
+        except ExtractionError as error:
             return Refused(place, error.reason, error.detail)
         except UnicodeEncodeError as error:
             return Refused(place, "undecodable", f"{error.object[error.start]!r} is half of a surrogate pair")
         except RecursionError:
             return Refused(place, "invalid", "it is nested too deeply")
-        if marks and size > max_bytes // 2:
+        if made.marks and size > max_bytes // 2:
             return Refused(place, "oversized", f"{size:,} bytes, over data.extract.max_document_bytes")
         if size > max_bytes:
             return Refused(place, "oversized", f"{size:,} bytes, over {max_bytes:,}, twice the longest document")
-        if not text or text.isspace():
+        if not made.text or made.text.isspace():
             return Refused(place, "empty", "its text is empty")
-        return Extracted(text, kind, language, place, marks)
+        return made
 
     def needed(self, columns: Sequence[str]) -> list[str]:
         """Those of a table's `columns` that must be read; all of them when the record decides.
@@ -105,26 +93,24 @@ class RecordFormat:
         """
         if not self.names:
             return list(columns)
-        tops = [_top(name, columns) for name in self.names]
-        for name, top in zip(self.names, tops, strict=True):
-            if top is None:
+        kept = set(LANGUAGE_FIELDS if self.column is not None else ())
+        for name in self.names:
+            top = name if name in columns else name.partition(".")[0]
+            if top not in columns:
                 raise ExtractionError("missing", no_column(name, columns))
             if columns.count(top) > 1:
                 raise ExtractionError("invalid", f"{columns.count(top)} columns are called {top!r}")
-        extra = LANGUAGE_FIELDS if self.column is not None else ()
-        return [column for column in columns if column in tops or column in extra]
+            kept.add(top)
+        return [column for column in columns if column in kept]
 
     def for_table(self, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> RecordFormat | None:
         """The format for the rows of a table, from its first rows; None when they are cells and hold no text."""
-        if self.names:
-            self.needed(columns)
-            return self
-        if any(is_chat(row) for row in sample):
-            return self
-        column = text_field(columns, sample)
-        if column is None:
-            return None
-        chosen = RecordFormat(column=column)
+        chosen = self
+        if not self.names and not any(map(is_chat, sample)):
+            column = text_field(columns, sample)
+            if column is None:
+                return None
+            chosen = RecordFormat(column)
         chosen.needed(columns)
         return chosen
 
@@ -134,52 +120,37 @@ class RecordFormat:
             return False
         if self.names:
             return all(_lookup(record, name) is not _MISSING for name in self.names)
-        return is_chat(record) or text_field(tuple(record), (record,)) is not None
+        return is_chat(record) or text_field(record, (record,)) is not None
 
-    def _paired(self, record: object, pair: tuple[str, str]) -> tuple[str, tuple[tuple[int, str], ...]]:
+    def _made(self, record: object, place: str) -> Extracted:
         if not isinstance(record, Mapping):
-            raise RecordError("invalid", f"it is {kind_of(record)}, not a record with named fields")
-        source, target = (self._value(record, name) for name in pair)
-        return pair_text((source, target), pair)
-
-    def _rendered(self, record: object) -> tuple[str, Kind, str]:
-        if not isinstance(record, Mapping):
-            return self._without_fields(record)
+            if isinstance(record, str) and not self.names:
+                return Extracted(record, place=place)
+            if not self.names and (chat := turns_text(record)) is not None:
+                return Extracted(chat, "chat", "", place)
+            raise ExtractionError("invalid", f"it is {_kind_of(record)}, not a record with named fields")
+        if self.pair is not None:
+            return _pair_document(record, self.pair, place)
         if self.template is not None:
-            return "".join(self._filled(piece, record) for piece in self._pieces), "prose", ""
+            pieces = parse_template(self.template)
+            text = "".join(words if name is None else words + as_text(_value(record, name)) for words, name in pieces)
+            return Extracted(text, place=place)
         if self.column is not None:
-            return _column_text(record, self.column, self._value(record, self.column))
+            return _field_document(record, self.column, _value(record, self.column), place)
         try:
             chat = chat_text(record)
         except (TypeError, ValueError) as error:
-            raise RecordError("invalid", f"its turns are not text ({error})") from None
+            raise ExtractionError("invalid", f"its turns are not text ({error})") from None
         if chat is not None:
-            return chat, "chat", ""
+            return Extracted(chat, "chat", "", place)
         field = text_field(record, (record,))
         if field is not None:
-            return _column_text(record, field, record[field])
-        if is_pair(record):
-            raise RecordError("pair", _ABOUT_PAIRS)
-        return field_lines(record), "table", ""
-
-    def _without_fields(self, value: object) -> tuple[str, Kind, str]:
-        if not self.names:
-            if isinstance(value, str):
-                return value, "prose", ""
-            if (chat := turns_text(value)) is not None:
-                return chat, "chat", ""
-        raise RecordError("invalid", f"it is {kind_of(value)}, not a record with named fields")
-
-    def _filled(self, piece: str | Placeholder, record: Mapping[str, Any]) -> str:
-        return piece if isinstance(piece, str) else as_text(self._value(record, piece.name))
-
-    def _value(self, record: Mapping[str, Any], name: str) -> Any:
-        value = record.get(name, _MISSING)
-        if value is _MISSING:
-            value = _lookup(record, name)
-        if value is _MISSING:
-            raise RecordError("missing", no_column(name, tuple(record)))
-        return value
+            return _field_document(record, field, record[field], place)
+        if record.keys() == {SOURCE, TARGET} and all(isinstance(value, str) for value in record.values()):
+            raise ExtractionError("pair", _ABOUT_PAIRS)
+        values = [(name, cell_text(value)) for name, value in record.items()]
+        lines = [f"{name}: {value}" for name, value in values] if any(value for _, value in values) else []
+        return Extracted("\n".join(lines), "table", "", place)
 
 
 def longest_record(config: ExtractConfig) -> int:
@@ -201,17 +172,23 @@ def is_chat(record: Mapping[str, Any]) -> bool:
 
 def text_field(columns: Iterable[str], sample: Sequence[Mapping[str, Any]]) -> str | None:
     """The first of `TEXT_FIELDS` among the columns, in whose values in `sample` there is text."""
-    columns = tuple(columns)
     known: dict[str, str] = {}
     for column in columns:
-        known.setdefault(column if column in TEXT_FIELDS else column.lower(), column)
+        known.setdefault(column.lower(), column)
     return next((known[name] for name in TEXT_FIELDS if name in known and _is_text(name, known[name], sample)), None)
+
+
+def _is_text(name: str, column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    values = [value for row in sample if (value := row.get(column)) is not None]
+    if not all(isinstance(value, str | bytes) for value in values):
+        return False
+    return name not in _NEEDS_WORDS or any(len(value.split(None, 1)) > 1 for value in values)
 
 
 def as_text(value: object) -> str:
     """A value as it stands in a text: strings as they are, null as nothing, lists and records as JSON.
 
-    Raises `RecordError` for bytes that are not UTF-8 and for values that have no text.
+    Raises `ExtractionError` for bytes that are not UTF-8 and for values that have no text.
     """
     if isinstance(value, str):
         return value
@@ -221,34 +198,26 @@ def as_text(value: object) -> str:
         try:
             return bytes(value).decode("utf-8")
         except UnicodeDecodeError:
-            raise RecordError("undecodable", f"{len(value):,} bytes that are not UTF-8") from None
+            raise ExtractionError("undecodable", f"{len(value):,} bytes that are not UTF-8") from None
     if isinstance(value, bool | int | float | Mapping | list | tuple):
         try:
             return json.dumps(value, ensure_ascii=False, default=as_text)
         except (TypeError, ValueError) as error:
-            raise RecordError("invalid", f"a value cannot be written as text ({error})") from None
+            raise ExtractionError("invalid", f"a value cannot be written as text ({error})") from None
     if hasattr(value, "isoformat"):
         return str(value.isoformat())
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        raise RecordError("unsupported", f"a value of type {type(value).__name__} has no text")
+        raise ExtractionError("unsupported", f"a value of type {type(value).__name__} has no text")
     return str(value)
 
 
 def cell_text(value: object) -> str:
     """A value as it stands among other fields, where bytes that are no text are named by their number."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        try:
-            text = bytes(value).decode("utf-8")
-        except UnicodeDecodeError:
-            return f"({len(value):,} bytes)"
-        return text if "\0" not in text else f"({len(value):,} bytes)"
-    return as_text(value)
-
-
-def field_lines(record: Mapping[str, Any]) -> str:
-    """One line ``name: value`` for every field, or nothing when all values are empty."""
-    values = [(name, cell_text(value)) for name, value in record.items()]
-    return "\n".join(f"{name}: {value}" for name, value in values) if any(value for _, value in values) else ""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        return as_text(value)
+    text = bytes(value).decode("utf-8", "replace")
+    is_text = "\0" not in text and text.encode("utf-8") == value
+    return text if is_text else f"({len(value):,} bytes)"
 
 
 def no_column(name: str, columns: Sequence[str]) -> str:
@@ -263,27 +232,16 @@ def no_column(name: str, columns: Sequence[str]) -> str:
 @lru_cache(maxsize=64)
 def _meant(name: str, columns: tuple[str, ...]) -> str:
     """The question for the column that is nearest, if one is near."""
-    shown = [column[:_MOST_LETTERS] for column in columns]
-    folded = {column.lower(): column for column in shown}
+    folded = {column[:_MOST_LETTERS].lower(): column[:_MOST_LETTERS] for column in columns}
     near = difflib.get_close_matches(name.lower()[:_MOST_LETTERS], list(folded), n=1)
     return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
-def _column_text(record: Mapping[str, Any], name: str, value: object) -> tuple[str, Kind, str]:
-    if isinstance(value, str):
-        text = value
-    elif (chat := turns_text(value)) is not None:
-        return chat, "chat", ""
-    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        text = "\n".join(value)
-    else:
-        text = as_text(value)
-    for field in LANGUAGE_FIELDS:
-        language = record.get(field)
-        named = _SAME_LANGUAGES.get(language.lower(), language.lower()) if isinstance(language, str) else ""
-        if named in LANGUAGES or named in _SAME_LANGUAGES:
-            return text, "code", named
-    return text, "code" if name.lower() in CODE_FIELDS else "prose", ""
+def _value(record: Mapping[str, Any], name: str) -> Any:
+    value = _lookup(record, name)
+    if value is _MISSING:
+        raise ExtractionError("missing", no_column(name, tuple(record)))
+    return value
 
 
 def _lookup(record: Mapping[str, Any], name: str) -> Any:
@@ -298,16 +256,32 @@ def _lookup(record: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _top(name: str, columns: Sequence[str]) -> str | None:
-    for candidate in (name, name.partition(".")[0]):
-        if candidate in columns:
-            return candidate
-    return None
+def _field_document(record: Mapping[str, Any], name: str, value: object, place: str) -> Extracted:
+    if isinstance(value, str):
+        text = value
+    elif (chat := turns_text(value)) is not None:
+        return Extracted(chat, "chat", "", place)
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        text = "\n".join(value)
+    else:
+        text = as_text(value)
+    for field in LANGUAGE_FIELDS:
+        language = record.get(field)
+        named = _SAME_LANGUAGES.get(language.lower(), language.lower()) if isinstance(language, str) else ""
+        if named in LANGUAGES or named in _SAME_LANGUAGES:
+            return Extracted(text, "code", named, place)
+    return Extracted(text, "code" if name.lower() in CODE_FIELDS else "prose", "", place)
 
 
-def _is_text(name: str, column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
-    values = [row.get(column) for row in sample]
-    texts = [value for value in values if isinstance(value, str | bytes)]
-    if len(texts) < len(values) - values.count(None):
-        return False
-    return name not in _NEEDS_WORDS or any(len(text.split(None, 1)) > 1 for text in texts)
+def _pair_document(record: Mapping[str, Any], names: tuple[str, str], place: str) -> Extracted:
+    source, target = (_value(record, name) for name in names)
+    for name, value in zip(names, (source, target), strict=True):
+        if not isinstance(value, str):
+            raise ExtractionError("invalid", f"its field {name!r} is {_kind_of(value)}, but a pair needs two texts")
+        if not value or value.isspace():
+            raise ExtractionError("empty", f"its field {name!r} is empty")
+    return Extracted(source + target, KIND, "", place, ((0, SOURCE), (len(source), TARGET)))
+
+
+def _kind_of(value: object) -> str:
+    return _KINDS.get(type(value), "a record" if isinstance(value, Mapping) else f"a {type(value).__name__}")

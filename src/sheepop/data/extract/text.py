@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO
 
-from sheepop.data.decoding import UndecodableError, decode, find_encoding, utf8_blocks
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.decoding import decode, find_encoding, utf8_blocks
+from sheepop.data.extract.interface import Content, Context, Extracted, Refused
 
 
 def extract_text(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -17,18 +17,15 @@ def extract_text(content: Content, context: Context) -> Iterator[Extracted | Ref
     Raises `ExtractionError` with reason ``binary`` or ``undecodable``.
     """
     limit = context.config.max_document_bytes
-    try:
-        if content.size <= limit:
-            with content.open() as file:
-                data = file.read(limit + 1)
-            if len(data) <= limit:
-                decoded = decode(data, content.name)
-                yield Extracted(decoded.text, metadata={"encoding": decoded.encoding})
-                return
+    if content.size <= limit:
         with content.open() as file:
-            yield from _streamed(file, content.name, limit)
-    except UndecodableError as error:
-        raise ExtractionError(error.reason, error.detail) from None
+            data = file.read(limit + 1)
+        if len(data) <= limit:
+            decoded = decode(data, content.name)
+            yield Extracted(decoded.text, metadata={"encoding": decoded.encoding})
+            return
+    with content.open() as file:
+        yield from _streamed(file, content.name, limit)
 
 
 def _streamed(file: BinaryIO, name: str, limit: int) -> Iterator[Extracted | Refused]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html.entities import html5
 from typing import TYPE_CHECKING, Any
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
 from sheepop.data.extract.interface import Content, Extracted, ExtractionError
 from sheepop.data.extract.markdown import fenced
 from sheepop.data.extract.page import parse_page
@@ -304,10 +304,7 @@ def _is_prose(paragraphs: list[Paragraph]) -> bool:
 
 def _source(content: Content) -> Extracted:
     with content.open() as file:
-        try:
-            decoded = decode(file.read())
-        except UndecodableError as error:
-            raise ExtractionError(error.reason, error.detail) from None
+        decoded = decode(file.read())
     return Extracted(decoded.text, kind="code", language="xml", metadata={"encoding": decoded.encoding})
 
 

@@ -135,7 +135,7 @@ def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, 
         if path.startswith(GIT_PREFIX):
             yield from repository_entries(path, max_file_bytes=config.max_file_bytes, ignore=config.ignore)
     if query is not None:
-        from sheepop.data.extract.address import source_label
+        from sheepop.data.extract.query import source_label
 
         yield Entry("query", "", f"{source_label(query.url)}: {query.text}", 0)
 
