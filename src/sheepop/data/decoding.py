@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from sheepop.data.extract.interface import ExtractionError
+
 # UTF-32 comes first: its little-endian mark begins with the mark of UTF-16.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf_32_le"),
@@ -66,13 +68,8 @@ class Decoded:
     encoding: str
 
 
-class UndecodableError(ValueError):
+class UndecodableError(ExtractionError):
     """The bytes are not text; `reason` is ``binary`` or ``undecodable``, `detail` says why."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
 
 
 def decode(data: bytes, name: str = "") -> Decoded:
