@@ -6,7 +6,7 @@ import codecs
 import re
 from typing import TYPE_CHECKING
 
-from sheepop.data.decoding import Decoded, UndecodableError, decode
+from sheepop.data.decoding import Decoded, decode
 from sheepop.data.extract.interface import ExtractionError
 
 if TYPE_CHECKING:
@@ -30,14 +30,9 @@ def decode_page(data: bytes) -> Decoded:
     often left over from a template. Raises `ExtractionError`.
     """
     declared = _DECLARED.search(data[:_HEAD_BYTES])
-    try:
-        if declared and not data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            decoded = decoded_as(data, declared.group(1).decode("ascii", "replace"))
-            if decoded is not None:
-                return decoded
-        return decode(data)
-    except UndecodableError as error:
-        raise ExtractionError(error.reason, error.detail) from None
+    if declared and not data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return decoded_as(data, declared.group(1).decode("ascii", "replace")) or decode(data)
+    return decode(data)
 
 
 def decoded_as(data: bytes, name: str) -> Decoded | None:

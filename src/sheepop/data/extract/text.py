@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
 
-from sheepop.data.decoding import UndecodableError, decode, find_encoding, utf8_blocks
+from sheepop.data.decoding import decode, find_encoding, utf8_blocks
 from sheepop.data.extract.cutting import cut_point
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Extracted, Refused
 
 
 def extract_text(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -17,29 +16,22 @@ def extract_text(content: Content, context: Context) -> Iterator[Extracted | Ref
     Raises `ExtractionError` with reason ``binary`` or ``undecodable``.
     """
     limit = context.config.max_document_bytes
-    try:
-        if content.size <= limit:
-            with content.open() as file:
-                data = file.read(limit + 1)
-            if len(data) <= limit:
-                decoded = decode(data, content.name)
-                yield Extracted(decoded.text, metadata={"encoding": decoded.encoding})
-                return
+    if content.size <= limit:
         with content.open() as file:
-            yield from _streamed(file, content.name, limit)
-    except UndecodableError as error:
-        raise ExtractionError(error.reason, error.detail) from None
-
-
-def _streamed(file: BinaryIO, name: str, limit: int) -> Iterator[Extracted | Refused]:
-    encoding, mark_length = find_encoding(file, name)
+            data = file.read(limit + 1)
+        if len(data) <= limit:
+            decoded = decode(data, content.name)
+            yield Extracted(decoded.text, metadata={"encoding": decoded.encoding})
+            return
     number = 0
-    for piece in _pieces(utf8_blocks(file, encoding, mark_length), limit):
-        if isinstance(piece, Refused):
-            yield piece
-        else:
-            number += 1
-            yield Extracted(piece, place=f"piece {number}", metadata={"encoding": encoding})
+    with content.open() as file:
+        encoding, mark_length = find_encoding(file, content.name)
+        for piece in _pieces(utf8_blocks(file, encoding, mark_length), limit):
+            if isinstance(piece, Refused):
+                yield piece
+            else:
+                number += 1
+                yield Extracted(piece, place=f"piece {number}", metadata={"encoding": encoding})
 
 
 def _pieces(blocks: Iterator[bytes], limit: int) -> Iterator[str | Refused]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html.entities import html5
 from typing import TYPE_CHECKING, Any
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
 from sheepop.data.extract.interface import Content, Extracted, ExtractionError
 from sheepop.data.extract.markdown import fenced
 from sheepop.data.extract.page import parse_page
@@ -103,10 +103,10 @@ def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
                 deque(events, maxlen=0)
                 raise ExtractionError("unsupported", "it defines entities with elements far from its beginning")
             open_elements.append(element)
-            flow.text(_before(element))
+            flow.text(_between(element.getprevious(), element.getparent()))
             flow.start(element)
         else:
-            flow.text(_last(element))
+            flow.text(_between(element[-1] if len(element) else None, element))
             flow.end()
             _forget(open_elements.pop())
         yield from flow.finished()
@@ -209,16 +209,12 @@ class _Flow:
             self._gap = True
             self._flush_code()
             self._gap = True
-        elif level.name in _BLOCKS or around is None:
+        elif around is None or level.name in _BLOCKS or not around.has_text:
+            is_block = around is None or level.name in _BLOCKS
             if level.name in _ESCAPED_HTML and not level.has_children:
                 self._render()
-            self._flush()
-            self._gap = True
-        elif not around.has_text:
-            if level.name in _ESCAPED_HTML and not level.has_children:
-                self._render()
-            self._break_due = True
-            if level.has_children:
+            self._break_due = not is_block
+            if is_block or level.has_children:
                 self._flush()
                 self._gap = True
 
@@ -252,26 +248,13 @@ class _Flow:
         self._break_due = self._in_prose = False
 
 
-def _before(element: _Element) -> str:
-    """The text directly before an element that begins, since the element before it or the start of its parent."""
+def _between(before: _Element | None, parent: _Element | None) -> str:
+    """The text of `parent` that ends behind its child `before`, since the element before or the start of `parent`."""
     pieces: list[str] = []
-    sibling = element.getprevious()
-    while sibling is not None and not isinstance(sibling.tag, str):
-        pieces += [sibling.tail or "", _named(sibling)]
-        sibling = sibling.getprevious()
-    parent = element.getparent()
-    first = sibling.tail if sibling is not None else parent.text if parent is not None else None
-    return "".join([first or "", *reversed(pieces)])
-
-
-def _last(element: _Element) -> str:
-    """The text of an element that ends, since its last child or its start."""
-    pieces: list[str] = []
-    child = element[-1] if len(element) else None
-    while child is not None and not isinstance(child.tag, str):
-        pieces += [child.tail or "", _named(child)]
-        child = child.getprevious()
-    first = child.tail if child is not None else element.text
+    while before is not None and not isinstance(before.tag, str):
+        pieces += [before.tail or "", _named(before)]
+        before = before.getprevious()
+    first = before.tail if before is not None else parent.text if parent is not None else None
     return "".join([first or "", *reversed(pieces)])
 
 
@@ -304,10 +287,7 @@ def _is_prose(paragraphs: list[Paragraph]) -> bool:
 
 def _source(content: Content) -> Extracted:
     with content.open() as file:
-        try:
-            decoded = decode(file.read())
-        except UndecodableError as error:
-            raise ExtractionError(error.reason, error.detail) from None
+        decoded = decode(file.read())
     return Extracted(decoded.text, kind="code", language="xml", metadata={"encoding": decoded.encoding})
 
 
