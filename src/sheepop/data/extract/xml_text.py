@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.entities import html5
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sheepop.data.decoding import decode
@@ -225,8 +226,7 @@ class _Flow:
         return done
 
     def _flush(self) -> None:
-        text = " ".join("".join(self._line).split())
-        self._add(text)
+        self._add(" ".join("".join(self._line).split()))
 
     def _flush_code(self) -> None:
         code = "".join(self._line).strip("\n").rstrip()
@@ -292,9 +292,5 @@ def _source(content: Content) -> Extracted:
 
 
 def _text(paragraphs: list[Paragraph]) -> str:
-    pieces: list[str] = []
-    for paragraph in paragraphs:
-        if pieces:
-            pieces.append("\n\n" if paragraph.gap else "\n")
-        pieces.append(paragraph.text)
-    return "".join(pieces)
+    pieces = (part for paragraph in paragraphs for part in ("\n\n" if paragraph.gap else "\n", paragraph.text))
+    return "".join(islice(pieces, 1, None))
