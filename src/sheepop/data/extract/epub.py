@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import posixpath
-import re
 import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.office_parts import Element, parse_xml
-from sheepop.data.extract.page import decode_page, parse_page
-from sheepop.data.extract.page_blocks import Block, page_blocks, page_text
+from sheepop.data.extract.markdown import marked
+from sheepop.data.extract.office_parts import Element, local_name, parse_xml
+from sheepop.data.extract.page_blocks import Block, blocks_of, page_text
 from sheepop.data.extract.zip_safety import safe_zip
 
 _CONTAINER = "META-INF/container.xml"
@@ -23,8 +23,6 @@ _FONTS_ONLY = frozenset({"http://www.idpf.org/2008/embedding", "http://ns.adobe.
 _PAGES = frozenset({"application/xhtml+xml", "text/html", "text/x-oeb1-document", "application/x-dtbook+xml"})
 _NCX = "application/x-dtbncx+xml"
 _FACTS = {"title": "title", "creator": "author", "language": "language", "rights": "rights", "date": "date"}
-_DATE = re.compile(r"\d{4}(?:-\d\d){0,2}")
-_LONGEST_FACT = 1000
 _LONGEST_TITLE = 200
 
 
@@ -37,24 +35,21 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
     with safe_zip(content, context) as archive:
         _refuse_protection(archive)
         book = _book(archive)
-        text, marks = "", []
         titles = _titles(archive, book)
+        chapters: list[tuple[str, str]] = []
         for number, (name, media_type) in enumerate(book.chapters.items(), 1):
             place = f"chapter {number}"
             try:
                 blocks = _chapter(archive, name, media_type)
             except ExtractionError as error:
                 yield Refused(place, error.reason, f"{name}: {error.detail}")
-            else:
-                body = page_text(blocks)
-                if body:
-                    text += "\n\n" if text else ""
-                    title = titles.get(name) or _heading(blocks)
-                    marks.append((len(text), f"{place}: {title}" if title else place))
-                    text += body
+                continue
+            title = titles.get(name) or _heading(blocks)
+            chapters.append((f"{place}: {title}" if title else place, page_text(blocks)))
+        text, marks = marked(chapters)
         if not text:
             raise ExtractionError("empty", "its chapters have no text")
-        yield Extracted(text, marks=tuple(marks), metadata=book.facts)
+        yield Extracted(text, marks=marks, metadata=book.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +102,13 @@ def _is_navigation(item: Element) -> bool:
 
 
 def _facts(contents: Element) -> dict[str, str]:
-    facts: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {name: [] for name in _FACTS.values()}
     for element in contents.iter("{http://purl.org/dc/elements/1.1/}*"):
-        name = _FACTS.get(str(element.tag).rpartition("}")[2])
-        value = " ".join("".join(element.itertext()).split())
-        if name and value:
-            facts.setdefault(name, []).append(value)
-    found = {name: "; ".join(values) if name == "author" else values[0] for name, values in facts.items()}
-    date = _DATE.match(found.pop("date", ""))
-    if date:
-        found["date"] = date[0]
-    return {name: value for name, value in found.items() if len(value) <= _LONGEST_FACT}
+        value = _all_text(element)
+        if value and local_name(element) in _FACTS:
+            found[_FACTS[local_name(element)]].append(value)
+    facts = {name: "; ".join(values) if name == "author" else "".join(values[:1]) for name, values in found.items()}
+    return facts_of({**facts, "date": date_of(facts["date"])})
 
 
 def _chapter(archive: zipfile.ZipFile, name: str, media_type: str) -> list[Block]:
@@ -129,7 +120,7 @@ def _chapter(archive: zipfile.ZipFile, name: str, media_type: str) -> list[Block
         raise ExtractionError("damaged", f"it cannot be unpacked: {error}") from None
     if media_type not in _PAGES:
         raise ExtractionError("unsupported", f"a chapter of type {media_type or 'unknown'} is not read")
-    return page_blocks(parse_page(decode_page(data).text)) if data.strip() else []
+    return blocks_of(data)
 
 
 def _titles(archive: zipfile.ZipFile, book: _Book) -> dict[str, str]:
@@ -149,8 +140,12 @@ def _titles(archive: zipfile.ZipFile, book: _Book) -> dict[str, str]:
         for target, label in entries:
             path = unquote((target or "").partition("#")[0])
             file = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
-            titles.setdefault(file, _short(" ".join("".join(label.itertext()).split())))
+            titles.setdefault(file, _short(_all_text(label)))
     return titles
+
+
+def _all_text(element: Element) -> str:
+    return " ".join("".join(element.itertext()).split())
 
 
 def _heading(blocks: list[Block]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.main_text import main_blocks
 from sheepop.data.extract.page import decode_page, parse_page
@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
 _XHTML = "{http://www.w3.org/1999/xhtml}html"
-_DATE = re.compile(r"\s*(\d{4}(?:-\d\d){0,2})(?!\d)")
 _DATE_NAMES = words(
     "article:published_time og:published_time datepublished date dc.date dc.date.issued dcterms.created dcterms.date"
     " dcterms.issued citation_publication_date citation_date publish_date pubdate"
 )
-_LONGEST_FACT = 1000
 
 
 def extract_html(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -54,21 +52,19 @@ def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refu
         yield from xml_documents(content, root, context.config.max_document_bytes)
 
 
-def _facts(page: HtmlElement) -> Mapping[str, str]:
-    """What the page says of itself, each value on one line."""
+def _facts(page: HtmlElement) -> dict[str, str]:
+    """What the page says of itself."""
     named: dict[str, str] = {}
     for element in page.iter("meta"):
         name = element.get("property") or element.get("name") or element.get("itemprop") or ""
         named.setdefault(name.lower(), element.get("content") or "")
     title = page.find(".//title")
     links = [link.get("href") for link in page.iter("link") if (link.get("rel") or "").lower() == "canonical"]
-    date = next((match for name in sorted(_DATE_NAMES & named.keys()) if (match := _DATE.match(named[name]))), None)
     facts = {
         "title": named.get("og:title") or ("" if title is None else title.text_content()),
-        "language": page.get("lang") or page.get("xml:lang") or "",
-        "url": (links[0] if links else "") or named.get("og:url", ""),
-        "date": date.group(1) if date else "",
-        "author": named.get("author", ""),
+        "language": page.get("lang") or page.get("xml:lang"),
+        "url": (links[0] if links else "") or named.get("og:url"),
+        "date": next(filter(None, (date_of(named.get(name)) for name in sorted(_DATE_NAMES))), ""),
+        "author": named.get("author"),
     }
-    lines = {name: " ".join(value.split()) for name, value in facts.items()}
-    return {name: value for name, value in lines.items() if 0 < len(value) <= _LONGEST_FACT}
+    return facts_of(facts)

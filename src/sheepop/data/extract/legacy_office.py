@@ -7,16 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import join, marked, table
-
-Blocks = list[tuple[str, str]]
+from sheepop.data.extract.markdown import heading, join, one_line, table
+from sheepop.data.extract.office_parts import Blocks, document, presentation, with_notes
 
 # The library leaves notes out; without their mark they stand in the sentence.
 _NOTE = re.compile(r"\{\\\*?\s*\\footnote\b")
-_FACTS = {"title": "title", "author": "author", "created": "date"}
-_DATE_LENGTH = len("2024-01-31")
-_DEEPEST_HEADING = 6
 
 
 def extract_doc(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -25,19 +22,13 @@ def extract_doc(content: Content, context: Context) -> Iterator[Extracted | Refu
     Metadata: ``title``, ``author`` and ``date`` where the file states them. Raises `ExtractionError`.
     """
     known = _known(content, "doc")
-    text = join([block for section in known["sections"] for block in _blocks(section)])
-    if not text:
-        raise ExtractionError("empty", "the document has no text")
-    yield Extracted(text, metadata=_facts(known))
+    yield document(join(block for section in known["sections"] for block in _blocks(section)), _facts(known))
 
 
 def extract_ppt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """One document of prose with a mark ``slide N`` for each slide, and its speaker notes; raises `ExtractionError`."""
     known = _known(content, "ppt")
-    text, marks = marked((f"slide {n}", join(_blocks(section))) for n, section in enumerate(known["sections"], 1))
-    if not text:
-        raise ExtractionError("empty", "the slides have no text")
-    yield Extracted(text, marks=marks, metadata=_facts(known))
+    yield presentation(map(_blocks, known["sections"]), _facts(known))
 
 
 def extract_rtf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -48,9 +39,7 @@ def extract_rtf(content: Content, context: Context) -> Iterator[Extracted | Refu
         # What is not ASCII is escaped; bytes that are not stand for themselves in the code page of the file.
         source = _NOTE.sub("{ ", file.read().decode("latin-1"))
     text = rtf_to_text(source, errors="replace")
-    if not text.strip():
-        raise ExtractionError("empty", "the document has no text")
-    yield Extracted(text.strip("\n"))
+    yield document(text.strip("\n") if text.strip() else "", {})
 
 
 def _known(content: Content, kind: Literal["doc", "ppt"]) -> dict[str, Any]:
@@ -67,31 +56,29 @@ def _known(content: Content, kind: Literal["doc", "ppt"]) -> dict[str, Any]:
 
 
 def _facts(known: dict[str, Any]) -> dict[str, str]:
-    stated = {fact: " ".join(str(known["metadata"].get(name) or "").split()) for name, fact in _FACTS.items()}
-    return {fact: value[:_DATE_LENGTH] if fact == "date" else value for fact, value in stated.items() if value}
+    stated = known["metadata"]
+    date = date_of(str(stated.get("created") or ""))
+    return facts_of({"title": stated.get("title"), "author": stated.get("author"), "date": date})
 
 
 def _blocks(section: dict[str, Any]) -> Blocks:
-    blocks = [block for element in section["elements"] for block in _element(element)]
-    notes = [text for note in section.get("speaker_notes") or [] for _, text in _element(note)]
-    return [*blocks, ("text", "\n".join(["Notes:", *notes]))] if notes else blocks
+    notes = [text for note in section.get("speaker_notes") or [] for _, text in _element(note) if text]
+    return with_notes([block for element in section["elements"] for block in _element(element)], notes)
 
 
-def _element(element: dict[str, Any]) -> Blocks:
+def _element(element: dict[str, Any], level: int = 0) -> Blocks:
+    """An element as blocks; `level` is that of a list."""
     kind = element.get("type")
-    if kind == "heading":
-        level = min(int(element.get("level", 1)), _DEEPEST_HEADING)
-        text = " ".join(_inline(element).split())
-        return [("heading", f"{'#' * level} {text}")] if text else []
-    if kind == "list":
-        return [("item", line) for line in _items(element, 0)]
+    pieces = element.get("content") or []
+    if kind in ("heading", "paragraph"):
+        text = "".join("\n" if piece.get("type") == "line_break" else str(piece.get("text", "")) for piece in pieces)
+        if kind == "heading":
+            return [("heading", heading(int(element.get("level", 1)), text))]
+        return [("text", text.strip())]
     if kind == "table":
-        rows = [[" ".join(text for _, text in _inside(cell)) for cell in row["cells"]] for row in element["rows"]]
-        text = table(rows)
-        return [("table", text)] if text else []
-    if kind == "paragraph":
-        text = _inline(element).strip()
-        return [("text", text)] if text else []
+        return [("table", table([one_line(_inside(cell)) for cell in row["cells"]] for row in element["rows"]))]
+    if kind == "list":
+        return [block for item in element["items"] for block in _item(item, level)]
     return _inside(element)
 
 
@@ -99,16 +86,8 @@ def _inside(element: dict[str, Any]) -> Blocks:
     return [block for inner in element.get("content") or [] for block in _element(inner)]
 
 
-def _items(element: dict[str, Any], level: int) -> Iterator[str]:
-    for item in element["items"]:
-        text = " ".join(text for _, text in _inside(item))
-        if text:
-            yield f"{'  ' * level}- {text}"
-        if item.get("nested"):
-            yield from _items(item["nested"], level + 1)
-
-
-def _inline(element: dict[str, Any]) -> str:
-    """The text of a paragraph, with the lines into which it is broken."""
-    pieces = element.get("content") or []
-    return "".join("\n" if piece.get("type") == "line_break" else str(piece.get("text", "")) for piece in pieces)
+def _item(found: dict[str, Any], level: int) -> Blocks:
+    text = one_line(_inside(found))
+    nested = found.get("nested")
+    blocks = [("item", f"{'  ' * level}- {text}")] if text else []
+    return blocks + (_element({"type": "list", **nested}, level + 1) if nested else [])

@@ -10,13 +10,13 @@ from email.header import decode_header, make_header
 from email.message import Message
 
 from sheepop.data.decoding import decode
+from sheepop.data.extract.facts import facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.page import decode_page, decoded_as, parse_page
-from sheepop.data.extract.page_blocks import page_blocks, page_text
+from sheepop.data.extract.page import decoded_as
+from sheepop.data.extract.page_blocks import blocks_of, page_text
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 _FACTS = {"Subject": "title", "From": "author", "Date": "date"}
-_LONGEST_FACT = 1000
 _FIRST_LINE = b"From "
 _ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
 _LONGEST_LINE = 2**20
@@ -67,7 +67,7 @@ def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refu
         text = (message.body or "").replace("\r\n", "\n")
         html = message.properties.binary_prop_value(_HTML_BODY) or (message.html_body or "").encode()
         if not text.strip() and html:
-            text = _page(html)
+            text = page_text(blocks_of(html))
         if not text.strip() and message.properties.binary_prop_value(_RTF_BODY):
             yield Refused("", "unsupported", "its text is there only as compressed RTF")
         attached = []
@@ -84,10 +84,9 @@ def _documents(
     headers: Mapping[str, str], text: str, attached: Iterable[tuple[str, bytes]], context: Context
 ) -> Iterator[Extracted | Refused]:
     head = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
-    facts = {_FACTS[name]: value for name, value in headers.items() if name in _FACTS and value}
     is_empty = not text.strip()
     if not is_empty:
-        facts = {name: value for name, value in facts.items() if len(value) <= _LONGEST_FACT}
+        facts = facts_of({fact: headers.get(name) for name, fact in _FACTS.items()})
         yield Extracted(f"{head}\n\n{text.strip()}" if head else text.strip(), metadata=facts)
     for name, data in attached:
         is_empty = False
@@ -148,13 +147,9 @@ def _text(part: Message) -> str:
     data, charset = _bytes(part), part.get_content_charset("")
     if part.get_content_subtype() == "html":
         known = decoded_as(data, charset)
-        return _page(data) if known is None else _page(known.text.encode())
+        return page_text(blocks_of(data if known is None else known.text.encode()))
     text = (decoded_as(data, charset) or decode(data)).text
     return text.replace("\r\n", "\n").strip("\n")
-
-
-def _page(data: bytes) -> str:
-    return page_text(page_blocks(parse_page(decode_page(data).text))) if data.strip() else ""
 
 
 def _bytes(part: Message) -> bytes:

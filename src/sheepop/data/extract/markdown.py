@@ -1,23 +1,53 @@
-"""Tables and code written as Markdown, the same way whatever file they come from."""
+"""Blocks, tables and code written as Markdown, the same way whatever file they come from."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 _BACKTICKS = re.compile(r"`+")
+_DEEPEST_HEADING = 6
 
 
 def join(blocks: Iterable[tuple[str, str]]) -> str:
-    """Blocks, given as kind and text, as one text: each ``item`` on the line after the one before, all else apart."""
+    """Blocks, given as kind and text, as one text: each ``item`` on the line after the one before, all else apart.
+
+    A ``line`` is one of code; those that follow each other come between fences. Blocks without text end such a run,
+    and are left out.
+    """
     parts: list[str] = []
     before = ""
-    for kind, text in blocks:
-        if parts:
-            parts.append("\n" if before == kind == "item" else "\n\n")
-        parts.append(text)
-        before = kind
+    for kind, group in groupby(blocks, key=itemgetter(0)):
+        texts = [text for _, text in group]
+        if kind == "line":
+            code = "\n".join(texts).strip("\n")
+            texts = [fenced(code)] if code.strip() else []
+        for text in filter(None, texts):
+            if parts:
+                parts.append("\n" if before == kind == "item" else "\n\n")
+            parts.append(text)
+            before = kind
     return "".join(parts)
+
+
+def one_line(blocks: Iterable[tuple[str, str]]) -> str:
+    """The texts of blocks in a row, as they stand in a cell or a title."""
+    return " ".join(text for _, text in blocks if text)
+
+
+def heading(level: int, text: str) -> str:
+    """A heading of `level` 1 to 6, deeper ones as of 6; empty without text."""
+    text = " ".join(text.split())
+    return f"{'#' * min(level, _DEEPEST_HEADING)} {text}" if text else ""
+
+
+def item(level: int, label: str, text: str) -> str:
+    """An item of a list on `level`, from 0, whose further lines stand below the first."""
+    indent = "  " * level
+    rest, lines = f"\n{indent}{' ' * len(label)} ", text.split("\n")
+    return f"{indent}{label} {rest.join(lines)}"
 
 
 def marked(pieces: Iterable[tuple[str, str]]) -> tuple[str, tuple[tuple[int, str], ...]]:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sheepop.data.decoding import decode
+from sheepop.data.extract.facts import facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import fenced
+from sheepop.data.extract.markdown import fenced, marked
 
 _NEWEST = 4
 # The richest form of an output that is text comes first; HTML is for showing only.
@@ -27,27 +28,25 @@ def extract_notebook(content: Content, context: Context) -> Iterator[Extracted |
     than 4, ``damaged`` for what is no valid JSON, ``invalid`` for what is no notebook.
     """
     notebook, language = _read(content)
-    text, marks, code_chars = "", [], 0
+    cells: list[tuple[str, str]] = []
+    code_chars = 0
     for number, cell in enumerate(notebook.get("cells", []), 1):
         source = cell.get("source", "")
         is_code = cell.get("cell_type") == "code"
         pieces = [fenced(source.removesuffix("\n"), language) if is_code else source] if source.strip() else []
         if is_code and context.config.notebook_outputs:
             pieces += [fenced(output.removesuffix("\n"), "output") for output in _outputs(cell) if output.strip()]
-        if pieces:
-            code_chars += len(source) if is_code else 0
-            text += "\n\n" if text else ""
-            marks.append((len(text), f"cell {number}"))
-            text += "\n\n".join(piece.strip("\n") for piece in pieces)
+        code_chars += len(source) if is_code and pieces else 0
+        cells.append((f"cell {number}", "\n\n".join(piece.strip("\n") for piece in pieces)))
+    text, marks = marked(cells)
     if not text:
         raise ExtractionError("empty", "all of its cells are empty")
     title = notebook.get("metadata", {}).get("title")
-    facts = {"title": title if isinstance(title, str) else "", "kernel_language": language}
-    facts = {name: value for name, value in facts.items() if value}
+    facts = facts_of({"title": title if isinstance(title, str) else "", "kernel_language": language})
     if 2 * code_chars > len(text):
-        yield Extracted(text, kind="code", language=language, marks=tuple(marks), metadata=facts)
+        yield Extracted(text, kind="code", language=language, marks=marks, metadata=facts)
     else:
-        yield Extracted(text, marks=tuple(marks), metadata=facts)
+        yield Extracted(text, marks=marks, metadata=facts)
 
 
 def _read(content: Content) -> tuple[Any, str]:

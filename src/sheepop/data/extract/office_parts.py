@@ -1,22 +1,28 @@
-"""The parts of an Office Open XML package and how they refer to each other (ECMA-376, part 2)."""
+"""The parts of an Office Open XML package and how they refer to each other (ECMA-376, part 2), and what all hold."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import zipfile
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from sheepop.data.extract.interface import ExtractionError
+from sheepop.data.extract.facts import date_of, facts_of
+from sheepop.data.extract.interface import Extracted, ExtractionError
+from sheepop.data.extract.markdown import join, marked
 
 Element = Any
+Blocks = list[tuple[str, str]]
+Default = TypeVar("Default")
 
 # The strict form of the standard names everything as the usual form does, in namespaces of its own.
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
 _USUAL = rb"http://schemas.openxmlformats.org/\1/2006/"
-PROPERTIES = {"title": "title", "creator": "author", "language": "language", "created": "date"}
-_DATE_LENGTH = len("2024-01-31")
+_PROPERTIES = {"title": "title", "creator": "author", "initial-creator": "author", "language": "language"}
+_PROPERTIES |= {"created": "date", "creation-date": "date"}
+_MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 
 class OfficeParts:
@@ -52,14 +58,7 @@ class OfficeParts:
 
     def properties(self) -> dict[str, str]:
         """Title, author, language and date, as far as the package states them."""
-        facts: dict[str, str] = {}
-        for name in self.related("", "core-properties"):
-            for element in self.xml(name):
-                fact = PROPERTIES.get(local_name(element))
-                value = " ".join((element.text or "").split())
-                if fact and value:
-                    facts[fact] = value[:_DATE_LENGTH] if fact == "date" else value
-        return facts
+        return properties(*(self.xml(name) for name in self.related("", "core-properties")))
 
     def _main(self) -> str:
         if "_rels/.rels" not in self._names:
@@ -110,3 +109,80 @@ def parse_xml(name: str, data: bytes) -> Element:
 def local_name(element: Element) -> str:
     """The name of an element without its namespace."""
     return str(element.tag).rpartition("}")[2]
+
+
+def integer(text: str | None, default: Default, most: int = 10**9) -> int | Default:
+    """A number of up to nine digits, at most `most`; `default` where the text is none."""
+    return min(int(text), most) if text and re.fullmatch(r"\d{1,9}", text) else default
+
+
+def properties(*roots: Element) -> dict[str, str]:
+    """Title, author, language and date, as far as parts with properties state them."""
+    stated: dict[str, str] = {}
+    for element in (element for root in roots for element in root.iter()):
+        fact = _PROPERTIES.get(local_name(element))
+        if fact and element.text:
+            stated.setdefault(fact, date_of(element.text) if fact == "date" else element.text)
+    return facts_of(stated)
+
+
+def document(text: str, facts: dict[str, str]) -> Extracted:
+    """One document of prose; raises `ExtractionError` when it has no text."""
+    if not text:
+        raise ExtractionError("empty", "the document has no text")
+    return Extracted(text, metadata=facts)
+
+
+def presentation(slides: Iterable[Blocks], facts: dict[str, str]) -> Extracted:
+    """One document of prose with a mark ``slide N`` for each slide; raises `ExtractionError` when none has text."""
+    text, marks = marked((f"slide {number}", join(blocks)) for number, blocks in enumerate(slides, 1))
+    if not text:
+        raise ExtractionError("empty", "the slides have no text")
+    return Extracted(text, marks=marks, metadata=facts)
+
+
+def with_notes(blocks: Blocks, notes: list[str]) -> Blocks:
+    """The blocks of a slide, and below them what its speaker noted."""
+    return [*blocks, ("text", "\n".join(["Notes:", *notes]))] if notes else blocks
+
+
+def formula(element: Element) -> str:
+    """The formula below an ``m:oMath`` element: ``a/b``, ``x^2``, ``x_i``, ``√(x)``."""
+    name = str(element.tag).removeprefix(_MATH)
+    if name == "t":
+        return element.text or ""
+    if name in _WRITTEN:
+        return _WRITTEN[name](element)
+    return "".join(formula(child) for child in element if not str(child.tag).endswith("Pr"))
+
+
+def _part(element: Element, name: str) -> str:
+    part = element.find(f"{_MATH}{name}")
+    return "" if part is None else formula(part)
+
+
+def _grouped(text: str) -> str:
+    return text if len(text) <= 1 or text.isalnum() else f"({text})"
+
+
+def _nary(element: Element) -> str:
+    sign = element.find(f"{_MATH}naryPr/{_MATH}chr")
+    text = "∫" if sign is None else sign.get(f"{_MATH}val") or ""
+    limits = [name for name in ("sub", "sup") if _part(element, name)]
+    return f"{_raised(element, text, *limits)} {_part(element, 'e')}"
+
+
+def _raised(element: Element, text: str, *names: str) -> str:
+    """The text with what stands below and above its line."""
+    return text + "".join(f"{'_' if name == 'sub' else '^'}{_grouped(_part(element, name))}" for name in names)
+
+
+_WRITTEN: dict[str, Callable[[Element], str]] = {
+    "f": lambda element: f"{_grouped(_part(element, 'num'))}/{_grouped(_part(element, 'den'))}",
+    "sSup": lambda element: _raised(element, _grouped(_part(element, "e")), "sup"),
+    "sSub": lambda element: _raised(element, _grouped(_part(element, "e")), "sub"),
+    "sSubSup": lambda element: _raised(element, _grouped(_part(element, "e")), "sub", "sup"),
+    "d": lambda element: f"({', '.join(formula(part) for part in element.findall(f'{_MATH}e'))})",
+    "rad": lambda element: f"{_part(element, 'deg')}√({_part(element, 'e')})",
+    "nary": _nary,
+}

@@ -8,19 +8,27 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import fenced, join, marked, table
-from sheepop.data.extract.office_parts import PROPERTIES, Element, local_name, parse_xml
-from sheepop.data.extract.word_numbering import NUMBERS
-from sheepop.data.extract.word_styles import CODE_STYLES
+from sheepop.data.extract.markdown import heading, item, join, one_line, table
+from sheepop.data.extract.office_parts import (
+    Blocks,
+    Element,
+    document,
+    integer,
+    local_name,
+    parse_xml,
+    presentation,
+    properties,
+    with_notes,
+)
+from sheepop.data.extract.word_styles import CODE_STYLES, LONGEST_CHAIN, count, numeral
 from sheepop.data.extract.zip_safety import safe_zip
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
 _STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
+_LIST = f"{_TEXT}list-style"
 _SHOW = "{urn:oasis:names:tc:opendocument:xmlns:presentation:1.0}"
 _DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
 _LEFT_OUT = frozenset(
@@ -30,11 +38,7 @@ _LEFT_OUT = frozenset(
 _ON_EVERY_SLIDE = frozenset({"header", "footer", "date-time", "page-number"})
 _FORMATS = {"1": "", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 _MANIFEST = "META-INF/manifest.xml"
-_DEEPEST_HEADING = 6
 _MOST_REPEATED = 1000
-_LONGEST_CHAIN = 20
-
-Blocks = list[tuple[str, str]]
 
 
 def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -45,21 +49,14 @@ def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refu
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
         blocks = walk.blocks(walk.body)
-        text = _written([*blocks, *walk.notes])
-        if not text:
-            raise ExtractionError("empty", "the document has no text")
-        yield Extracted(text, metadata=_facts(archive))
+        yield document(join([*blocks, *walk.notes]), walk.facts)
 
 
 def extract_odp(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """One document of prose with a mark ``slide N`` for each slide, and its speaker notes; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
-        pages = enumerate(walk.body.iter(f"{_DRAW}page"), 1)
-        text, marks = marked((f"slide {number}", _written(walk.slide(page))) for number, page in pages)
-        if not text:
-            raise ExtractionError("empty", "the slides have no text")
-        yield Extracted(text, marks=marks, metadata=_facts(archive))
+        yield presentation(map(walk.slide, walk.body.iter(f"{_DRAW}page")), walk.facts)
 
 
 def refuse_encryption(archive: zipfile.ZipFile) -> None:
@@ -72,20 +69,22 @@ class _Walk:
     """The walk through the body of a document; notes wait for its end."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
-        names = set(archive.namelist())
         refuse_encryption(archive)
-        if "content.xml" not in names:
+        present = [name for name in ("content.xml", "styles.xml", "meta.xml") if name in archive.namelist()]
+        if "content.xml" not in present:
             raise ExtractionError("damaged", "it has no content.xml")
-        content = parse_xml("content.xml", archive.read("content.xml"))
-        roots = [content, *(parse_xml(name, archive.read(name)) for name in ("styles.xml",) if name in names)]
-        body = content.find("{*}body")
+        roots = {name: parse_xml(name, archive.read(name)) for name in present}
+        self.facts = properties(*(roots.pop(name) for name in present if name == "meta.xml"))
+        body = roots["content.xml"].find("{*}body")
         if body is None:
             raise ExtractionError("damaged", "content.xml has no body")
         self.body: Element = body
         self.notes: Blocks = []
-        self._styles = {e.get(f"{_STYLE}name"): e for root in reversed(roots) for e in root.iter(f"{_STYLE}style")}
-        self._lists = {e.get(f"{_STYLE}name"): e for root in reversed(roots) for e in root.iter(f"{_TEXT}list-style")}
-        self._counts: dict[tuple[str, int], int] = {}
+        # What the text itself defines comes before what the document does.
+        defining = [element for root in reversed(roots.values()) for element in root.iter(f"{_STYLE}style", _LIST)]
+        self._styles = {element.get(f"{_STYLE}name"): element for element in defining if element.tag != _LIST}
+        self._lists = {element.get(f"{_STYLE}name"): element for element in defining if element.tag == _LIST}
+        self._counts: dict[str, dict[int, int]] = {}
 
     def slide(self, page: Element) -> Blocks:
         """Title, text and notes of a slide."""
@@ -95,13 +94,12 @@ class _Walk:
             kind = shape.get(f"{_SHOW}class")
             if local_name(shape) == "notes":
                 frames = [frame for frame in shape if frame.get(f"{_SHOW}class") == "notes"]
-                notes += [text for frame in frames for _, text in self.blocks(frame)]
+                notes += [text for frame in frames for _, text in self.blocks(frame) if text]
             elif kind == "title":
-                text = " ".join(text for _, text in self.blocks(shape))
-                blocks[:0] = [("heading", f"# {text}")] if text else []
+                blocks.insert(0, ("heading", heading(1, one_line(self.blocks(shape)))))
             elif kind not in _ON_EVERY_SLIDE:
                 blocks += self.blocks(shape)
-        return [*blocks, ("text", "\n".join(["Notes:", *notes]))] if notes else blocks
+        return with_notes(blocks, notes)
 
     def blocks(self, container: Element) -> Blocks:
         """What stands in a container; a line of code is a block of its own."""
@@ -116,8 +114,7 @@ class _Walk:
         if name == "list":
             return self._list(element, element.get(f"{_TEXT}style-name") or "", 1)
         if name == "table":
-            text = table(self._rows(element))
-            return [("table", text)] if text else []
+            return [("table", table(self._rows(element)))]
         return self.blocks(element)
 
     def _paragraph(self, element: Element, name: str) -> Blocks:
@@ -127,19 +124,17 @@ class _Walk:
         if not text.strip():
             return boxes
         if any(style in CODE_STYLES for style in styles):
-            return [("code", text), *boxes]
-        text = text.strip()
+            return [("line", text), *boxes]
         if name == "h" or "title" in styles:
-            level = element.get(f"{_TEXT}outline-level") or "1"
-            depth = min(int(level), _DEEPEST_HEADING) if re.fullmatch(r"[1-9]\d?", level) else 1
-            return [("heading", f"{'#' * depth} {' '.join(text.split())}"), *boxes]
-        return [("text", text), *boxes]
+            level = integer(element.get(f"{_TEXT}outline-level"), 1) or 1
+            return [("heading", heading(level, text)), *boxes]
+        return [("text", text.strip()), *boxes]
 
     def _style_names(self, element: Element) -> list[str]:
         """The names of the style of a paragraph and of those on which it is based, in lower case."""
         names: list[str] = []
         name = element.get(f"{_TEXT}style-name")
-        while name and len(names) < _LONGEST_CHAIN:
+        while name and len(names) < LONGEST_CHAIN:
             names.append(re.sub("_([0-9a-f]{2})_", lambda code: chr(int(code[1], 16)), name).lower())
             style = self._styles.get(name)
             name = None if style is None else style.get(f"{_STYLE}parent-style-name")
@@ -147,37 +142,29 @@ class _Walk:
 
     def _list(self, element: Element, style: str, level: int) -> Blocks:
         if element.get(f"{_TEXT}continue-list") is None and element.get(f"{_TEXT}continue-numbering") != "true":
-            self._counts.pop((style, level), None)
+            self._counts.get(style, {}).pop(level, None)
         blocks: Blocks = []
-        for item in element:
-            is_first = local_name(item) == "list-item"
-            for child in item:
+        for entry in element:
+            is_first = local_name(entry) == "list-item"
+            for child in entry:
                 if local_name(child) == "list":
                     blocks += self._list(child, child.get(f"{_TEXT}style-name") or style, level + 1)
                     continue
-                for _, text in self._block(child):
-                    label = self._label(item, style, level) if is_first else ""
+                for text in (text for _, text in self._block(child) if text):
+                    label = self._label(entry, style, level) if is_first else " "
                     is_first = False
-                    first, *rest = text.split("\n")
-                    indent = "  " * (level - 1)
-                    more = [f"{indent}{' ' * len(label)} {line}" for line in rest]
-                    blocks.append(
-                        ("item", "\n".join([f"{indent}{label} {first}" if label else f"{indent}  {first}", *more]))
-                    )
+                    blocks.append(("item", item(level - 1, label, text)))
         return blocks
 
-    def _label(self, item: Element, style: str, level: int) -> str:
+    def _label(self, element: Element, style: str, level: int) -> str:
         levels = self._lists.get(style, ())
         found = next((e for e in levels if e.get(f"{_TEXT}level") == str(level)), None)
         if found is None or local_name(found) != "list-level-style-number":
             return "-"
-        for deeper in [key for key in self._counts if key[0] == style and key[1] > level]:
-            del self._counts[deeper]
-        start = item.get(f"{_TEXT}start-value") or found.get(f"{_TEXT}start-value") or "1"
-        first = int(start) if re.fullmatch(r"\d{1,5}", start) else 1
-        is_new = (style, level) not in self._counts or item.get(f"{_TEXT}start-value") is not None
-        number = self._counts[style, level] = first if is_new else self._counts[style, level] + 1
-        written = NUMBERS.get(_FORMATS.get(found.get(f"{_STYLE}num-format") or "", ""), str)(number)
+        own, first = (integer(stated.get(f"{_TEXT}start-value"), None) for stated in (element, found))
+        first = own if own is not None else 1 if first is None else first
+        number = count(self._counts.setdefault(style, {}), level, first, restarts=own is not None)
+        written = numeral(number, _FORMATS.get(found.get(f"{_STYLE}num-format") or "", ""))
         return f"{found.get(f'{_STYLE}num-prefix') or ''}{written}{found.get(f'{_STYLE}num-suffix') or ''}" or "-"
 
     def _rows(self, element: Element) -> Iterator[list[str]]:
@@ -189,10 +176,8 @@ class _Walk:
                 cells: list[str] = []
                 for cell in row:
                     if local_name(cell) in ("table-cell", "covered-table-cell"):
-                        text = " ".join(text for _, text in self.blocks(cell))
-                        times = cell.get(f"{_TABLE}number-columns-repeated") or "1"
-                        count = min(int(times), _MOST_REPEATED) if re.fullmatch(r"\d{1,5}", times) else 1
-                        cells += [text] * count
+                        times = integer(cell.get(f"{_TABLE}number-columns-repeated"), 1, _MOST_REPEATED)
+                        cells += [one_line(self.blocks(cell))] * times
                 yield cells
 
     def _inline(self, element: Element) -> str:
@@ -201,39 +186,14 @@ class _Walk:
     def _piece(self, element: Element) -> str:
         name = local_name(element)
         if name == "s":
-            count = element.get(f"{_TEXT}c") or "1"
-            return " " * (min(int(count), _MOST_REPEATED) if re.fullmatch(r"\d{1,5}", count) else 1)
+            return " " * integer(element.get(f"{_TEXT}c"), 1, _MOST_REPEATED)
         if name in ("tab", "line-break"):
             return "\t" if name == "tab" else "\n"
         if name == "note":
             number = len(self.notes) + 1
             self.notes.append(("item", ""))
-            text = _written([block for body in element.iter(f"{_TEXT}note-body") for block in self.blocks(body)])
+            text = join([block for body in element.iter(f"{_TEXT}note-body") for block in self.blocks(body)])
             self.notes[number - 1] = ("item", f"[^{number}]: {text}")
             return f"[^{number}]"
         # Text boxes come behind the paragraph to which they are tied.
         return "" if name in _LEFT_OUT or name == "frame" else self._inline(element)
-
-
-def _written(blocks: Blocks) -> str:
-    """The blocks as one text, lines of code that follow each other between fences."""
-    groups = ((kind, [text for _, text in group]) for kind, group in groupby(blocks, key=itemgetter(0)))
-    return join(
-        block
-        for kind, texts in groups
-        for block in ([(kind, fenced("\n".join(texts)))] if kind == "code" else [(kind, text) for text in texts])
-    )
-
-
-def _facts(archive: zipfile.ZipFile) -> dict[str, str]:
-    if "meta.xml" not in archive.namelist():
-        return {}
-    facts: dict[str, str] = {}
-    for element in parse_xml("meta.xml", archive.read("meta.xml")).iter():
-        fact = PROPERTIES.get(
-            local_name(element).replace("initial-creator", "creator").replace("creation-date", "created")
-        )
-        value = " ".join((element.text or "").split())
-        if fact and value:
-            facts.setdefault(fact, value[:10] if fact == "date" else value)
-    return facts

@@ -31,9 +31,7 @@ def decode_page(data: bytes) -> Decoded:
     """
     declared = _DECLARED.search(data[:_HEAD_BYTES])
     if declared and not data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        decoded = decoded_as(data, declared.group(1).decode("ascii", "replace"))
-        if decoded is not None:
-            return decoded
+        return decoded_as(data, declared.group(1).decode("ascii", "replace")) or decode(data)
     return decode(data)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sheepop.data.extract.markdown import code_span, fenced, join, table
+from sheepop.data.extract.page import decode_page, parse_page
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
@@ -83,6 +84,11 @@ def page_blocks(root: HtmlElement) -> list[Block]:
     page.element(root)
     page.flush()
     return page.blocks
+
+
+def blocks_of(data: bytes) -> list[Block]:
+    """The blocks of a page from its bytes; raises `ExtractionError`."""
+    return page_blocks(parse_page(decode_page(data).text)) if data.strip() else []
 
 
 def page_text(blocks: Iterable[Block]) -> str:

@@ -89,7 +89,13 @@ class _Sheet:
 
 
 def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
-    for sheet in _open(file).worksheets:
+    from openpyxl import load_workbook
+
+    with warnings.catch_warnings():
+        # It warns of what it does not keep when it writes the file again.
+        warnings.simplefilter("ignore")
+        workbook = load_workbook(file, read_only=True, data_only=True, keep_links=False)
+    for sheet in workbook.worksheets:
         yield _Sheet(sheet.title, sheet.sheet_state != "visible", _rows(sheet))
 
 
@@ -127,15 +133,6 @@ def _refusals() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise ExtractionError("damaged", "it cannot be read as a workbook") from None
-
-
-def _open(file: Any) -> Any:
-    from openpyxl import load_workbook
-
-    with warnings.catch_warnings():
-        # It warns of what it does not keep when it writes the file again.
-        warnings.simplefilter("ignore")
-        return load_workbook(file, read_only=True, data_only=True, keep_links=False)
 
 
 def _rows(sheet: Any) -> Iterator[Row]:

@@ -5,33 +5,38 @@ Left out are comments, and what stands on every slide: numbers, dates and feet.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import join, marked, table
-from sheepop.data.extract.office_math import formula
-from sheepop.data.extract.office_parts import Element, OfficeParts, local_name
+from sheepop.data.extract.markdown import heading, item, one_line, table
+from sheepop.data.extract.office_parts import (
+    Blocks,
+    Element,
+    OfficeParts,
+    formula,
+    integer,
+    local_name,
+    presentation,
+    with_notes,
+)
+from sheepop.data.extract.word_styles import count, numeral
 from sheepop.data.extract.zip_safety import office_package
 
-A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+_A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 _D = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}"
-P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
+_P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _R = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
-_CHART = "{http://schemas.openxmlformats.org/drawingml/2006/chart}chart"
-_DIAGRAM = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}relIds"
 _TITLES = frozenset({"title", "ctrTitle"})
 _ON_EVERY_SLIDE = frozenset({"sldNum", "dt", "ftr", "hdr"})
 # Placeholders whose paragraphs have bullets unless they say otherwise.
 _BULLETED = frozenset({"body", "obj"})
 _NO, _YES = ("0", "false"), ("1", "true")
 _DEEPEST_LEVEL = 8
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# How numbers are written: the way of Word for the beginning of the name here.
+_NUMERALS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"}
 # How a paragraph says what stands in front of it.
 _BULLETS = frozenset({"buNone", "buChar", "buAutoNum", "buBlip"})
-
-Blocks = list[tuple[str, str]]
 
 
 def extract_pptx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -43,21 +48,13 @@ def extract_pptx(content: Content, context: Context) -> Iterator[Extracted | Ref
     with office_package(content, context) as archive:
         parts = OfficeParts(archive)
         slides = [(name, parts.xml(name)) for name in _slide_names(parts)]
-        text, marks = marked(
-            (f"slide {number}", join(_slide_blocks(parts, name, slide)))
-            for number, (name, slide) in enumerate(slides, 1)
-        )
         hidden = [str(number) for number, (_, slide) in enumerate(slides, 1) if slide.get("show") in _NO]
-        if not text:
-            raise ExtractionError("empty", "the slides have no text")
-        facts = parts.properties()
-        if hidden:
-            facts["hidden_slides"] = ", ".join(hidden)
-        yield Extracted(text, marks=marks, metadata=facts)
+        facts = parts.properties() | ({"hidden_slides": ", ".join(hidden)} if hidden else {})
+        yield presentation((_slide_blocks(parts, name, slide) for name, slide in slides), facts)
 
 
 def _slide_names(parts: OfficeParts) -> list[str]:
-    slides = parts.xml(parts.main).iterfind(f"{P}sldIdLst/{P}sldId")
+    slides = parts.xml(parts.main).iterfind(f"{_P}sldIdLst/{_P}sldId")
     names = [parts.target(parts.main, slide.get(f"{_R}id") or "") for slide in slides]
     missing = [number for number, name in enumerate(names, 1) if name is None]
     if missing:
@@ -66,17 +63,12 @@ def _slide_names(parts: OfficeParts) -> list[str]:
 
 
 def _slide_blocks(parts: OfficeParts, name: str, slide: Element) -> Blocks:
-    shapes = list(_shapes(slide.find(f"{P}cSld/{P}spTree")))
+    shapes = list(_shapes(slide.find(f"{_P}cSld/{_P}spTree")))
     titles = [shape for shape in shapes if _placeholder(shape) in _TITLES]
-    blocks: Blocks = []
-    for title in titles:
-        text = " ".join(line for _, line in _lines(title)).strip()
-        blocks += [("heading", f"# {text}")] if text else []
+    blocks = [("heading", heading(1, one_line(_lines(title)))) for title in titles]
     for shape in shapes:
-        if shape not in titles:
-            blocks += _shape_blocks(parts, name, shape)
-    notes = [text for part in parts.related(name, "notesSlide") for text in _notes(parts, part)]
-    return [*blocks, ("text", "\n".join(["Notes:", *notes]))] if notes else blocks
+        blocks += [] if shape in titles else _shape_blocks(parts, name, shape)
+    return with_notes(blocks, [text for part in parts.related(name, "notesSlide") for text in _notes(parts, part)])
 
 
 def _shapes(tree: Element | None) -> Iterator[Element]:
@@ -94,7 +86,7 @@ def _shapes(tree: Element | None) -> Iterator[Element]:
 
 def _placeholder(shape: Element) -> str | None:
     """The kind of placeholder that a shape fills, None when it fills none."""
-    placeholder = shape.find(f"*/{P}nvPr/{P}ph")
+    placeholder = shape.find(f"*/{_P}nvPr/{_P}ph")
     return None if placeholder is None else placeholder.get("type") or "obj"
 
 
@@ -104,44 +96,35 @@ def _shape_blocks(parts: OfficeParts, slide: str, shape: Element) -> Blocks:
         return []
     if local_name(shape) != "graphicFrame":
         return _paragraphs(shape, bulleted=placeholder in _BULLETED)
-    grid = shape.find(f".//{A}tbl")
-    if grid is not None:
-        return _block("table", _table_of(grid))
-    chart = shape.find(f".//{_CHART}")
-    if chart is not None:
+    for grid in shape.iter(f"{_A}tbl"):
+        return [("table", _table_of(grid))]
+    for chart in shape.iter(f"{_C}chart"):
         part = parts.target(slide, chart.get(f"{_R}id") or "")
-        return _block("table", _chart_table(parts.xml(part))) if part else []
-    diagram = shape.find(f".//{_DIAGRAM}")
-    if diagram is not None:
+        return [("table", _chart_table(parts.xml(part)))] if part else []
+    for diagram in shape.iter(f"{_D}relIds"):
         part = parts.target(slide, diagram.get(f"{_R}dm") or "")
-        return [("item", f"- {text}") for text in _diagram_items(parts.xml(part))] if part else []
+        texts = [one_line(_lines(point)) for point in parts.xml(part).iter(f"{_D}t")] if part else []
+        return [("item", item(0, "-", " ".join(text.split()))) for text in texts if text.strip()]
     return []
 
 
 def _notes(parts: OfficeParts, part: str) -> list[str]:
     """The paragraphs that the speaker wrote below the slide."""
-    tree = parts.xml(part).find(f"{P}cSld/{P}spTree")
+    tree = parts.xml(part).find(f"{_P}cSld/{_P}spTree")
     bodies = [shape for shape in _shapes(tree) if _placeholder(shape) == "body"]
     return [line.strip() for body in bodies for _, line in _lines(body) if line.strip()]
 
 
-def _block(kind: str, text: str) -> Blocks:
-    return [(kind, text)] if text else []
-
-
 def _table_of(element: Element) -> str:
     """A table on a slide as Markdown; the places that a merged cell covers beside its first stay empty."""
-    rows = []
-    for row in element.findall(f"{A}tr"):
-        cells = row.findall(f"{A}tc")
-        rows.append(["" if _is_covered(cell) else " ".join(text for _, text in _lines(cell)) for cell in cells])
-    return table(rows)
+    rows = [row.findall(f"{_A}tc") for row in element.findall(f"{_A}tr")]
+    return table(["" if _is_covered(cell) else one_line(_lines(cell)) for cell in row] for row in rows)
 
 
 def _chart_table(chart: Element) -> str:
     """The title of a chart, and its figures: a row for each category, a column for each series."""
     title = chart.find(f"{_C}chart/{_C}title")
-    heading = "" if title is None else " ".join(text.text or "" for text in title.iter(f"{A}t"))
+    heading = "" if title is None else " ".join(text.text or "" for text in title.iter(f"{_A}t"))
     series = list(chart.iter(f"{_C}ser"))
     columns = [_points(one, "val") or _points(one, "yVal") for one in series]
     categories: dict[str, str] = {}
@@ -151,12 +134,6 @@ def _chart_table(chart: Element) -> str:
     rows = [[categories.get(index, ""), *(column.get(index, "") for column in columns)] for index in order]
     figures = table([["", *map(_name, series)], *rows])
     return "\n\n".join(part for part in (heading, figures) if part)
-
-
-def _diagram_items(diagram: Element) -> list[str]:
-    """The text of each point of a diagram."""
-    texts = (" ".join(text for _, text in _lines(point)) for point in diagram.iter(f"{_D}t"))
-    return [" ".join(text.split()) for text in texts if text.strip()]
 
 
 def _is_covered(cell: Element) -> bool:
@@ -175,30 +152,24 @@ def _name(series: Element) -> str:
 
 
 def _by_number(index: str) -> tuple[int, str]:
-    return (int(index) if index.isascii() and index.isdigit() and len(index) < 10 else 10**9, index)
+    return integer(index, 10**9), index
 
 
-def _lines(shape: Element) -> list[tuple[Element, str]]:
-    """The paragraphs in a shape with the text of each; a line break in one is a line break in the text."""
-    return [(paragraph, _text(paragraph)) for paragraph in shape.iter(f"{A}p")]
+def _lines(shape: Element) -> list[tuple[str, str]]:
+    """The paragraphs in a shape as blocks; a line break in one is a line break in the text."""
+    return [("text", _text(paragraph)) for paragraph in shape.iter(f"{_A}p")]
 
 
-def _paragraphs(shape: Element, *, bulleted: bool) -> list[tuple[str, str]]:
-    """The paragraphs as blocks, kind and text; `bulleted` tells whether they have bullets unless they say otherwise."""
-    found = [(paragraph, text.strip()) for paragraph, text in _lines(shape) if text.strip()]
+def _paragraphs(shape: Element, *, bulleted: bool) -> Blocks:
+    """The paragraphs as blocks; `bulleted` tells whether they have bullets unless they say otherwise."""
+    found = [(paragraph, text) for paragraph in shape.iter(f"{_A}p") if (text := _text(paragraph).strip())]
     counts: dict[int, int] = {}
-    blocks: list[tuple[str, str]] = []
+    blocks: Blocks = []
     for paragraph, text in found:
-        properties = paragraph.find(f"{A}pPr")
-        level = _level(properties)
+        properties = paragraph.find(f"{_A}pPr")
+        level = 0 if properties is None else integer(properties.get("lvl"), 0, _DEEPEST_LEVEL)
         label = _label(properties, level, counts, bulleted=bulleted and len(found) > 1)
-        if label is None:
-            blocks.append(("text", text))
-        else:
-            indent = "  " * level
-            first, *rest = text.split("\n")
-            more = [f"{indent}{' ' * len(label)} {line}" for line in rest]
-            blocks.append(("item", "\n".join([f"{indent}{label} {first}", *more])))
+        blocks.append(("item", item(level, label, text)) if label else ("text", text))
     return blocks
 
 
@@ -209,7 +180,7 @@ def _text(paragraph: Element) -> str:
 def _piece(element: Element) -> str:
     name = local_name(element)
     if name in ("r", "fld"):
-        return "".join(text.text or "" for text in element.findall(f"{A}t"))
+        return "".join(text.text or "" for text in element.findall(f"{_A}t"))
     if name == "br":
         return "\n"
     if name == "AlternateContent":
@@ -218,29 +189,18 @@ def _piece(element: Element) -> str:
     return formula(element) if name in ("m", "oMath", "oMathPara") else ""
 
 
-def _label(properties: Element | None, level: int, counts: dict[int, int], *, bulleted: bool) -> str | None:
-    """The bullet or the number of a paragraph, None for neither; numbers go on in `counts`, by level."""
-    for deeper in [deeper for deeper in counts if deeper > level]:
-        del counts[deeper]
-    bullet = None
-    if properties is not None:
-        bullet = next((child for child in properties if local_name(child) in _BULLETS), None)
-    kind = local_name(bullet) if bullet is not None else "buChar" if bulleted else "buNone"
-    if bullet is None or kind != "buAutoNum":
-        counts.pop(level, None)
-        return None if kind == "buNone" else "-"
-    start = bullet.get("startAt") or "1"
-    counts[level] = counts[level] + 1 if level in counts else int(start) if re.fullmatch(r"\d{1,5}", start) else 1
-    return _number(counts[level], bullet.get("type") or "")
+def _label(properties: Element | None, level: int, counts: dict[int, int], *, bulleted: bool) -> str:
+    """The bullet or the number of a paragraph, empty for neither; numbers go on in `counts`, by level."""
+    bullets = [child for child in (() if properties is None else properties) if local_name(child) in _BULLETS]
+    kind = local_name(bullets[0]) if bullets else "buChar" if bulleted else "buNone"
+    if kind == "buAutoNum":
+        number = count(counts, level, integer(bullets[0].get("startAt"), 1))
+        return _number(number, bullets[0].get("type") or "")
+    for ended in [at for at in counts if at >= level]:
+        del counts[ended]
+    return "" if kind == "buNone" else "-"
 
 
 def _number(number: int, kind: str) -> str:
-    text = str(number)
-    if kind.startswith("alpha") and number <= len(_LETTERS):
-        text = _LETTERS[number - 1] if kind.startswith("alphaLc") else _LETTERS[number - 1].upper()
+    text = numeral(number, _NUMERALS.get(kind[:7], "decimal"))
     return f"({text})" if kind.endswith("ParenBoth") else f"{text})" if kind.endswith("ParenR") else f"{text}."
-
-
-def _level(properties: Element | None) -> int:
-    text = "" if properties is None else properties.get("lvl") or ""
-    return min(int(text), _DEEPEST_LEVEL) if re.fullmatch(r"\d", text) else 0

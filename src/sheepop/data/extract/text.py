@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import BinaryIO
 
 from sheepop.data.decoding import decode, find_encoding, utf8_blocks
 from sheepop.data.extract.interface import Content, Context, Extracted, Refused
@@ -24,19 +23,15 @@ def extract_text(content: Content, context: Context) -> Iterator[Extracted | Ref
             decoded = decode(data, content.name)
             yield Extracted(decoded.text, metadata={"encoding": decoded.encoding})
             return
-    with content.open() as file:
-        yield from _streamed(file, content.name, limit)
-
-
-def _streamed(file: BinaryIO, name: str, limit: int) -> Iterator[Extracted | Refused]:
-    encoding, mark_length = find_encoding(file, name)
     number = 0
-    for piece in _pieces(utf8_blocks(file, encoding, mark_length), limit):
-        if isinstance(piece, Refused):
-            yield piece
-        else:
-            number += 1
-            yield Extracted(piece, place=f"piece {number}", metadata={"encoding": encoding})
+    with content.open() as file:
+        encoding, mark_length = find_encoding(file, content.name)
+        for piece in _pieces(utf8_blocks(file, encoding, mark_length), limit):
+            if isinstance(piece, Refused):
+                yield piece
+            else:
+                number += 1
+                yield Extracted(piece, place=f"piece {number}", metadata={"encoding": encoding})
 
 
 def _pieces(blocks: Iterator[bytes], limit: int) -> Iterator[str | Refused]:

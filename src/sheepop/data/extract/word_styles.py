@@ -1,30 +1,44 @@
-"""What the styles of a Word document say of its paragraphs: heading, code, item of a list."""
+"""What a Word document says elsewhere of its paragraphs: heading, code, and the number in front."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
 
-from sheepop.data.extract.office_parts import Element
-from sheepop.data.extract.word_numbering import W
+from sheepop.data.extract.office_parts import Element, integer
 
+W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 # Names that Word, pandoc and LibreOffice give to the style of code.
 CODE_STYLES = frozenset(
     {"code", "code block", "html preformatted", "macro", "preformatted text", "source code", "verbatim"}
 )
 _BODY_TEXT_LEVEL = 9
-_DEEPEST_HEADING = 6
-_LONGEST_CHAIN = 20
+LONGEST_CHAIN = 20
+_LEVELS = 9
+_PLACE = re.compile(r"%([1-9])")
+_LARGEST = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class ParagraphStyle:
-    """A style by its identifier: the level of heading (1 to 6, 0 for none), and whether it is one of code."""
+@cache
+def _path(names: str) -> str:
+    return "/".join(f"{W}{name}" for name in names.split("/"))
 
-    identifier: str = ""
-    heading: int = 0
-    is_code: bool = False
+
+def value(element: Element, names: str) -> str | None:
+    """The value of the first element at a path such as ``pPr/pStyle``, empty without one; None for no element."""
+    found = element.find(_path(names))
+    return None if found is None else found.get(f"{W}val") or ""
+
+
+class ParagraphStyle(NamedTuple):
+    """A style by its identifier: the level of heading (0 for none), and whether it is one of code."""
+
+    identifier: str
+    heading: int
+    is_code: bool
 
 
 class Styles:
@@ -33,14 +47,12 @@ class Styles:
     def __init__(self, root: Element | None) -> None:
         elements = [] if root is None else root.findall(f"{W}style")
         self._elements: dict[str, Element] = {element.get(f"{W}styleId"): element for element in elements}
-        default = [element for element in elements if _is_default(element)]
-        self._default = default[0].get(f"{W}styleId") if default else ""
-        self._known: dict[tuple[str, int | None], ParagraphStyle] = {}
+        self._default = next((element.get(f"{W}styleId") for element in elements if _is_default(element)), "")
+        self._known: dict[tuple[str, int], ParagraphStyle] = {}
 
     def of(self, paragraph: Element) -> ParagraphStyle:
         """The style of a paragraph, with what the paragraph itself says of its level."""
-        identifier = self._identifier(paragraph)
-        key = identifier, _outline_level(paragraph)
+        key = self._identifier(paragraph), _outline_level(paragraph)
         if key not in self._known:
             self._known[key] = self._described(*key)
         return self._known[key]
@@ -49,40 +61,34 @@ class Styles:
         """The number of the list to which a paragraph belongs, empty for none, and its level where it is given."""
         level: int | None = None
         for element in (paragraph, *self._chain(self._identifier(paragraph))):
-            properties = element.find(f"{W}pPr/{W}numPr")
+            properties = element.find(_path("pPr/numPr"))
             if properties is not None:
-                level = _value(properties.find(f"{W}ilvl")) if level is None else level
-                number = properties.find(f"{W}numId")
+                level = integer(value(properties, "ilvl"), None) if level is None else level
+                number = value(properties, "numId")
                 if number is not None:
-                    return number.get(f"{W}val") or "", level if element is not paragraph or level is not None else 0
+                    return number, level if element is not paragraph or level is not None else 0
         return "", level
 
     def _identifier(self, paragraph: Element) -> str:
-        style = paragraph.find(f"{W}pPr/{W}pStyle")
-        return (style.get(f"{W}val") if style is not None else self._default) or ""
+        style = value(paragraph, "pPr/pStyle")
+        return (self._default if style is None else style) or ""
 
-    def _described(self, identifier: str, level: int | None) -> ParagraphStyle:
+    def _described(self, identifier: str, level: int) -> ParagraphStyle:
         chain = self._chain(identifier)
-        names = [
-            (element.find(f"{W}name").get(f"{W}val") or "") for element in chain if element.find(f"{W}name") is not None
-        ]
-        if level is None:
-            level = next((found for element in chain if (found := _outline_level(element)) is not None), None)
-        heading = 0 if level is None or level >= _BODY_TEXT_LEVEL else level + 1
+        names = [(value(element, "name") or "").lower() for element in chain]
+        level = next((found for found in (level, *map(_outline_level, chain)) if found >= 0), _BODY_TEXT_LEVEL)
+        heading = 0 if level >= _BODY_TEXT_LEVEL else level + 1
         for name in names:
             match = _HEADING.fullmatch(name)
-            heading = heading or (int(match[1]) if match else 1 if name.lower() == "title" else 0)
-        return ParagraphStyle(
-            identifier, min(heading, _DEEPEST_HEADING), any(name.lower() in CODE_STYLES for name in names)
-        )
+            heading = heading or (int(match[1]) if match else int(name == "title"))
+        return ParagraphStyle(identifier, heading, not CODE_STYLES.isdisjoint(names))
 
     def _chain(self, identifier: str) -> list[Element]:
         """The style and those on which it is based, the nearest first."""
         chain: list[Element] = []
-        while identifier in self._elements and len(chain) < _LONGEST_CHAIN:
+        while identifier in self._elements and len(chain) < LONGEST_CHAIN:
             chain.append(self._elements[identifier])
-            base = chain[-1].find(f"{W}basedOn")
-            identifier = "" if base is None else base.get(f"{W}val") or ""
+            identifier = value(chain[-1], "basedOn") or ""
         return chain
 
 
@@ -90,10 +96,101 @@ def _is_default(element: Element) -> bool:
     return element.get(f"{W}type") == "paragraph" and element.get(f"{W}default") in ("1", "true", "on")
 
 
-def _outline_level(element: Element) -> int | None:
-    return _value(element.find(f"{W}pPr/{W}outlineLvl"))
+def _outline_level(element: Element) -> int:
+    return integer(value(element, "pPr/outlineLvl"), -1)
 
 
-def _value(element: Element | None) -> int | None:
-    text = None if element is None else element.get(f"{W}val")
-    return int(text) if text and re.fullmatch(r"\d{1,3}", text) else None
+class _Level(NamedTuple):
+    start: int = 1
+    style: str = "decimal"
+    text: str = ""
+    paragraph_style: str = ""
+
+
+class Numbering:
+    """Gives paragraphs their labels, in the order of the document (ECMA-376, part 1, 17.9)."""
+
+    def __init__(self, root: Element | None) -> None:
+        # What several lists have in common are their levels, and the last number on each.
+        shared: dict[str, tuple[list[_Level], dict[int, int]]] = {}
+        self._lists: dict[str, tuple[list[_Level], dict[int, int]]] = {}
+        self._restarts: dict[str, dict[int, int]] = {}
+        for element in () if root is None else root.findall(f"{W}abstractNum"):
+            shared[element.get(f"{W}abstractNumId") or ""] = _levels(element), {}
+        for element in () if root is None else root.findall(f"{W}num"):
+            number = element.get(f"{W}numId") or ""
+            self._lists[number] = shared.get(value(element, "abstractNumId") or "", ([], {}))
+            self._restarts[number] = {
+                integer(override.get(f"{W}ilvl"), 0): integer(start, 1)
+                for override in element.findall(f"{W}lvlOverride")
+                if (start := value(override, "startOverride")) is not None
+            }
+
+    def level_of_style(self, number: str, style: str) -> int:
+        """The level of a list that paragraphs of that style have."""
+        levels, _ = self._lists.get(number, ([], {}))
+        return next((at for at, level in enumerate(levels) if level.paragraph_style == style), 0)
+
+    def label(self, number: str, level: int) -> str | None:
+        """The label of the next paragraph of list `number` on `level`: ``-``, ``3.``, ``b)``; None for no such list."""
+        levels, counts = self._lists.get(number, ([], {}))
+        if not 0 <= level < len(levels):
+            return None
+        restart = self._restarts[number].pop(level, None)
+        count(counts, level, levels[level].start if restart is None else restart, restarts=restart is not None)
+        if levels[level].style == "bullet":
+            return "-"
+
+        def numbered(place: re.Match[str]) -> str:
+            at = int(place[1]) - 1
+            return numeral(counts.get(at, levels[at].start), levels[at].style)
+
+        return _PLACE.sub(numbered, levels[level].text).strip()
+
+
+def _levels(element: Element) -> list[_Level]:
+    levels = [_Level()] * _LEVELS
+    for child in element.findall(f"{W}lvl"):
+        at = integer(child.get(f"{W}ilvl"), -1)
+        if 0 <= at < _LEVELS:
+            style, text, of_style = (value(child, name) or "" for name in ("numFmt", "lvlText", "pStyle"))
+            levels[at] = _Level(integer(value(child, "start"), 1), style or "decimal", text, of_style)
+    return levels
+
+
+def count(counts: dict[int, int], level: int, first: int, *, restarts: bool = False) -> int:
+    """The next number on a level of a list, whose last numbers are `counts`; deeper levels begin again behind it."""
+    for deeper in [at for at in counts if at > level]:
+        del counts[deeper]
+    counts[level] = first if restarts or level not in counts else counts[level] + 1
+    return counts[level]
+
+
+def numeral(number: int, style: str) -> str:
+    """A number in one of the ways in which Word writes numbers (ECMA-376, part 1, 17.18.59); rare ones as decimal."""
+    return _NUMERALS.get(style, str)(number) if 0 < number <= _LARGEST else str(number)
+
+
+def _letters(number: int) -> str:
+    """A to Z, then AA, BB and so on, as Word counts."""
+    return chr(ord("A") + (number - 1) % 26) * ((number - 1) // 26 + 1)
+
+
+def _roman(number: int) -> str:
+    text = ""
+    for size, sign in _ROMAN.items():
+        text += sign * (number // size)
+        number %= size
+    return text
+
+
+_ROMAN = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX"}
+_ROMAN |= {5: "V", 4: "IV", 1: "I"}
+_NUMERALS: dict[str, Callable[[int], str]] = {
+    "decimalZero": lambda number: f"{number:02d}",
+    "upperLetter": _letters,
+    "lowerLetter": lambda number: _letters(number).lower(),
+    "upperRoman": _roman,
+    "lowerRoman": lambda number: _roman(number).lower(),
+    "none": lambda number: "",
+}

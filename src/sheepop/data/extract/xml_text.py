@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.entities import html5
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sheepop.data.decoding import decode
@@ -103,10 +104,10 @@ def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
                 deque(events, maxlen=0)
                 raise ExtractionError("unsupported", "it defines entities with elements far from its beginning")
             open_elements.append(element)
-            flow.text(_before(element))
+            flow.text(_between(element.getprevious(), element.getparent()))
             flow.start(element)
         else:
-            flow.text(_last(element))
+            flow.text(_between(element[-1] if len(element) else None, element))
             flow.end()
             _forget(open_elements.pop())
         yield from flow.finished()
@@ -209,16 +210,12 @@ class _Flow:
             self._gap = True
             self._flush_code()
             self._gap = True
-        elif level.name in _BLOCKS or around is None:
+        elif around is None or level.name in _BLOCKS or not around.has_text:
+            is_block = around is None or level.name in _BLOCKS
             if level.name in _ESCAPED_HTML and not level.has_children:
                 self._render()
-            self._flush()
-            self._gap = True
-        elif not around.has_text:
-            if level.name in _ESCAPED_HTML and not level.has_children:
-                self._render()
-            self._break_due = True
-            if level.has_children:
+            self._break_due = not is_block
+            if is_block or level.has_children:
                 self._flush()
                 self._gap = True
 
@@ -229,8 +226,7 @@ class _Flow:
         return done
 
     def _flush(self) -> None:
-        text = " ".join("".join(self._line).split())
-        self._add(text)
+        self._add(" ".join("".join(self._line).split()))
 
     def _flush_code(self) -> None:
         code = "".join(self._line).strip("\n").rstrip()
@@ -252,26 +248,13 @@ class _Flow:
         self._break_due = self._in_prose = False
 
 
-def _before(element: _Element) -> str:
-    """The text directly before an element that begins, since the element before it or the start of its parent."""
+def _between(before: _Element | None, parent: _Element | None) -> str:
+    """The text of `parent` that ends behind its child `before`, since the element before or the start of `parent`."""
     pieces: list[str] = []
-    sibling = element.getprevious()
-    while sibling is not None and not isinstance(sibling.tag, str):
-        pieces += [sibling.tail or "", _named(sibling)]
-        sibling = sibling.getprevious()
-    parent = element.getparent()
-    first = sibling.tail if sibling is not None else parent.text if parent is not None else None
-    return "".join([first or "", *reversed(pieces)])
-
-
-def _last(element: _Element) -> str:
-    """The text of an element that ends, since its last child or its start."""
-    pieces: list[str] = []
-    child = element[-1] if len(element) else None
-    while child is not None and not isinstance(child.tag, str):
-        pieces += [child.tail or "", _named(child)]
-        child = child.getprevious()
-    first = child.tail if child is not None else element.text
+    while before is not None and not isinstance(before.tag, str):
+        pieces += [before.tail or "", _named(before)]
+        before = before.getprevious()
+    first = before.tail if before is not None else parent.text if parent is not None else None
     return "".join([first or "", *reversed(pieces)])
 
 
@@ -309,9 +292,5 @@ def _source(content: Content) -> Extracted:
 
 
 def _text(paragraphs: list[Paragraph]) -> str:
-    pieces: list[str] = []
-    for paragraph in paragraphs:
-        if pieces:
-            pieces.append("\n\n" if paragraph.gap else "\n")
-        pieces.append(paragraph.text)
-    return "".join(pieces)
+    pieces = (part for paragraph in paragraphs for part in ("\n\n" if paragraph.gap else "\n", paragraph.text))
+    return "".join(islice(pieces, 1, None))
