@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.data.extract.page_lines import Line, Page, is_right_to_left, mirrored, reading_blocks
-from sheepop.data.extract.running_lines import running_lines
+from sheepop.data.extract.paged_text import running_lines
 from sheepop.data.extract.visual_order import Glyph, logical, visual_pieces
 
 

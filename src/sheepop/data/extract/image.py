@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import numpy as np
+from PIL import Image, ImageOps, ImageStat
+
+from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.ocr import fitting, recognise
 from sheepop.data.extract.page_lines import Page
-from sheepop.data.extract.paged_text import Gathering
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.paged_text import documents
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "AVIF")
 _HEIF, _AVIF = b"ftyp", b"ftypavif"
@@ -32,23 +30,19 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
 
     Only the first frame of an animation is read; ``frames`` then says how many there are. Raises `ExtractionError`:
     ``bomb`` for more than `max_image_pixels`, ``damaged`` for what Pillow cannot read, ``unsupported`` with `ocr`
-    off; ImportError without Pillow or rapidocr.
+    off; ImportError without rapidocr.
     """
-    config = context.config
-    if not config.ocr:
+    if not context.config.ocr:
         raise ExtractionError("unsupported", "it is a picture, and data.extract.ocr is off")
     with content.open() as file:
-        from PIL import Image as PillowImage
-
         with _refusals():
-            image = PillowImage.open(file, formats=_formats(content))
+            image = Image.open(file, formats=_formats(content))
             frames = int(getattr(image, "n_frames", 1))
-        if image.format == _PAGED and frames > 1:
-            yield from _pages(image, frames, context)
-        else:
-            upright = _upright(image, config)
-            image.close()  # recognition needs the memory
-            yield from _picture(upright, {"frames": str(frames)} if frames > 1 else {}, config)
+        is_paged = image.format == _PAGED and frames > 1
+        facts = {"pages" if is_paged else "frames": str(frames)} if frames > 1 else {}
+        for item in documents(_pages(image, frames if is_paged else 1, context), facts, context.config):
+            is_marked = is_paged or isinstance(item, Refused)
+            yield item if is_marked else replace(item, marks=())  # one picture has no pages to tell apart
 
 
 def _formats(content: Content) -> tuple[str, ...]:
@@ -62,44 +56,28 @@ def _formats(content: Content) -> tuple[str, ...]:
     return (*_FORMATS, "HEIF")
 
 
-def _picture(image: Image, facts: Mapping[str, str], config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    page = _recognised(image, 1, config)
-    gathering = Gathering(config, facts)
-    list(gathering.add(page))
-    if not page.lines:
-        yield Refused("", "empty", "no text was recognised in it")
-    for document in gathering.document():
-        yield replace(document, marks=())  # there are no pages to tell apart
-
-
-def _pages(image: Image, frames: int, context: Context) -> Iterator[Extracted | Refused]:
-    config = context.config
-    gathering = Gathering(config, {"pages": str(frames)})
-    for number in range(1, frames + 1):
+def _pages(image: Image.Image, count: int, context: Context) -> Iterator[Page | Refused]:
+    """The first frames of a picture, read; what is wrong with a single one is raised."""
+    for number in range(1, count + 1):
         context.alive()
+        place = f"page {number}" if count > 1 else ""
         try:
             with _refusals():
                 image.seek(number - 1)
-            page = _recognised(_upright(image, config), number, config)
+            upright = _upright(image, context.config)
+            if number == count:
+                image.close()  # recognition needs the memory
+            page = recognise(upright, context.config, number)
         except ExtractionError as error:
-            yield Refused(f"page {number}", error.reason, error.detail)
-            continue
-        if page.lines:
-            yield from gathering.add(page)
+            if count == 1:
+                raise
+            yield Refused(place, error.reason, error.detail)
         else:
-            yield Refused(f"page {number}", "empty", "no text was recognised in it")
-    yield from gathering.document()
+            yield page if page.lines else Refused(place, "empty", "no text was recognised in it")
 
 
-def _recognised(image: Image, number: int, config: ExtractConfig) -> Page:
-    found = recognise(image, config)
-    return Page(number, found.height, found.lines, confidence=found.confidence, unsure=found.unsure)
-
-
-def _upright(image: Image, config: ExtractConfig) -> Image:
+def _upright(image: Image.Image, config: ExtractConfig) -> Image.Image:
     """The picture, decoded, the right way up, grey and shrunk; its size is looked at before it is decoded."""
-    from PIL import ImageOps
-
     if image.width * image.height > config.max_image_pixels:
         size = f"{image.width:,} x {image.height:,}"
         limit = f"data.extract.max_image_pixels = {config.max_image_pixels:,}"
@@ -109,44 +87,32 @@ def _upright(image: Image, config: ExtractConfig) -> Image:
         return fitting(_grey(ImageOps.exif_transpose(image)))
 
 
-def _grey(image: Image) -> Image:
-    from PIL import Image as PillowImage
-
+def _grey(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        import numpy
-
         # Deeper than 8 bits: what is darkest becomes black, what is lightest white.
-        values = numpy.nan_to_num(numpy.asarray(image, dtype=numpy.float32))
+        values = np.nan_to_num(np.asarray(image, dtype=np.float32))
         low, high = float(values.min()), float(values.max())
-        return PillowImage.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(numpy.uint8))
+        return Image.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(np.uint8))
     if not image.has_transparency_data:
         return image.convert("L")
     grey, alpha = image.convert("RGBA").convert("LA").split()
-    ground = PillowImage.new("L", grey.size, 255 if _is_dark(grey, alpha) else 0)
+    visible = alpha.point(lambda value: 255 if value >= _DARK else 0)
+    is_dark = visible.getbbox() is None or ImageStat.Stat(grey, mask=visible).mean[0] < _DARK
+    ground = Image.new("L", grey.size, 255 if is_dark else 0)
     ground.paste(grey, mask=alpha)
     return ground
-
-
-def _is_dark(grey: Image, alpha: Image) -> bool:
-    """Whether what can be seen of a transparent picture is dark."""
-    from PIL import ImageStat
-
-    visible = alpha.point(lambda value: 255 if value >= _DARK else 0)
-    return visible.getbbox() is None or ImageStat.Stat(grey, mask=visible).mean[0] < _DARK
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turns what Pillow raises for a picture that it cannot read into an `ExtractionError`."""
-    from PIL import Image as PillowImage
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except (MemoryError, ExtractionError):
         raise
-    except PillowImage.DecompressionBombError as error:
+    except Image.DecompressionBombError as error:
         raise ExtractionError("bomb", str(error)) from None
     except Exception as error:
         # Its decoders raise what Python raises where data is not as they expect, not errors of their own.

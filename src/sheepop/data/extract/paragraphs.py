@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from sheepop.data.extract.page_lines import Line
+from sheepop.data.extract.page_lines import Line, runs
 
 WORDS = re.compile(r"\w+(?:[-\u2010]\w+)*")
 HYPHENS = "-\u2010\u00ad"
@@ -100,25 +100,14 @@ class _Paragraph(NamedTuple):
 
 
 def _paragraphs(block: Sequence[Line], words: Container[str]) -> Iterator[_Paragraph]:
+    """The paragraphs of a block, whose lines follow each other without a blank space, in letters of one size."""
+    pitch = _pitch(block)
     edge = max((line.right for line in block if not line.rigid), default=0.0)
-    for run in _runs(block):
+    for run in runs(block, lambda run, line: not _is_apart(run[-1], line, pitch)):
         if run[0].rigid:
             yield _Paragraph(run[0].text, run[0].size, False)
         else:
             yield from _flowing(run, edge, words)
-
-
-def _runs(block: Sequence[Line]) -> Iterator[list[Line]]:
-    """Lines that follow each other without a blank space between them, in letters of one size."""
-    pitch = _pitch(block)
-    run: list[Line] = []
-    for line in block:
-        if run and _is_apart(run[-1], line, pitch):
-            yield run
-            run = []
-        run.append(line)
-    if run:
-        yield run
 
 
 def _pitch(block: Sequence[Line]) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -37,15 +39,16 @@ def visual_pieces(glyphs: Sequence[Glyph], size: float) -> list[Glyph]:
     `glyphs` do not count. The order is the inverse of the Unicode bidirectional algorithm (UAX 9) for lines without
     explicit directions.
     """
-    pieces: list[list[str | float]] = []
-    for text, left, right in _clusters(glyphs):
-        gap = left - float(pieces[-1][2]) if pieces else 2 * _CELL * size
+    pieces: list[Glyph] = []
+    for glyph in _clusters(glyphs):
+        gap = glyph.left - pieces[-1].right if pieces else math.inf
         if gap > _CELL * size:
-            pieces.append([text, left, right])
+            pieces.append(glyph)
         else:
-            pieces[-1][0] = f"{pieces[-1][0]}{' ' if gap > _BLANK * size else ''}{text}"
-            pieces[-1][2] = max(right, float(pieces[-1][2]))
-    return [Glyph(logical(str(text)), float(left), float(right)) for text, left, right in pieces]
+            text, left, right = pieces.pop()
+            blank = " " if gap > _BLANK * size else ""
+            pieces.append(Glyph(text + blank + glyph.character, left, max(right, glyph.right)))
+    return [Glyph(logical(text), left, right) for text, left, right in pieces]
 
 
 def logical(text: str) -> str:
@@ -75,19 +78,16 @@ def _reversed(text: str) -> str:
 
 def _clusters(glyphs: Sequence[Glyph]) -> list[Glyph]:
     """Letters from left to right, each followed by the marks that stand over or under it."""
-    letters = [glyph for glyph in _ligatures(glyphs) if not _is_mark(glyph) and not glyph.character.isspace()]
+    letters = [glyph for glyph in _ligatures(glyphs) if not (_is_mark(glyph) or glyph.character.isspace())]
     marks = sorted(filter(_is_mark, glyphs), key=_middle)
     if not letters:
         return marks
     letters.sort(key=_middle)
-    bounds = [(_middle(one) + _middle(other)) / 2 for one, other in pairwise(letters)] + [float("inf")]
+    bounds = [(_middle(one) + _middle(other)) / 2 for one, other in pairwise(letters)]
     texts = [letter.character for letter in letters]
-    place = 0
     for mark in marks:
-        while _middle(mark) > bounds[place]:
-            place += 1
-        texts[place] += mark.character
-    return [Glyph(text, letter.left, letter.right) for text, letter in zip(texts, letters, strict=True)]
+        texts[bisect_left(bounds, _middle(mark))] += mark.character
+    return [letter._replace(character=text) for text, letter in zip(texts, letters, strict=True)]
 
 
 def _ligatures(glyphs: Sequence[Glyph]) -> list[Glyph]:
