@@ -14,10 +14,8 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.ocr import engine, recognise
 from sheepop.data.extract.page_lines import Page
 from sheepop.data.extract.paged_text import documents
-from sheepop.data.extract.pdf_tables import TooManyLinesError, find_tables
 from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, lines_of, read_words
 
 if TYPE_CHECKING:
@@ -39,6 +37,7 @@ _MOST_OBJECTS = 20_000
 _MOST_SEGMENTS = 12_000
 _DEEPEST_FORM = 5
 # Points: how far a ruling line may be off its direction, and the shortest that counts.
+_LEAST_RULES = 3
 _STRAY = 1.0
 _SHORTEST = 3.0
 # Points to pixels: text of 10 points is then 25 pixels high.
@@ -104,7 +103,7 @@ def _read(page: pypdfium2.PdfPage, number: int, config: ExtractConfig) -> Iterat
     letters = words.letters
     is_picture = (
         words.meaningless > _MEANINGLESS_SHARE * (words.meaningless + letters)
-        or (letters == 0 and not objects.is_blank)
+        or (letters == 0 and objects.shapes + objects.pictures > 0)
         or (0 < letters < _FEW_LETTERS and objects.pictures >= _PICTURE_SHARE)
     )
     recognised = _recognised(page, objects, number, letters, config) if is_picture else None
@@ -117,7 +116,9 @@ def _read(page: pypdfium2.PdfPage, number: int, config: ExtractConfig) -> Iterat
 def _text(words: PageWords, objects: _Objects, number: int, config: ExtractConfig) -> Page:
     tables: list[Line] = []
     rest, is_unsearched = words.words, config.pdf_tables and objects.has_more
-    if config.pdf_tables and not objects.has_more:
+    if config.pdf_tables and not objects.has_more and min(len(objects.across), len(objects.down)) >= _LEAST_RULES:
+        from sheepop.data.extract.pdf_tables import TooManyLinesError, find_tables
+
         try:
             tables, rest = find_tables(rest, objects.across, objects.down)
         except TooManyLinesError:
@@ -144,6 +145,8 @@ def _recognised(
     if objects.has_more:
         return Refused(place, "oversized", "it is a drawing with too many parts to search for text")
     try:
+        from sheepop.data.extract.image import engine, recognise
+
         engine(config.ocr_threads)  # where it is missing, no page need be drawn
         found = recognise(render(page, _MOST_RENDERED_PIXELS), config, number)
     except ImportError:
@@ -174,11 +177,6 @@ class _Objects:
     pictures: float = 0.0
     shapes: int = 0
     has_more: bool = False
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether nothing but text is drawn."""
-        return self.shapes == 0 and self.pictures == 0
 
 
 def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:

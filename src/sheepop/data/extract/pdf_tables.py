@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from pdfplumber import table
 
 from sheepop.data.extract import markdown
 from sheepop.data.extract.page_lines import Line
@@ -15,7 +16,6 @@ from sheepop.data.extract.pdf_words import Box, Word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pdfplumber.table import Table
 
 _Edges = tuple[float, float, float, float]
 # Points.
@@ -23,7 +23,6 @@ _SNAP = 3
 # The search looks at every crossing of two lines, and at every two corners of cells.
 _MOST_CROSSINGS = 200_000
 _MOST_CORNERS = 3000
-_LEAST_RULES = 3
 _LEAST_FILLED = 4
 _LEAST_FILLED_SHARE = 0.5
 # A frame round running text is no table, nor is one cell that holds most of it.
@@ -46,8 +45,6 @@ def find_tables(words: list[Word], across: list[Box], down: list[Box]) -> tuple[
     Raises `TooManyLinesError`.
     """
     found: list[Line] = []
-    if not words or min(len(across), len(down)) < _LEAST_RULES:
-        return found, words
     grids, rules = _grids(across, down)
     hulls = [grid.bbox for grid in grids]
     boxes = np.array([word.box for word in words])
@@ -73,14 +70,12 @@ def find_tables(words: list[Word], across: list[Box], down: list[Box]) -> tuple[
     return found, [words[index] for index in np.flatnonzero(is_free)]
 
 
-def _grids(across: list[Box], down: list[Box]) -> tuple[list[Table], NDArray[np.float64]]:
+def _grids(across: list[Box], down: list[Box]) -> tuple[list[table.Table], NDArray[np.float64]]:
     """The grids of cells, small ones first, for they may lie in larger ones; and the rules that make them, as boxes.
 
     Pdfplumber's own reading of a page takes fifty times longer than pdfium's, so only its search for cells is used,
     with the tolerances of its `TableSettings`.
     """
-    from pdfplumber import table
-
     lines = [_edge(box, "h") for box in across] + [_edge(box, "v") for box in down]
     edges = table.merge_edges(lines, _SNAP, _SNAP, _SNAP, _SNAP)
     num_across = sum(edge["orientation"] == "h" for edge in edges)
@@ -163,16 +158,16 @@ def _is_stacked(rows: list[list[_Cell | None]]) -> bool:
     filled = [[cell for cell in row if cell] for row in rows]
     padding = min(cell.margin for row in filled for cell in row)
     counts = [sum(len(line) for cell in row for line in cell.lines) for row in filled]
-    stacked = sum(count for count, row in zip(counts, filled, strict=True) if _are_stacked(row, padding))
+    stacked = sum(count for count, row in zip(counts, filled, strict=True) if row and _are_stacked(row, padding))
     return 2 * stacked > sum(counts)
 
 
 def _are_stacked(cells: list[_Cell], padding: float) -> bool:
     """Whether the cells of a row begin several lines at the same heights, and not for lack of room."""
-    count = max((len(cell.lines) for cell in cells), default=0)
+    count = max(len(cell.lines) for cell in cells)
     longest = [cell for cell in cells if len(cell.lines) == count]
     if count < 2 or len(longest) < 2 or 2 * len(longest) <= len(cells):
         return False
-    heights = [[line[0].bottom / cell.size for line in cell.lines] for cell in longest]
-    is_level = all(abs(a - b) <= _SAME_HEIGHT for other in heights for a, b in zip(heights[0], other, strict=True))
+    first, *others = [[line[0].bottom / cell.size for line in cell.lines] for cell in longest]
+    is_level = all(abs(a - b) <= _SAME_HEIGHT for other in others for a, b in zip(first, other, strict=True))
     return is_level and any(cell.is_broken_early(padding) for cell in longest)

@@ -7,13 +7,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pypdfium2
+import pypdfium2.raw as pdfium
 
 from sheepop.data.extract.page_lines import RIGHT_TO_LEFT, Line, runs
 from sheepop.data.extract.visual_order import Glyph, visual_pieces
-
-if TYPE_CHECKING:
-    from pypdfium2 import PdfPage
 
 # pdfium's mark for a hyphen that divides a word at the end of a line: U+FFFE in its text, U+0002 in its characters.
 _WORD = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
@@ -68,7 +68,7 @@ class PageFrame(NamedTuple):
     turns: int
 
     @classmethod
-    def of(cls, page: PdfPage) -> PageFrame:
+    def of(cls, page: pypdfium2.PdfPage) -> PageFrame:
         """The frame in which a page is shown; its width and height are those before it is turned."""
         left, bottom, right, top = page.get_bbox()
         return cls(left, top, right - left, top - bottom, page.get_rotation() // 90)
@@ -115,7 +115,7 @@ class PageWords(NamedTuple):
         return sum(sum(map(str.isalnum, word.text)) for word in self.words)
 
 
-def read_words(page: PdfPage) -> PageWords:
+def read_words(page: pypdfium2.PdfPage) -> PageWords:
     """The words of a page; raises `pypdfium2.PdfiumError` when it cannot be read."""
     text_page = page.get_textpage()
     try:
@@ -147,11 +147,8 @@ def _turned(words: list[Word], frame: PageFrame) -> tuple[list[Word], PageFrame]
 def lines_of(words: list[Word], frame: PageFrame) -> tuple[list[Line], list[Line]]:
     """The lines of what is left of a page, and those in its margin or elsewhere that run in other directions."""
     words, _ = _turned(words, frame)
-    upright: list[Line] = []
-    others: list[Line] = []
-    for piece in runs(words, _goes_on):
-        (upright if piece[0].turns == 0 else others).append(_line(piece))
-    return upright, others
+    pieces = [(piece[0].turns == 0, _line(piece)) for piece in runs(words, _goes_on)]
+    return [line for is_upright, line in pieces if is_upright], [line for is_upright, line in pieces if not is_upright]
 
 
 def _goes_on(piece: list[Word], word: Word) -> bool:
@@ -181,25 +178,23 @@ def _line(piece: list[Word]) -> Line:
 
 
 class _Style(NamedTuple):
-    """How letters are set: their size, the page's turns to read them, where they stand in their box, its breadth."""
+    """How letters are set: as in `Word`, their quarter turns in the file, and how broad their line is."""
 
     size: float
     turns: int | None
     descent: float
+    quarters: int
     breadth: float
 
 
 class _Reader:
     """Reads one page. Calls into pdfium take most of the time, so it asks for two boxes a word and little else."""
 
-    def __init__(self, page: PdfPage, text_page: Any) -> None:
-        import pypdfium2.raw as pdfium
-
-        self._pdfium, self._raw = pdfium, text_page
+    def __init__(self, page: pypdfium2.PdfPage, text_page: Any) -> None:
+        self._page, self.frame, self.meaningless = text_page, PageFrame.of(page), 0
         self._rectangle, self._matrix = pdfium.FS_RECTF(), pdfium.FS_MATRIX()
-        self._get_box, self._into_rectangle = pdfium.FPDFText_GetLooseCharBox, ctypes.byref(self._rectangle)
+        self._into_rectangle = ctypes.byref(self._rectangle)
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
-        self.frame, self.meaningless = PageFrame.of(page), 0
 
     def words(self) -> Iterator[Word]:
         """The words as the page is shown."""
@@ -210,12 +205,12 @@ class _Reader:
 
     def _text(self) -> str:
         """The characters of the page, one for each that pdfium counts; halves of surrogate pairs count as two."""
-        count = max(0, self._pdfium.FPDFText_CountChars(self._raw))
+        count = max(0, pdfium.FPDFText_CountChars(self._page))
         buffer = (ctypes.c_ushort * (count + 1))()
-        if self._pdfium.FPDFText_GetText(self._raw, 0, count, buffer) == count + 1:
+        if pdfium.FPDFText_GetText(self._page, 0, count, buffer) == count + 1:
             return "".join(map(chr, buffer[:count]))
-        get = self._pdfium.FPDFText_GetUnicode
-        return "".join(chr(min(get(self._raw, index), 0x10FFFF)) for index in range(count))
+        get = pdfium.FPDFText_GetUnicode
+        return "".join(chr(min(get(self._page, index), 0x10FFFF)) for index in range(count))
 
     def _from_left(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
         style: _Style | None = None
@@ -225,7 +220,9 @@ class _Reader:
                 box = self._box(match.start())
                 style = self._style(match.start(), box, style)
                 if len(match.group()) > 1:
-                    box = _around(box, self._box(match.end() - 1))
+                    last = self._box(match.end() - 1)
+                    left, bottom = min(box.left, last.left), min(box.bottom, last.bottom)
+                    box = Box(left, max(box.top, last.top), max(box.right, last.right), bottom)
                 yield Word(word, self.frame.placed(*box), style.size, line, style.turns, style.descent)
 
     def _from_right(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
@@ -254,35 +251,27 @@ class _Reader:
 
     def _box(self, index: int) -> Box:
         """The box of a character in the coordinates of the file, where y grows upwards."""
-        self._get_box(self._raw, index, self._into_rectangle)
+        pdfium.FPDFText_GetLooseCharBox(self._page, index, self._into_rectangle)
         found = self._rectangle
         return Box(found.left, found.top, found.right, found.bottom)
 
     def _style(self, index: int, box: Box, known: _Style | None) -> _Style:
         """How a character is set; characters on one line with boxes of one breadth are set alike."""
         height, width = box.top - box.bottom, box.right - box.left
-        if known is not None and known.turns is not None:
-            is_upright = (known.turns + self.frame.turns) % 2 == 0
-            if abs((height if is_upright else width) - known.breadth) < 1e-3:
-                return known
+        if known is not None and abs((height, width)[known.quarters % 2] - known.breadth) < 1e-3:
+            return known
         matrix = self._matrix
-        self._pdfium.FPDFText_GetMatrix(self._raw, index, matrix)
-        self._pdfium.FPDFText_GetCharOrigin(self._raw, index, self._x, self._y)
-        nominal = self._pdfium.FPDFText_GetFontSize(self._raw, index)
+        pdfium.FPDFText_GetMatrix(self._page, index, matrix)
+        pdfium.FPDFText_GetCharOrigin(self._page, index, self._x, self._y)
+        nominal = pdfium.FPDFText_GetFontSize(self._page, index)
         size = abs(nominal) * math.hypot(matrix.c, matrix.d) or max(min(height, width), 1.0)
         angle = math.atan2(matrix.b, matrix.a)
         quarters = round(angle / (math.pi / 2))
         if abs(angle - quarters * math.pi / 2) > _LARGEST_SKEW:
-            return _Style(size, None, 0.0, 0.0)
+            return _Style(size, None, 0.0, quarters, math.nan)
         x, y = self._x.value, self._y.value
         descent = (y - box.bottom, box.right - x, box.top - y, x - box.left)[quarters % 4]
-        return _Style(size, (quarters - self.frame.turns) % 4, descent, height if quarters % 2 == 0 else width)
-
-
-def _around(one: Box, other: Box) -> Box:
-    """The box around two in the coordinates of the file."""
-    left, top, right, bottom = one
-    return Box(min(left, other.left), max(top, other.top), max(right, other.right), min(bottom, other.bottom))
+        return _Style(size, (quarters - self.frame.turns) % 4, descent, quarters, (height, width)[quarters % 2])
 
 
 def _printed_once(words: Iterable[Word]) -> list[Word]:
