@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps, ImageStat
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.page_lines import Line, Page
+from sheepop.data.extract.page_lines import WIDE_GAP, Line, Page
 from sheepop.data.extract.paged_text import documents
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ _CUT_SHARE = 0.25
 # Letters take this share of the height of the box found round a line; heights within these bounds are one size.
 _LETTERS = 0.75
 _SAME_SIZE = (0.7, 1.35)
-# In multiples of the size of the letters.
-_GAP = 0.9
 # A page the right way up is recognised with 0.93 to 1.00 unless it is hard to see, one that is turned with 0.5 to 0.8.
 _UPRIGHT = 0.9
 _SHORTEST_WORD = re.compile(r"\w{3}")
@@ -333,7 +331,7 @@ def _read(read: Any, x: int, y: int, tile: NDArray[np.uint8]) -> Iterator[tuple[
         size = _LETTERS * (bottom - top)
         is_thin = len(text) * min(size, _LETTERS * (right - left)) < _THINNEST * max(right - left, bottom - top)
         pieces = []
-        for piece, begin, end in _pieces(text, places, left, right, _GAP * size):
+        for piece, begin, end in _pieces(text, places, left, right, WIDE_GAP * size):
             if piece and end > begin and bottom > top:
                 first_width = (end - begin) * len(piece.split(" ", 1)[0]) / len(piece)
                 pieces.append(Line(piece, x + begin, y + top, x + end, y + bottom, size, first_width))

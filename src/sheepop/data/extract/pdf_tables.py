@@ -11,7 +11,7 @@ from pdfplumber import table
 
 from sheepop.data.extract import markdown
 from sheepop.data.extract.page_lines import Line
-from sheepop.data.extract.paragraphs import join_lines
+from sheepop.data.extract.paged_text import join_lines
 from sheepop.data.extract.pdf_words import Box, Word
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from sheepop.data.extract.page_lines import RIGHT_TO_LEFT, Line, runs
-from sheepop.data.extract.visual_order import Glyph, visual_pieces
+from sheepop.data.extract.page_lines import RIGHT_TO_LEFT, WIDE_GAP, Glyph, Line, runs, visual_pieces
 
 # pdfium's mark for a hyphen that divides a word at the end of a line: U+FFFE in its text, U+0002 in its characters.
 _WORD = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
@@ -30,8 +29,7 @@ _SPELT_OUT = str.maketrans(
     # The places of bullets in the Symbol and Wingdings fonts.
     | {"\uf0b7": "\u2022", "\uf0a7": "\u25aa", "\uf0d8": "\u27a2", "\uf0fc": "\u2713"}
 )
-# In multiples of the size of the letters: a wider gap parts columns or cells; letters reach this far up and down.
-_CELL = 0.9
+# In multiples of the size of the letters: they reach this far up and down.
 _ASCENT, _DESCENT = 0.75, 0.25
 _LARGEST_SKEW = math.radians(5)
 # Letters that are printed twice to look bold are this close to each other, also in multiples of their size.
@@ -156,7 +154,7 @@ def _goes_on(piece: list[Word], word: Word) -> bool:
     before = piece[-1]
     begin, end = (1, 3) if word.turns in (1, 3) else (0, 2)
     gap = max(word.box[begin] - before.box[end], before.box[begin] - word.box[end])
-    return before.line == word.line and before.turns == word.turns and gap <= _CELL * word.size
+    return before.line == word.line and before.turns == word.turns and gap <= WIDE_GAP * word.size
 
 
 def _line(piece: list[Word]) -> Line:
