@@ -283,12 +283,13 @@ def logical(text: str) -> str:
     if not rights:
         return text
     if len(rights) < len(_LEFT_TO_RIGHT.findall(text)) - len(rights):
-        return _RIGHT_RUN.sub(lambda run: _NUMBER.sub(_turned, _turned(run)), text)
-    return _LEFT_RUN.sub(_turned, _reversed(text))
+        return _RIGHT_RUN.sub(lambda run: _turned(run.group(), _NUMBER), text)
+    return _turned(text, _LEFT_RUN)
 
 
-def _turned(match: re.Match[str]) -> str:
-    return _reversed(match.group())
+def _turned(text: str, kept: re.Pattern[str]) -> str:
+    """The text from its end to its beginning, but for what is `kept` in order; marks stay behind their letters."""
+    return kept.sub(lambda run: _reversed(run.group()), _reversed(text))
 
 
 def _reversed(text: str) -> str:
@@ -303,9 +304,18 @@ def _reversed(text: str) -> str:
 
 
 def _clusters(glyphs: Sequence[Glyph]) -> list[Glyph]:
-    """Letters from left to right, each followed by the marks that stand over or under it."""
-    letters = [glyph for glyph in _ligatures(glyphs) if not (_is_mark(glyph) or glyph.character.isspace())]
-    marks = sorted(filter(_is_mark, glyphs), key=_middle)
+    """Letters from left to right, each followed by the marks that stand over or under it.
+
+    Letters from right to left that share a place are one glyph, spelt from left to right.
+    """
+    letters: list[Glyph] = []
+    for place, group in groupby(glyphs, key=lambda glyph: glyph[1:]):
+        text = "".join(glyph.character for glyph in group)
+        if RIGHT_TO_LEFT.search(text):
+            text = unicodedata.normalize("NFKC", text)[::-1]
+        if not (text.isspace() or unicodedata.combining(text[0])):
+            letters.append(Glyph(text, *place))
+    marks = sorted((glyph for glyph in glyphs if unicodedata.combining(glyph.character[0])), key=_middle)
     if not letters:
         return marks
     letters.sort(key=_middle)
@@ -314,21 +324,6 @@ def _clusters(glyphs: Sequence[Glyph]) -> list[Glyph]:
     for mark in marks:
         texts[bisect_left(bounds, _middle(mark))] += mark.character
     return [letter._replace(character=text) for text, letter in zip(texts, letters, strict=True)]
-
-
-def _ligatures(glyphs: Sequence[Glyph]) -> list[Glyph]:
-    """The glyphs, where letters from right to left that share a place are one glyph, spelt from left to right."""
-    found: list[Glyph] = []
-    for place, group in groupby(glyphs, key=lambda glyph: glyph[1:]):
-        text = "".join(glyph.character for glyph in group)
-        if RIGHT_TO_LEFT.search(text):
-            text = unicodedata.normalize("NFKC", text)[::-1]
-        found.append(Glyph(text, *place))
-    return found
-
-
-def _is_mark(glyph: Glyph) -> bool:
-    return unicodedata.combining(glyph.character[0]) > 0
 
 
 def _middle(glyph: Glyph) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -16,7 +16,7 @@ import pypdfium2.raw as pdfium
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page_lines import Page
 from sheepop.data.extract.paged_text import documents
-from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, lines_of, read_words
+from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, Word, lines_of, read_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -100,7 +100,7 @@ def _read(page: pypdfium2.PdfPage, number: int, config: ExtractConfig) -> Iterat
     """The page, as a picture where its text, if any, is not what it shows; and why that could not be read."""
     words = read_words(page)
     objects = _objects_of(page, words.frame)
-    letters = words.letters
+    letters = _letters(words.words)
     is_picture = (
         words.meaningless > _MEANINGLESS_SHARE * (words.meaningless + letters)
         or (letters == 0 and objects.shapes + objects.pictures > 0)
@@ -153,9 +153,14 @@ def _recognised(
         return Refused(place, "not_installed", "it shows a picture; to read pictures, install sheepop[ocr]")
     except ExtractionError as error:
         return Refused(place, error.reason, error.detail)
-    if sum(sum(map(str.isalnum, line.text)) for line in found.lines) > known:
+    if _letters(found.lines) > known:
         return found
     return None if known else Refused(place, "empty", "no text was recognised in it")
+
+
+def _letters(pieces: Iterable[Word | Line]) -> int:
+    """How many letters and digits they hold."""
+    return sum(sum(map(str.isalnum, piece.text)) for piece in pieces)
 
 
 def render(page: pypdfium2.PdfPage, max_pixels: int) -> Image:

@@ -57,19 +57,16 @@ class Box(NamedTuple):
 
 
 class PageFrame(NamedTuple):
-    """How the coordinates of a page in the file, where y grows upwards, become others by turning it clockwise."""
+    """How the coordinates of a page in the file, where y grows upwards, become others by turning it clockwise.
+
+    `width` and `height` are those before it is turned.
+    """
 
     left: float
     top: float
     width: float
     height: float
     turns: int
-
-    @classmethod
-    def of(cls, page: pypdfium2.PdfPage) -> PageFrame:
-        """The frame in which a page is shown; its width and height are those before it is turned."""
-        left, bottom, right, top = page.get_bbox()
-        return cls(left, top, right - left, top - bottom, page.get_rotation() // 90)
 
     @property
     def size(self) -> tuple[float, float]:
@@ -106,11 +103,6 @@ class PageWords(NamedTuple):
     words: list[Word]
     frame: PageFrame
     meaningless: int
-
-    @property
-    def letters(self) -> int:
-        """The number of letters and digits."""
-        return sum(sum(map(str.isalnum, word.text)) for word in self.words)
 
 
 def read_words(page: pypdfium2.PdfPage) -> PageWords:
@@ -189,7 +181,9 @@ class _Reader:
     """Reads one page. Calls into pdfium take most of the time, so it asks for two boxes a word and little else."""
 
     def __init__(self, page: pypdfium2.PdfPage, text_page: Any) -> None:
-        self._page, self.frame, self.meaningless = text_page, PageFrame.of(page), 0
+        left, bottom, right, top = page.get_bbox()
+        self.frame = PageFrame(left, top, right - left, top - bottom, page.get_rotation() // 90)
+        self._page, self.meaningless = text_page, 0
         self._rectangle, self._matrix = pdfium.FS_RECTF(), pdfium.FS_MATRIX()
         self._into_rectangle = ctypes.byref(self._rectangle)
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
