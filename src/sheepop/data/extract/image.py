@@ -74,8 +74,8 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
         is_paged = image.format == _PAGED and frames > 1
         facts = {"pages" if is_paged else "frames": str(frames)} if frames > 1 else {}
         for item in documents(_pages(image, frames if is_paged else 1, context), facts, context.config):
-            is_marked = is_paged or isinstance(item, Refused)
-            yield item if is_marked else replace(item, marks=())  # one picture has no pages to tell apart
+            # A single picture has no pages to tell apart.
+            yield item if is_paged or isinstance(item, Refused) else replace(item, marks=())
 
 
 def _formats(content: Content) -> tuple[str, ...]:

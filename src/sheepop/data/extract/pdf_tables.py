@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from pdfplumber import table
@@ -57,7 +57,9 @@ def find_tables(words: list[Word], across: list[Box], down: list[Box]) -> tuple[
         rows: list[list[_Cell | None]] = [[None] * len(row.cells) for row in grid.rows]
         for row, cells in zip(grid.rows, rows, strict=True):
             for column, box in enumerate(row.cells):
-                inside = np.flatnonzero(is_left & _holds(box, middles)) if box else []
+                if box is None:
+                    continue
+                inside = np.flatnonzero(is_left & _holds(box, middles))
                 if len(inside):
                     cells[column] = _cell(Box(*box), [words[index] for index in inside])
                     is_left[inside] = False
@@ -84,7 +86,8 @@ def _grids(across: list[Box], down: list[Box]) -> tuple[list[table.Table], NDArr
     crossings = table.edges_to_intersections(edges, _SNAP, _SNAP)
     if len(crossings) > _MOST_CORNERS:
         raise TooManyLinesError
-    grids = [table.Table(None, cells) for cells in table.cells_to_tables(table.intersections_to_cells(crossings))]
+    cells = table.intersections_to_cells(crossings)
+    grids = [table.Table(cast("Any", None), group) for group in table.cells_to_tables(cells)]  # they need no page
     rules = np.array([[edge[side] for side in ("x0", "top", "x1", "bottom")] for edge in edges])
     return sorted(grids, key=lambda grid: (grid.bbox[2] - grid.bbox[0]) * (grid.bbox[3] - grid.bbox[1])), rules
 
@@ -97,7 +100,8 @@ def _edge(box: Box, orientation: str) -> dict[str, Any]:
 
 def _holds(box: _Edges, points: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which of the points lie in a box."""
-    return ((points >= box[:2]) & (points <= box[2:])).all(axis=1)
+    are_inside: NDArray[np.bool_] = np.logical_and(points >= box[:2], points <= box[2:])
+    return np.logical_and(are_inside[:, 0], are_inside[:, 1])
 
 
 def _has_words_beside(
