@@ -15,13 +15,11 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from sheepop.data.extract import image as image_module
-from sheepop.data.extract import ocr
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.dispatch import Dispatcher
-from sheepop.data.extract.image import extract_image
+from sheepop.data.extract.image import extract_image, recognise
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.ocr import Recognised, recognise
-from sheepop.data.extract.page_lines import Line
+from sheepop.data.extract.page_lines import Line, Page
 
 WORDS = "The quick brown fox jumps over the lazy dog near 42 sheep."
 LINES = "The quick brown fox jumps\nover the lazy dog near 42 sheep."
@@ -45,10 +43,10 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Image.Image]:
     """Leaves recognition out: the pictures that it is given, each "read" as one line that says how large it is."""
     pictures: list[Image.Image] = []
 
-    def recognised(image: Image.Image, config: ExtractConfig) -> Recognised:
+    def recognised(image: Image.Image, config: ExtractConfig, number: int) -> Page:
         pictures.append(image)
         line = Line(f"A picture {image.width} wide", 10, 10, 400, 30, 15, 60)
-        return Recognised([line], image.width, image.height, 0.95, 0)
+        return Page(number, image.height, [line], confidence=0.95)
 
     monkeypatch.setattr(image_module, "recognise", recognised)
     return pictures
@@ -202,7 +200,7 @@ def test_lines_that_recognition_is_not_sure_of_are_left_out_and_counted(monkeypa
         scores = (0.9, 0.4)
         word_results = None
 
-    monkeypatch.setattr(ocr, "_engine", lambda threads: lambda *_, **__: Result())
+    monkeypatch.setattr(image_module, "engine", lambda threads: lambda *_, **__: Result())
     found = recognise(drawn(), ExtractConfig())
 
     assert [line.text for line in found.lines] == ["clear"]
@@ -249,7 +247,7 @@ def test_a_strip_is_read_in_tiles_that_are_cut_between_lines(monkeypatch: pytest
 
         return Result()
 
-    monkeypatch.setattr(ocr, "_engine", lambda threads: engine)
+    monkeypatch.setattr(image_module, "engine", lambda threads: engine)
     strip = Image.new("L", (400, 5000), 255)
     for top in range(10, 4960, 37):
         strip.paste(0, (10, top, 90, top + 20))
@@ -322,7 +320,7 @@ def test_a_picture_is_refused_where_recognition_is_off_or_not_installed(
     assert raised.value.reason == "unsupported"
 
     monkeypatch.setitem(sys.modules, "rapidocr", None)
-    ocr._engine.cache_clear()
+    image_module.engine.cache_clear()
     (refused,) = Dispatcher(ExtractConfig(), tmp_path).documents(Content("a.png", data=data))
     assert refused == Refused("", "not_installed", "rapidocr is not installed: install sheepop[ocr]")
 
@@ -339,6 +337,6 @@ def test_recognition_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, messag
     def engine(*_: object, **__: object) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(ocr, "_engine", lambda threads: engine)
+    monkeypatch.setattr(image_module, "engine", lambda threads: engine)
     with pytest.raises(kind):
         recognise(drawn(), ExtractConfig())

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.extract.page_lines import Line, Page, is_right_to_left, mirrored, reading_blocks
-from sheepop.data.extract.running_lines import running_lines
-from sheepop.data.extract.visual_order import Glyph, logical, visual_pieces
+from sheepop.data.extract.page_lines import (
+    Glyph,
+    Line,
+    Page,
+    is_right_to_left,
+    logical,
+    mirrored,
+    reading_blocks,
+    visual_pieces,
+)
+from sheepop.data.extract.paged_text import running_lines
 
 
 def line(text: str, left: float, bottom: float, *, size: float = 10, width: float = 0, rigid: bool = False) -> Line:

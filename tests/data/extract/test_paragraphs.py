@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.data.extract.page_lines import Line
-from sheepop.data.extract.paragraphs import join_lines, paragraphs
+from sheepop.data.extract.paged_text import join_lines, paragraphs
 
 WORD = st.text("abcdefgh", min_size=1, max_size=9)
 PARAGRAPH = st.lists(WORD, min_size=12, max_size=60).map(lambda words: " ".join(words).capitalize() + ".")

@@ -14,7 +14,7 @@ from reportlab.pdfgen.canvas import Canvas
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.extract.pdf_page import render
+from sheepop.data.extract.pdf import render
 
 Extract = Callable[..., list[Extracted | Refused]]
 Read = Callable[..., Extracted]

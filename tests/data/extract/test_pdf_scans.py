@@ -10,12 +10,10 @@ import pypdfium2
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from sheepop.data.extract import ocr
-from sheepop.data.extract import pdf as pdf_module
+from sheepop.data.extract import image as image_module
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, Refused
-from sheepop.data.extract.ocr import Recognised
-from sheepop.data.extract.page_lines import Line
+from sheepop.data.extract.page_lines import Line, Page
 
 Extract = Callable[..., list[Extracted | Refused]]
 Drawn = Callable[..., bytes]
@@ -65,7 +63,7 @@ def test_scanned_pages_are_refused_where_recognition_is_off_or_not_installed(
     scan = io.BytesIO()
     picture("A scan").save(scan, "PDF", save_all=True, append_images=[picture("Another")])
     monkeypatch.setitem(sys.modules, "rapidocr", None)
-    ocr._engine.cache_clear()
+    image_module.engine.cache_clear()
 
     assert [(item.place, item.reason) for item in extract_pdf(scan.getvalue()) if isinstance(item, Refused)] == [
         ("page 1", "unsupported"),
@@ -81,11 +79,11 @@ def test_a_long_scan_is_one_document_and_shows_signs_of_life(
 ) -> None:
     texts = iter(["A shepherd", "counts sheep", "before the", "rain comes", "once more"])
 
-    def recognised(image: Image.Image, config: ExtractConfig) -> Recognised:
+    def recognised(image: Image.Image, config: ExtractConfig, number: int) -> Page:
         lines = [Line(next(texts), 10, 10, 400, 30, 15, 60)]
-        return Recognised(lines, image.width, image.height, 0.95, 0)
+        return Page(number, image.height, lines, confidence=0.95)
 
-    monkeypatch.setattr(pdf_module, "recognise", recognised)
+    monkeypatch.setattr(image_module, "recognise", recognised)
     scan = io.BytesIO()
     picture("A").save(scan, "PDF", save_all=True, append_images=[picture("B")] * 4)
 

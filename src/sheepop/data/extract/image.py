@@ -1,20 +1,27 @@
-"""Pictures of text: decoded by Pillow within limits, read by recognition."""
+"""Pictures of text: decoded by Pillow within limits, read by rapidocr, offline, with the models in its wheel."""
 
 from __future__ import annotations
 
+import logging
+import math
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, ImageStat
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.ocr import fitting, recognise
-from sheepop.data.extract.page_lines import Page
-from sheepop.data.extract.paged_text import Gathering
+from sheepop.data.extract.page_lines import WIDE_GAP, Line, Page
+from sheepop.data.extract.paged_text import documents
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from numpy.typing import NDArray
 
     from sheepop.data.extract.config import ExtractConfig
 
@@ -25,6 +32,30 @@ _PAGED = "TIFF"
 _DECODED_SIDE = 3600
 # Under this mean of 0 to 255, what can be seen of a transparent picture is dark and belongs on white.
 _DARK = 128
+# Pixels. What is larger is shrunk, what is longer is cut into tiles: memory and time of recognition grow with its
+# input, and a page of A4 at this size (155 dots per inch) is read as well as at any larger one.
+_LONG_SIDE, _SHORT_SIDE = 1800, 1273
+_LONGEST_ASPECT = 2.0
+_MOST_TILES = 8
+_LARGEST_TILE = 2400
+# A tile ends at the emptiest row in this last part of it.
+_CUT_SHARE = 0.25
+# Letters take this share of the height of the box found round a line; heights within these bounds are one size.
+_LETTERS = 0.75
+_SAME_SIZE = (0.7, 1.35)
+# A page the right way up is recognised with 0.93 to 1.00 unless it is hard to see, one that is turned with 0.5 to 0.8.
+_UPRIGHT = 0.9
+_SHORTEST_WORD = re.compile(r"\w{3}")
+# Letters side by side, each as wide as it is high, cover a line 0.8 to 2.3 times in the scripts that are read. Of
+# others the models read dots and the odd letter: 0.0 to 0.2 times.
+_THINNEST = 0.4
+# Languages that are known by more of these letters than this share.
+_UNREAD = (
+    (re.compile("[\u0370-\u03ff\u1f00-\u1fff]"), 0.5, "Greek"),
+    # 5 in 100 of the letters that come through are these two, which no other language has.
+    (re.compile("[ơưƠƯ]"), 0.01, "Vietnamese, of which letters with two marks are missed"),
+)
+_READ = "recognition reads Latin letters, Chinese and Japanese"
 
 
 def extract_image(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -32,23 +63,19 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
 
     Only the first frame of an animation is read; ``frames`` then says how many there are. Raises `ExtractionError`:
     ``bomb`` for more than `max_image_pixels`, ``damaged`` for what Pillow cannot read, ``unsupported`` with `ocr`
-    off; ImportError without Pillow or rapidocr.
+    off; ImportError without rapidocr.
     """
-    config = context.config
-    if not config.ocr:
+    if not context.config.ocr:
         raise ExtractionError("unsupported", "it is a picture, and data.extract.ocr is off")
     with content.open() as file:
-        from PIL import Image as PillowImage
-
         with _refusals():
-            image = PillowImage.open(file, formats=_formats(content))
+            image = Image.open(file, formats=_formats(content))
             frames = int(getattr(image, "n_frames", 1))
-        if image.format == _PAGED and frames > 1:
-            yield from _pages(image, frames, context)
-        else:
-            upright = _upright(image, config)
-            image.close()  # recognition needs the memory
-            yield from _picture(upright, {"frames": str(frames)} if frames > 1 else {}, config)
+        is_paged = image.format == _PAGED and frames > 1
+        facts = {"pages" if is_paged else "frames": str(frames)} if frames > 1 else {}
+        for item in documents(_pages(image, frames if is_paged else 1, context), facts, context.config):
+            # A single picture has no pages to tell apart.
+            yield item if is_paged or isinstance(item, Refused) else replace(item, marks=())
 
 
 def _formats(content: Content) -> tuple[str, ...]:
@@ -62,44 +89,28 @@ def _formats(content: Content) -> tuple[str, ...]:
     return (*_FORMATS, "HEIF")
 
 
-def _picture(image: Image, facts: Mapping[str, str], config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    page = _recognised(image, 1, config)
-    gathering = Gathering(config, facts)
-    list(gathering.add(page))
-    if not page.lines:
-        yield Refused("", "empty", "no text was recognised in it")
-    for document in gathering.document():
-        yield replace(document, marks=())  # there are no pages to tell apart
-
-
-def _pages(image: Image, frames: int, context: Context) -> Iterator[Extracted | Refused]:
-    config = context.config
-    gathering = Gathering(config, {"pages": str(frames)})
-    for number in range(1, frames + 1):
+def _pages(image: Image.Image, count: int, context: Context) -> Iterator[Page | Refused]:
+    """The first frames of a picture, read; what is wrong with a single one is raised."""
+    for number in range(1, count + 1):
         context.alive()
+        place = f"page {number}" if count > 1 else ""
         try:
             with _refusals():
                 image.seek(number - 1)
-            page = _recognised(_upright(image, config), number, config)
+            upright = _upright(image, context.config)
+            if number == count:
+                image.close()  # recognition needs the memory
+            page = recognise(upright, context.config, number)
         except ExtractionError as error:
-            yield Refused(f"page {number}", error.reason, error.detail)
-            continue
-        if page.lines:
-            yield from gathering.add(page)
+            if count == 1:
+                raise
+            yield Refused(place, error.reason, error.detail)
         else:
-            yield Refused(f"page {number}", "empty", "no text was recognised in it")
-    yield from gathering.document()
+            yield page if page.lines else Refused(place, "empty", "no text was recognised in it")
 
 
-def _recognised(image: Image, number: int, config: ExtractConfig) -> Page:
-    found = recognise(image, config)
-    return Page(number, found.height, found.lines, confidence=found.confidence, unsure=found.unsure)
-
-
-def _upright(image: Image, config: ExtractConfig) -> Image:
+def _upright(image: Image.Image, config: ExtractConfig) -> Image.Image:
     """The picture, decoded, the right way up, grey and shrunk; its size is looked at before it is decoded."""
-    from PIL import ImageOps
-
     if image.width * image.height > config.max_image_pixels:
         size = f"{image.width:,} x {image.height:,}"
         limit = f"data.extract.max_image_pixels = {config.max_image_pixels:,}"
@@ -109,45 +120,239 @@ def _upright(image: Image, config: ExtractConfig) -> Image:
         return fitting(_grey(ImageOps.exif_transpose(image)))
 
 
-def _grey(image: Image) -> Image:
-    from PIL import Image as PillowImage
-
+def _grey(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        import numpy
-
         # Deeper than 8 bits: what is darkest becomes black, what is lightest white.
-        values = numpy.nan_to_num(numpy.asarray(image, dtype=numpy.float32))
+        values = np.nan_to_num(np.asarray(image, dtype=np.float32))
         low, high = float(values.min()), float(values.max())
-        return PillowImage.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(numpy.uint8))
+        return Image.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(np.uint8))
     if not image.has_transparency_data:
         return image.convert("L")
     grey, alpha = image.convert("RGBA").convert("LA").split()
-    ground = PillowImage.new("L", grey.size, 255 if _is_dark(grey, alpha) else 0)
+    visible = alpha.point(lambda value: 255 if value >= _DARK else 0)
+    is_dark = visible.getbbox() is None or ImageStat.Stat(grey, mask=visible).mean[0] < _DARK
+    ground = Image.new("L", grey.size, 255 if is_dark else 0)
     ground.paste(grey, mask=alpha)
     return ground
-
-
-def _is_dark(grey: Image, alpha: Image) -> bool:
-    """Whether what can be seen of a transparent picture is dark."""
-    from PIL import ImageStat
-
-    visible = alpha.point(lambda value: 255 if value >= _DARK else 0)
-    return visible.getbbox() is None or ImageStat.Stat(grey, mask=visible).mean[0] < _DARK
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turns what Pillow raises for a picture that it cannot read into an `ExtractionError`."""
-    from PIL import Image as PillowImage
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except (MemoryError, ExtractionError):
         raise
-    except PillowImage.DecompressionBombError as error:
+    except Image.DecompressionBombError as error:
         raise ExtractionError("bomb", str(error)) from None
     except Exception as error:
         # Its decoders raise what Python raises where data is not as they expect, not errors of their own.
         raise ExtractionError("damaged", f"it cannot be decoded: {error}") from None
+
+
+def recognise(image: Image.Image, config: ExtractConfig, number: int = 1) -> Page:
+    """The text in a picture of mode ``L`` or ``RGB``, which is turned by quarters where it is not the right way up.
+
+    The page has this number and is measured in pixels of a copy, turned or smaller. Lines that are hardly read, or
+    with a confidence under `ocr_min_confidence`, are left out as unsure.
+
+    Raises ImportError without rapidocr, MemoryError, and `ExtractionError`: ``oversized`` for a strip that would have
+    to be read for too long, ``damaged`` when recognition fails, ``unsupported`` for letters of which it misses some,
+    ``illegible`` where it is less sure than `ocr_min_page_confidence`, as with a script that it does not know.
+    """
+    views = [_view(fitting(image), config)]
+    for turn in _turns(views[0]) if views[0].seen else ():
+        if views[-1].is_doubtful:
+            views.append(_view(views[0].image.transpose(turn), config))
+    view = max(views, key=lambda view: view.right)
+    if view.seen:
+        _refuse_unread(view, config)
+    usual = median([line.size for line in view.lines] or [0.0])
+    low, high = (share * usual for share in _SAME_SIZE)
+    # Heights that differ only by which letters occur are made one.
+    lines = [line._replace(size=usual) if low <= line.size <= high else line for line in view.lines]
+    return Page(number, view.image.height, lines, confidence=view.confidence, unsure=view.seen - view.read)
+
+
+class _View(NamedTuple):
+    """What recognition finds in a picture as it is held: pieces of lines, and the mean confidence over characters.
+
+    `seen` is how many lines there are, `read` how many of them gave what can be kept, `right` about how many characters
+    in level lines are right. A view is steep where most of its text runs up or down.
+    """
+
+    image: Image.Image
+    lines: list[Line]
+    seen: int
+    read: int
+    confidence: float
+    right: float
+    is_steep: bool
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may not be the right way up."""
+        return self.confidence < _UPRIGHT or self.is_steep
+
+
+def _view(image: Image.Image, config: ExtractConfig) -> _View:
+    read = engine(config.ocr_threads)
+    tiles = [tile for tile in _tiles(np.asarray(image.convert("L"))) if tile[2].max() > tile[2].min()]
+    lines = [
+        (pieces if score >= config.ocr_min_confidence else [], score)
+        for tile in tiles
+        for pieces, score in _read(read, *tile)
+    ]
+    # Lines of which no letter is known are not among those that it hands on.
+    boxes = (_run(read, pixels, use_rec=False).boxes for _, _, pixels in tiles)
+    seen = len(lines) or sum(len(places) for places in boxes if places is not None)
+    found = [(piece, len(piece.text), score) for pieces, score in lines for piece in pieces]
+    # A single letter or number may be higher than it is wide.
+    level = [item for item in found if item[1] <= 2 or item[0].height <= item[0].right - item[0].left]
+    count = sum(length for _, length, _ in found)
+    return _View(
+        image,
+        [piece for piece, _, _ in found],
+        seen,
+        sum(bool(pieces) for pieces, _ in lines),
+        sum(length * score for _, length, score in found) / max(count, 1),
+        sum(length * score for _, length, score in level),
+        count > 2 * sum(length for _, length, _ in level),
+    )
+
+
+def _turns(view: _View) -> list[Image.Transpose]:
+    """The other ways to hold a picture, the likeliest first; lines that run upwards are read turned back."""
+    left, right, over = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180
+    if not view.is_steep:
+        return [over, right, left]
+    return [left, right, over] if view.confidence >= _UPRIGHT else [right, left, over]
+
+
+def _refuse_unread(view: _View, config: ExtractConfig) -> None:
+    """Raises `ExtractionError` where what was read is not what stands there."""
+    text = "".join(line.text for line in view.lines)
+    num_letters = sum(map(str.isalpha, text))
+    for letters, share, language in _UNREAD:
+        if len(letters.findall(text)) > share * num_letters:
+            raise ExtractionError("unsupported", f"it is in {language}; {_READ}")
+    # Where most lines are unread, what was taken from the others is no more than dots and odd letters.
+    confidence = 0.0 if view.is_doubtful and 2 * view.read < view.seen else view.confidence
+    if confidence < config.ocr_min_page_confidence:
+        limit = f"data.extract.ocr_min_page_confidence = {config.ocr_min_page_confidence}"
+        sure = f"recognition is sure of {view.read} of {view.seen} lines, and of their letters to {view.confidence:.2f}"
+        raise ExtractionError("illegible", f"unclear, or in a script that is not known: {sure}; {_READ}; see {limit}")
+
+
+def fitting(image: Image.Image) -> Image.Image:
+    """The picture, shrunk where it is larger than what is read at once, or broader than a strip of tiles may be.
+
+    Raises `ExtractionError` for a strip of too many tiles.
+    """
+    short, long = sorted(image.size)
+    if long <= _LONGEST_ASPECT * short:
+        scale = min(1.0, _LONG_SIDE / long, math.sqrt(_LONG_SIDE * _SHORT_SIDE / (short * long)))
+    else:
+        scale = min(1.0, _SHORT_SIDE / short)
+    if math.ceil(long * scale / (_LONG_SIDE * (1 - _CUT_SHARE))) > _MOST_TILES:
+        shape = f"{image.width:,} x {image.height:,}"
+        raise ExtractionError("oversized", f"a picture of {shape} pixels is too long to read")
+    if scale == 1.0:
+        return image
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+@lru_cache(maxsize=1)
+def engine(threads: int) -> Any:
+    """What recognises text, with so many threads; raises ImportError without rapidocr."""
+    from rapidocr import RapidOCR
+
+    logging.getLogger("RapidOCR").setLevel(logging.CRITICAL)
+    return RapidOCR(
+        params={
+            "Global.log_level": "critical",
+            # Recognition that also looks for lines upside down reads upright pages worse.
+            "Global.use_cls": False,
+            "Global.text_score": 0.0,
+            "Global.max_side_len": _LARGEST_TILE,
+            # As the picture is: small ones are not blown up to a least size, which takes seconds and reads no better.
+            "Det.limit_type": "max",
+            "Det.limit_side_len": _LARGEST_TILE,
+            # One line at a time: a line is read the same whatever stands beside it, and in less time and memory.
+            "Rec.rec_batch_num": 1,
+            "EngineConfig.onnxruntime.intra_op_num_threads": threads,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+        }
+    )
+
+
+def _tiles(pixels: NDArray[np.uint8]) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    """The picture in pieces along its longer side, cut where it is emptiest: x, y and pixels of each."""
+    is_tall = pixels.shape[0] >= pixels.shape[1]
+    strip = pixels if is_tall else pixels.T
+    begin = 0
+    while begin < len(strip):
+        end = len(strip)
+        if end - begin > _LONG_SIDE:
+            first = begin + round(_LONG_SIDE * (1 - _CUT_SHARE))
+            window = strip[first : begin + _LONG_SIDE]
+            end = first + int((window.max(axis=1).astype(int) - window.min(axis=1)).argmin())
+        yield (0, begin, strip[begin:end]) if is_tall else (begin, 0, strip[begin:end].T)
+        begin = end
+
+
+def _run(read: Any, tile: NDArray[np.uint8], *, use_rec: bool) -> Any:
+    try:
+        return read(np.stack([tile] * 3, axis=-1), use_det=True, use_rec=use_rec, return_word_box=True)
+    except Exception as error:
+        # "bad_alloc" and "failed to allocate" of onnxruntime and OpenCV.
+        if "alloc" in str(error) or isinstance(error, MemoryError):
+            raise MemoryError("text recognition ran out of memory") from None
+        raise ExtractionError("damaged", f"text recognition failed: {type(error).__name__}") from None
+
+
+def _read(read: Any, x: int, y: int, tile: NDArray[np.uint8]) -> Iterator[tuple[list[Line], float]]:
+    """The lines in one tile, in pieces where there are wide gaps, with their scores, which are 0 for unread ones."""
+    result = _run(read, tile, use_rec=True)
+    if result.txts is None:
+        return
+    # Lines in which no words are known are left out of these.
+    words = [line for line in result.word_results or () if isinstance(line, tuple)]
+    if len(words) != len(result.txts):
+        words = [()] * len(result.txts)
+    for box, text, score, places in zip(result.boxes, result.txts, result.scores, words, strict=True):
+        # The corners go round from the upper left; halfway along the sides a slanted line has its true height.
+        (x0, y0), (x1, y1), (x2, y2), (x3, y3) = box.tolist()
+        top, bottom = (y0 + y1) / 2, (y2 + y3) / 2
+        left, right = min(x0, x3), max(x1, x2)
+        size = _LETTERS * (bottom - top)
+        is_thin = len(text) * min(size, _LETTERS * (right - left)) < _THINNEST * max(right - left, bottom - top)
+        pieces = []
+        for piece, begin, end in _pieces(text, places, left, right, WIDE_GAP * size):
+            if piece and end > begin and bottom > top:
+                first_width = (end - begin) * len(piece.split(" ", 1)[0]) / len(piece)
+                pieces.append(Line(piece, x + begin, y + top, x + end, y + bottom, size, first_width))
+        # Where most of a line is dots, as in a table of contents, it has words all the same.
+        yield pieces, 0.0 if is_thin and not _SHORTEST_WORD.search(text) else float(score)
+
+
+def _pieces(text: str, words: Any, left: float, right: float, gap: float) -> list[tuple[str, float, float]]:
+    """The parts of a line with wide gaps between them, and their ends: detection takes two columns for one line."""
+    pieces: list[tuple[str, float, float]] = []
+    start, begin = 0, left
+    position, reach = 0, left
+    for word, _, box in words:
+        first, *_, last = sorted(corner[0] for corner in box)
+        place = text.find(word, position)
+        if place < 0:
+            pieces, start, begin = [], 0, left
+            break
+        if position and first - reach > gap:
+            pieces.append((text[start:place], begin, reach))
+            start, begin = place, first
+        position, reach = place + len(word), max(reach, last)
+    pieces.append((text[start:], begin, right))
+    return [(" ".join(piece.split()), begin, end) for piece, begin, end in pieces]

@@ -1,12 +1,19 @@
-"""The lines of a page in reading order: columns are found by the white gutters that part them."""
+"""The lines of a page in reading order: columns are found by the white gutters that part them.
+
+The letters of a line from right to left may stand in any order in a file: their places tell how they are read.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from statistics import median
+from typing import NamedTuple, TypeVar
 
 RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 _WORD = re.compile(r"\w")
@@ -22,9 +29,21 @@ _LEAST_COLUMN_ROWS = 3
 _LEAST_COLUMN_CHARACTERS = 15
 _LEAST_UNALIGNED_CHARACTERS = 8
 
+_LEFT_TO_RIGHT = re.compile(r"[^\W\d_]")
+# A run of the other direction: letters or numbers of it, with what stands between them.
+_LEFT_RUN = re.compile("[^\\W_\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]+(?:[^\\w\u0590-\u08ff]*"
+                       "[^\\W_\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]+)*")  # fmt: skip
+_RIGHT = "[\u0590-\u065f\u066a-\u06ef\u06fa-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]"
+_RIGHT_RUN = re.compile(rf"{_RIGHT}+(?:[\W\d]*{_RIGHT}+)*")
+_NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
+# In multiples of the size of the letters; a wide gap parts columns or cells.
+_BLANK = 0.16
+WIDE_GAP = 0.9
 
-@dataclass(frozen=True, slots=True)
-class Line:
+T = TypeVar("T")
+
+
+class Line(NamedTuple):
     """Text on one line, and where it stands: y grows downwards, all lengths are in one unit, points or pixels.
 
     `size` is the height of its letters (for print, the font size), `first_width` the width of its first word. A
@@ -40,15 +59,24 @@ class Line:
     first_width: float
     rigid: bool = False
 
+    @property
+    def height(self) -> float:
+        """From its upper to its lower edge."""
+        return self.bottom - self.top
+
+    def overlap(self, other: Line) -> float:
+        """How much of their heights two lines share; negative where one is above the other."""
+        return min(self.bottom, other.bottom) - max(self.top, other.top)
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """A page that was read: its number from 1, its height and its lines.
 
     `others` are lines that run in another direction than most; they follow the text. `confidence` is that of
-    recognition, None for text that the file itself holds. `tables` counts tables, `meaningless` characters that stand
-    for nothing known, `unsure` lines left out because recognition was not sure of them; `is_unsearched` says that
-    tables in it could not be looked for.
+    recognition, the mean over the characters from 0 to 1, None for text that the file itself holds. `tables` counts
+    tables, `meaningless` characters that stand for nothing known, `unsure` lines left out because recognition was not
+    sure of them; `is_unsearched` says that tables in it could not be looked for.
     """
 
     number: int
@@ -62,6 +90,17 @@ class Page:
     is_unsearched: bool = False
 
 
+def runs(items: Iterable[T], goes_on: Callable[[list[T], T], bool]) -> list[list[T]]:
+    """The items in runs: one begins with each item of which `goes_on` says that the run before does not go on."""
+    found: list[list[T]] = []
+    for item in items:
+        if found and goes_on(found[-1], item):
+            found[-1].append(item)
+        else:
+            found.append([item])
+    return found
+
+
 def is_right_to_left(lines: Iterable[Line]) -> bool:
     """Whether most letters belong to scripts that are written from right to left."""
     text = "".join(line.text for line in lines)
@@ -70,47 +109,42 @@ def is_right_to_left(lines: Iterable[Line]) -> bool:
 
 def mirrored(lines: Iterable[Line]) -> list[Line]:
     """The lines as in a mirror that swaps left and right, so that text from right to left reads as the other."""
-    return [replace(line, left=-line.right, right=-line.left) for line in lines]
+    return [line._replace(left=-line.right, right=-line.left) for line in lines]
 
 
-def reading_blocks(lines: Sequence[Line]) -> list[list[Line]]:
+def reading_blocks(lines: Sequence[Line], depth: int = _DEEPEST_COLUMNS) -> list[list[Line]]:
     """The lines in blocks, such as columns, in the order in which a page is read; pieces of one row are one line.
 
-    `lines` must all be written from left to right, or be mirrored.
+    `lines` must all be written from left to right, or be mirrored. Columns are looked for in columns to this depth.
     """
-    return _blocks(list(lines), _DEEPEST_COLUMNS)
-
-
-def _blocks(lines: list[Line], depth: int) -> list[list[Line]]:
+    ordered = sorted(lines, key=lambda line: (line.top + line.bottom, line.left))
     gutter = _gutter(lines) if depth else None
     if gutter is None:
-        return [_rows(lines)] if lines else []
+        return [_rows(ordered)] if lines else []
+    # From top to bottom, what runs across the gutter alternates with what keeps to columns.
+    begin, end = _ends(lines)
+    reach_left, reach_right = gutter - (gutter - begin) / 20, gutter + (end - gutter) / 20
+    walls = [line for line in lines if line.left < reach_left and line.right > reach_right]
     blocks: list[list[Line]] = []
-    for is_across, band in _bands(lines, gutter):
-        if is_across:
-            blocks += _blocks(band, depth - 1)
-        else:
-            blocks += _blocks([line for line in band if _middle(line) < gutter], depth - 1)
-            blocks += _blocks([line for line in band if _middle(line) >= gutter], depth - 1)
+    for is_across, group in groupby(ordered, lambda line: any(_is_beside(line, wall) for wall in walls)):
+        band = list(group)
+        left = [line for line in band if is_across or line.left + line.right < 2 * gutter]
+        right = [line for line in band if not is_across and line.left + line.right >= 2 * gutter]
+        blocks += reading_blocks(left, depth - 1) + reading_blocks(right, depth - 1)
     return blocks
 
 
-def _bands(lines: list[Line], gutter: float) -> Iterable[tuple[bool, list[Line]]]:
-    """The page from top to bottom, where what runs across the gutter alternates with what keeps to columns."""
-    begin, end = min(line.left for line in lines), max(line.right for line in lines)
-    reach_left, reach_right = gutter - (gutter - begin) / 20, gutter + (end - gutter) / 20
-    across = [line.left < reach_left and line.right > reach_right for line in lines]
-    walls = [line for line, is_across in zip(lines, across, strict=True) if is_across]
-    order = sorted(range(len(lines)), key=lambda index: (_height(lines[index]), lines[index].left))
-    flagged = [(across[index] or _shares_row(lines[index], walls), lines[index]) for index in order]
-    return [(key, [line for _, line in group]) for key, group in groupby(flagged, key=lambda pair: pair[0])]
+def _is_beside(one: Line, other: Line) -> bool:
+    """Whether they share more than half of the lower one's height."""
+    return one.overlap(other) > 0.5 * min(one.height, other.height)
 
 
-def _shares_row(line: Line, walls: list[Line]) -> bool:
-    return any(_overlap(line, wall) > 0.5 * min(line.bottom - line.top, wall.bottom - wall.top) for wall in walls)
+def _ends(lines: Iterable[Line]) -> tuple[float, float]:
+    """How far lines reach to the left and to the right."""
+    return min(line.left for line in lines), max(line.right for line in lines)
 
 
-def _gutter(lines: list[Line]) -> float | None:
+def _gutter(lines: Sequence[Line]) -> float | None:
     """The x of the white gutter between two columns of running text, None when there is none.
 
     Every two neighbours on about the same height vote for the space between them. Cells of a table have such spaces
@@ -119,7 +153,7 @@ def _gutter(lines: list[Line]) -> float | None:
     if not 2 * _LEAST_COLUMN_ROWS <= len(lines) <= _MOST_LINES_IN_COLUMNS:
         return None
     pairs = _neighbours(lines)
-    begin, end = min(line.left for line in lines), max(line.right for line in lines)
+    begin, end = _ends(lines)
     if len(pairs) < _LEAST_COLUMN_ROWS or end <= begin:
         return None
     step = (end - begin) / _GUTTER_STEPS
@@ -129,8 +163,7 @@ def _gutter(lines: list[Line]) -> float | None:
         votes[max(0, int((right.left - begin) / step))] -= 1
     for gutter in _peaks(votes):
         position = begin + gutter * step
-        sides = [(left, right) for left, right in pairs if left.right <= position <= right.left]
-        if _are_columns(sides):
+        if _are_columns([(left, right) for left, right in pairs if left.right <= position <= right.left]):
             return position
     return None
 
@@ -140,10 +173,9 @@ def _peaks(votes: list[int]) -> list[float]:
 
     Labels in the margin of one column agree almost as well with its text as the columns do with each other.
     """
-    runs = [(count, len(list(group))) for count, group in groupby(accumulate(votes))]
+    levels = [(0, 0), *((count, len(list(group))) for count, group in groupby(accumulate(votes))), (0, 0)]
     found, place = [], 0
-    for index, (count, length) in enumerate(runs):
-        before, after = runs[index - 1][0] if index else 0, runs[index + 1][0] if index + 1 < len(runs) else 0
+    for (before, _), (count, length), (after, _) in zip(levels, levels[1:], levels[2:], strict=False):
         if count >= _LEAST_COLUMN_ROWS and before < count > after:
             found.append((-count, place + length / 2))
         place += length
@@ -152,63 +184,50 @@ def _peaks(votes: list[int]) -> list[float]:
     return sorted(middles, key=lambda middle: (abs(middle - _GUTTER_STEPS / 2), middle))
 
 
-def _neighbours(lines: list[Line]) -> list[tuple[Line, Line]]:
+def _neighbours(lines: Sequence[Line]) -> list[tuple[Line, Line]]:
     """Each line with the next one to its right on about the same height, where a visible space parts them."""
-    order = sorted((line for line in lines if not line.rigid), key=lambda line: line.top)
-    pairs = []
-    nearest: dict[int, int] = {}
-    active: list[int] = []
-    for index, line in enumerate(order):
-        active = [other for other in active if order[other].bottom > line.top]
+    nearest: dict[int, tuple[Line, Line]] = {}
+    active: list[Line] = []
+    for line in sorted((line for line in lines if not line.rigid), key=lambda line: line.top):
+        active = [other for other in active if other.bottom > line.top]
         for other in active:
-            if _overlap(order[other], line) < 0.3 * min(order[other].size, line.size):
-                continue
-            left, right = (other, index) if order[other].left < line.left else (index, other)
-            known = nearest.get(left)
-            if known is None or order[right].left < order[known].left:
-                nearest[left] = right
-        active.append(index)
-    for left, right in nearest.items():
-        if order[right].left - order[left].right >= 0.5 * min(order[left].size, order[right].size):
-            pairs.append((order[left], order[right]))
-    return pairs
+            if other.overlap(line) >= 0.3 * min(other.size, line.size):
+                left, right = (other, line) if other.left < line.left else (line, other)
+                known = nearest.get(id(left))
+                if known is None or right.left < known[1].left:
+                    nearest[id(left)] = left, right
+        active.append(line)
+    pairs = nearest.values()
+    return [(left, right) for left, right in pairs if right.left - left.right >= 0.5 * min(left.size, right.size)]
 
 
 def _are_columns(pairs: list[tuple[Line, Line]]) -> bool:
     if len(pairs) < _LEAST_COLUMN_ROWS:
         return False
-    lefts, rights = {id(pair[0]): pair[0] for pair in pairs}, {id(pair[1]): pair[1] for pair in pairs}
-    length = min(median(len(line.text) for line in side.values()) for side in (lefts, rights))
+    sides = [list({id(line): line for line in side}.values()) for side in zip(*pairs, strict=True)]
+    length = min(median(len(line.text) for line in side) for side in sides)
     unaligned = sum(abs(left.bottom - right.bottom) > 0.15 * left.size for left, right in pairs)
     if 2 * unaligned > len(pairs):
         return length >= _LEAST_UNALIGNED_CHARACTERS
-    return length >= _LEAST_COLUMN_CHARACTERS and _fills(lefts.values()) and _fills(rights.values())
+    return length >= _LEAST_COLUMN_CHARACTERS and all(map(_fills, sides))
 
 
-def _fills(side: Iterable[Line]) -> bool:
+def _fills(side: list[Line]) -> bool:
     """Whether at least half of the lines reach about as far to the right as the longest."""
-    lines = list(side)
-    begin, end = min(line.left for line in lines), max(line.right for line in lines)
-    return 2 * sum(line.right >= end - 0.15 * (end - begin) for line in lines) >= len(lines)
+    begin, end = _ends(side)
+    return 2 * sum(line.right >= end - 0.15 * (end - begin) for line in side) >= len(side)
 
 
 def _rows(lines: list[Line]) -> list[Line]:
-    """The lines from top to bottom; what stands on one height is one line."""
-    rows: list[list[Line]] = []
-    for line in sorted(lines, key=lambda line: (_height(line), line.left)):
-        row = rows[-1] if rows else None
-        if row and not line.rigid and not row[0].rigid and _on_one_row(row, line):
-            row.append(line)
-        else:
-            rows.append([line])
-    return [_joined(sorted(row, key=lambda line: line.left)) for row in rows]
+    """Lines from top to bottom; what stands on one height is one line."""
+    return [_joined(sorted(row, key=lambda line: line.left)) for row in runs(lines, _is_on_row)]
 
 
-def _on_one_row(row: list[Line], line: Line) -> bool:
+def _is_on_row(row: list[Line], line: Line) -> bool:
     """Whether it stands beside the largest piece of a row; a raised or lowered mark does."""
     row = row[-_MOST_PIECES:]
     largest = max(row, key=lambda piece: piece.size)
-    if _overlap(largest, line) < 0.5 * min(largest.bottom - largest.top, line.bottom - line.top):
+    if line.rigid or largest.rigid or largest.overlap(line) < 0.5 * min(largest.height, line.height):
         return False
     # Two lines above each other that overlap are no row, however close.
     return all(min(piece.right, line.right) - max(piece.left, line.left) < 0.5 * line.size for piece in row)
@@ -232,13 +251,80 @@ def _joined(row: list[Line]) -> Line:
     )
 
 
-def _overlap(one: Line, other: Line) -> float:
-    return min(one.bottom, other.bottom) - max(one.top, other.top)
+class Glyph(NamedTuple):
+    """A character and the ends of its place along the line."""
+
+    character: str
+    left: float
+    right: float
 
 
-def _middle(line: Line) -> float:
-    return (line.left + line.right) / 2
+def visual_pieces(glyphs: Sequence[Glyph], size: float) -> list[Glyph]:
+    """The pieces of a line, from left to right, each with its text as it is read and with its ends.
+
+    Wide spaces part the pieces. Blanks are found by the distances between letters of `size`, so those among `glyphs`
+    do not count. The order is the inverse of the Unicode bidirectional algorithm (UAX 9) without explicit directions.
+    """
+    pieces: list[Glyph] = []
+    for glyph in _clusters(glyphs):
+        gap = glyph.left - pieces[-1].right if pieces else math.inf
+        if gap > WIDE_GAP * size:
+            pieces.append(glyph)
+        else:
+            text, left, right = pieces.pop()
+            blank = " " if gap > _BLANK * size else ""
+            pieces.append(Glyph(text + blank + glyph.character, left, max(right, glyph.right)))
+    return [Glyph(logical(text), left, right) for text, left, right in pieces]
 
 
-def _height(line: Line) -> float:
-    return (line.top + line.bottom) / 2
+def logical(text: str) -> str:
+    """Text in the order of its places, from left to right, in the order in which it is read."""
+    rights = RIGHT_TO_LEFT.findall(text)
+    if not rights:
+        return text
+    if len(rights) < len(_LEFT_TO_RIGHT.findall(text)) - len(rights):
+        return _RIGHT_RUN.sub(lambda run: _turned(run.group(), _NUMBER), text)
+    return _turned(text, _LEFT_RUN)
+
+
+def _turned(text: str, kept: re.Pattern[str]) -> str:
+    """The text from its end to its beginning, but for what is `kept` in order; marks stay behind their letters."""
+    return kept.sub(lambda run: _reversed(run.group()), _reversed(text))
+
+
+def _reversed(text: str) -> str:
+    """The characters in reverse, where marks stay behind the letter that they belong to."""
+    groups: list[str] = []
+    for character in text:
+        if groups and unicodedata.combining(character):
+            groups[-1] += character
+        else:
+            groups.append(character)
+    return "".join(reversed(groups))
+
+
+def _clusters(glyphs: Sequence[Glyph]) -> list[Glyph]:
+    """Letters from left to right, each followed by the marks that stand over or under it.
+
+    Letters from right to left that share a place are one glyph, spelt from left to right.
+    """
+    letters: list[Glyph] = []
+    for place, group in groupby(glyphs, key=lambda glyph: glyph[1:]):
+        text = "".join(glyph.character for glyph in group)
+        if RIGHT_TO_LEFT.search(text):
+            text = unicodedata.normalize("NFKC", text)[::-1]
+        if not (text.isspace() or unicodedata.combining(text[0])):
+            letters.append(Glyph(text, *place))
+    marks = sorted((glyph for glyph in glyphs if unicodedata.combining(glyph.character[0])), key=_middle)
+    if not letters:
+        return marks
+    letters.sort(key=_middle)
+    bounds = [(_middle(one) + _middle(other)) / 2 for one, other in pairwise(letters)]
+    texts = [letter.character for letter in letters]
+    for mark in marks:
+        texts[bisect_left(bounds, _middle(mark))] += mark.character
+    return [letter._replace(character=text) for text, letter in zip(texts, letters, strict=True)]
+
+
+def _middle(glyph: Glyph) -> float:
+    return (glyph.left + glyph.right) / 2

@@ -1,70 +1,105 @@
-"""Pages to documents: their lines become one text with a mark for every page."""
+"""Pages to documents: lines become paragraphs of one text with a mark for every page; running lines go.
+
+Wrapped lines are joined and divided words made whole, and line breaks that are meant are kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted
-from sheepop.data.extract.page_lines import Page, is_right_to_left, mirrored, reading_blocks
-from sheepop.data.extract.paragraphs import WORDS, paragraphs
-from sheepop.data.extract.running_lines import running_lines
+from sheepop.data.extract.interface import Extracted, Refused
+from sheepop.data.extract.markdown import marked
+from sheepop.data.extract.page_lines import Line, Page, is_right_to_left, mirrored, reading_blocks, runs
+
+_WORDS = re.compile(r"\w+(?:[-\u2010]\w+)*")
+HYPHENS = "-\u2010\u00ad"
+_DIVIDED = re.compile(rf"(\w+)[{HYPHENS}]$")
+_FIRST_WORD = re.compile(r"\w+")
+# Words after or before which a hyphen divides no word: "self-evident", "two- and three-dimensional".
+_KEEPS_HYPHEN = frozenset({"self", "well"})
+_AFTER_SUSPENDED = frozenset({"and", "or", "nor", "to", "und", "oder", "bis", "et", "ou", "y", "o", "e", "en"})
+_LIST_ITEM = re.compile(
+    "(?:[\u2022\u2023\u2043\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25a1\u27a2\u2713*\u2013\u2014-]"
+    r"|\[[^\]\s]{1,12}\]|\(?(?:\d{1,3}|[a-zA-Z]|[ivx]{1,5})[.)])\s"
+)
+_LONGEST_WORD = 100
+_WITHOUT_SPACES = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef]")
+# A row with cells, or an entry of a table of contents; but a label may stand before a line of text.
+_TABULAR = re.compile(r"\S {3}\S|(?:\. ?){4,}\s*\w{0,6}$|\.{4,}")
+_LABEL = re.compile(r"\S{1,12} {3}(?=\S)")
+# Of the lines of running text so many are as long as they can be, not counting those that end a sentence.
+_RUNNING_SHARE = 2 / 3
+_SENTENCE_END = re.compile("[.!?\u2026\u3002][\"\u201d\u2019')\\]]?$")
+_RUNNING_WORDS = 5
+_ENDS = tuple('.!?:;\u2026\u3002\uff01\uff1f"\u201d\u2019)]')
+# All in multiples of the size of the letters.
+_MARGIN = 0.15
+_LEAST_INDENT = 0.7
+_WIDEST_INDENT = 6.0
+_BLANK_LINE = 1.75
+# Against the pitch from line to line.
+_WIDER_PITCH = 1.3
+_LEAST_PITCH = 1.1
+_OTHER_SIZE = 1.15
+# A running line stands on so many pages at least, and on this share of the pages from the first to the last that has
+# it: odd and even pages may have heads of their own.
+_LEAST_PAGES = 5
+_LEAST_SHARE = 0.4
+# With fewer letters a line only counts pages, and is left out even the first time.
+_LEAST_LETTERS = 8
+# Of the height of the page, at either end; and how far, in the size of its letters, a line may stray from page to page.
+_MARGINS = 0.15
+_LEVEL = 0.5
+_MOST_EDGE_LINES = 6
+_LONGEST_LINE = 200
+_NUMBER = re.compile(r"\d{1,9}")
 
 
-@dataclass(slots=True)
-class Gathering:
-    """Pages of one file that will be one document, or several where one would be too long."""
+def documents(
+    pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig
+) -> Iterator[Extracted | Refused]:
+    """The pages of one file as one document, or several where one would be too long; what is refused passes through.
 
-    config: ExtractConfig
-    facts: Mapping[str, str]
-    _pages: list[Page] = field(default_factory=list)
-    _bytes: int = 0
-    _documents: int = 0
-
-    def add(self, page: Page) -> Iterator[Extracted]:
-        """Takes the next page; yields the document of those before it when there is no room for one more."""
-        size = sum(len(line.text.encode("utf-8", "replace")) + 1 for line in (*page.lines, *page.others))
-        if self._pages and self._bytes + size > self.config.max_document_bytes:
-            yield from self.document(is_last=False)
-        self._pages.append(page)
-        self._bytes += size
-
-    def document(self, *, is_last: bool = True) -> Iterator[Extracted]:
-        """The document of the pages that were taken, if they hold any text."""
-        pages, self._pages, self._bytes = self._pages, [], 0
-        gone = running_lines(pages) if self.config.strip_running_lines else set()
-        text, marks = _text(pages, gone)
-        if text:
-            is_whole = is_last and self._documents == 0
-            self._documents += 1
-            place = "" if is_whole else _span(pages[0].number, pages[-1].number)
-            yield Extracted(text, place=place, marks=marks, metadata={**self.facts, **_facts(pages, len(gone))})
-
-
-def _text(pages: Sequence[Page], gone: set[int]) -> tuple[str, tuple[tuple[int, str], ...]]:
-    words = frozenset(word.lower() for page in pages for line in page.lines for word in WORDS.findall(line.text))
-    text, marks = [], []
-    length = 0
+    `facts` become metadata of each document.
+    """
+    gathered: list[Page] = []
+    size, is_whole = 0, True
     for page in pages:
-        written = _page_text(page, gone, words)
-        if written:
-            marks.append((length, f"page {page.number}"))
-            text.append(written)
-            length += len(written) + 2
-    return "\n\n".join(text), tuple(marks)
+        if isinstance(page, Refused):
+            yield page
+            continue
+        length = sum(len(line.text.encode("utf-8", "replace")) + 1 for line in (*page.lines, *page.others))
+        if gathered and size + length > config.max_document_bytes:
+            yield from _document(gathered, facts, config, is_whole=False)
+            gathered, size, is_whole = [], 0, False
+        gathered.append(page)
+        size += length
+    yield from _document(gathered, facts, config, is_whole=is_whole)
+
+
+def _document(
+    pages: Sequence[Page], facts: Mapping[str, str], config: ExtractConfig, *, is_whole: bool
+) -> Iterator[Extracted]:
+    """The document of these pages, if they hold any text."""
+    gone = running_lines(pages) if config.strip_running_lines else set()
+    words = frozenset(word.lower() for page in pages for line in page.lines for word in _WORDS.findall(line.text))
+    text, marks = marked((f"page {page.number}", _page_text(page, gone, words)) for page in pages)
+    if text:
+        first, last = pages[0].number, pages[-1].number
+        place = "" if is_whole else f"page {first}" if first == last else f"pages {first} to {last}"
+        yield Extracted(text, place=place, marks=marks, metadata={**facts, **_facts(pages, len(gone))})
 
 
 def _page_text(page: Page, gone: set[int], words: frozenset[str]) -> str:
     lines = [line for line in page.lines if id(line) not in gone]
     if is_right_to_left(lines):
         lines = mirrored(lines)
-    texts = [paragraphs(reading_blocks(lines), words), *(line.text for line in page.others)]
-    return "\n\n".join(filter(None, texts))
-
-
-def _span(first: int, last: int) -> str:
-    return f"page {first}" if first == last else f"pages {first} to {last}"
+    return "\n\n".join(filter(None, [paragraphs(reading_blocks(lines), words), *(line.text for line in page.others)]))
 
 
 def _facts(pages: Sequence[Page], running: int) -> dict[str, str]:
@@ -82,3 +117,201 @@ def _facts(pages: Sequence[Page], running: int) -> dict[str, str]:
     if recognised:
         facts["recognition_confidence"] = f"{sum(recognised) / len(recognised):.2f}"
     return facts
+
+
+class _EdgeLine(NamedTuple):
+    """A line at the head or foot of a page, and the numbers in it."""
+
+    page: int
+    line: Line
+    numbers: tuple[int, ...]
+
+
+def running_lines(pages: Sequence[Page]) -> set[int]:
+    """The ``id`` of every line that repeats one of an earlier page, and of every line that only counts the pages.
+
+    Such a line stands among the outermost of its page, on at least five pages and on 40 percent of those from the
+    first to the last of them, at the same height and with the same words; its numbers stay the same or count with
+    the pages, as figures in a table do not.
+    """
+    groups: defaultdict[tuple[bool, str], list[_EdgeLine]] = defaultdict(list)
+    for page in pages:
+        for is_head, line in _edge_lines(page):
+            numbers = tuple(map(int, _NUMBER.findall(line.text)))
+            groups[is_head, _NUMBER.sub("#", line.text)].append(_EdgeLine(page.number, line, numbers))
+    found: set[int] = set()
+    for (_, words), group in groups.items():
+        is_said_once = sum(map(str.isalpha, words)) >= _LEAST_LETTERS
+        for level in runs(sorted(group, key=lambda edge: edge.line.bottom), _is_level):
+            kept = sorted(_counting(level), key=lambda edge: edge.page)
+            had = {edge.page for edge in kept}
+            if len(had) >= max(_LEAST_PAGES, _LEAST_SHARE * (max(had) - min(had) + 1)):
+                found.update(id(edge.line) for edge in kept[is_said_once:])
+    return found
+
+
+def _edge_lines(page: Page) -> list[tuple[bool, Line]]:
+    """The outermost lines at the head and at the foot of a page; tables are none."""
+    lines = [line for line in page.lines if not line.rigid and len(line.text) <= _LONGEST_LINE]
+    lines.sort(key=lambda line: (line.top, line.left))
+    heads = [(True, line) for line in lines if line.bottom <= _MARGINS * page.height]
+    feet = [(False, line) for line in reversed(lines) if line.top >= (1 - _MARGINS) * page.height]
+    return heads[:_MOST_EDGE_LINES] + feet[:_MOST_EDGE_LINES]
+
+
+def _is_level(level: list[_EdgeLine], other: _EdgeLine) -> bool:
+    return other.line.bottom - level[-1].line.bottom <= _LEVEL * other.line.size
+
+
+def _counting(level: list[_EdgeLine]) -> list[_EdgeLine]:
+    """Those whose every number is the usual one, or is usual when counted from the number of the page."""
+    kept = level
+    for place in range(len(level[0].numbers)):
+        ((constant, often),) = Counter(edge.numbers[place] for edge in kept).most_common(1)
+        ((counting, as_often),) = Counter(edge.numbers[place] - edge.page for edge in kept).most_common(1)
+        if as_often >= often:
+            kept = [edge for edge in kept if edge.numbers[place] - edge.page == counting]
+        else:
+            kept = [edge for edge in kept if edge.numbers[place] == constant]
+    return kept
+
+
+def paragraphs(blocks: Sequence[Sequence[Line]], words: Container[str]) -> str:
+    """The text of a page whose blocks are in reading order: paragraphs, with a blank line between two.
+
+    `words` are the words of the whole document in lower case, by which a hyphen at a line's end is judged.
+    """
+    texts: list[str] = []
+    before: _Paragraph | None = None
+    for block in blocks:
+        for number, paragraph in enumerate(_paragraphs(block, words)):
+            if number == 0 and before is not None and before.goes_on(paragraph):
+                texts[-1] = join_lines(texts[-1], paragraph.text, words)
+            else:
+                texts.append(paragraph.text)
+            before = paragraph
+    return "\n\n".join(texts).replace("\u00ad", "")
+
+
+def join_lines(before: str, after: str, words: Container[str]) -> str:
+    """Two lines of one paragraph as one; the hyphen of a divided word goes, that of a compound stays."""
+    divided, follows = _DIVIDED.search(before[-_LONGEST_WORD:]), _FIRST_WORD.match(after)
+    if not divided or not follows:
+        return before + ("" if _is_tight(before[-2:], after[:1]) else " ") + after
+    stem, mark = before[:-1], before[-1]
+    head, tail = divided.group(1), follows.group()
+    if mark == "\u00ad":
+        return stem + after
+    if tail in _AFTER_SUSPENDED:
+        return f"{before} {after}"
+    if not tail[0].islower() or not head[-1].isalpha() or head.isupper():
+        return f"{stem}-{after}"
+    is_known, is_compound = f"{head}{tail}".lower() in words, f"{head}-{tail}".lower() in words
+    keeps = is_compound or head.lower() in _KEEPS_HYPHEN
+    return f"{stem}-{after}" if keeps and not is_known else stem + after
+
+
+def _is_tight(before: str, after: str) -> bool:
+    """Whether no blank belongs between the end of one line and the beginning of the next."""
+    if _WITHOUT_SPACES.match(before[-1:]) and _WITHOUT_SPACES.match(after):
+        return True
+    # A range of numbers or an address goes on.
+    return (before[-1:] in ("\u2013", "/") and before[:1].isalnum() and after.isalnum()) or before == "//"
+
+
+class _Paragraph(NamedTuple):
+    """A paragraph, the size of its last letters, and whether its last line is full."""
+
+    text: str
+    size: float
+    is_cut: bool
+
+    def goes_on(self, other: _Paragraph) -> bool:
+        """Whether the first paragraph of the next block seems to be its continuation."""
+        if not self.is_cut or max(self.size, other.size) > _OTHER_SIZE * min(self.size, other.size):
+            return False
+        end = self.text[-_LONGEST_WORD:]
+        return bool(_DIVIDED.search(end)) or (not end.endswith(_ENDS) and other.text[:1].islower())
+
+
+def _paragraphs(block: Sequence[Line], words: Container[str]) -> Iterator[_Paragraph]:
+    """The paragraphs of a block, whose lines follow each other without a blank space, in letters of one size."""
+    pitch = _pitch(block)
+    edge = max((line.right for line in block if not line.rigid), default=0.0)
+    for run in runs(block, lambda run, line: not _is_apart(run[-1], line, pitch)):
+        if run[0].rigid:
+            yield _Paragraph(run[0].text, run[0].size, False)
+        else:
+            yield from _flowing(run, edge, words)
+
+
+def _pitch(block: Sequence[Line]) -> float | None:
+    """The lower quartile of the steps from line to line, which stands for the inside of paragraphs."""
+    steps = sorted(
+        after.bottom - before.bottom
+        for before, after in pairwise(block)
+        if not (before.rigid or after.rigid) and after.bottom - before.bottom > 0.6 * before.size
+    )
+    return steps[len(steps) // 4] if len(steps) >= 3 else None
+
+
+def _is_apart(before: Line, after: Line, pitch: float | None) -> bool:
+    if before.rigid or after.rigid:
+        return True
+    large, small = max(before.size, after.size), min(before.size, after.size)
+    step = after.bottom - before.bottom
+    if large > _OTHER_SIZE * small:
+        return True
+    # Paragraphs of one line each look like lines that are set wide apart.
+    if step > _BLANK_LINE * large and _SENTENCE_END.search(before.text) and not after.text[0].islower():
+        return True
+    return step > (_BLANK_LINE * large if pitch is None else _WIDER_PITCH * max(pitch, _LEAST_PITCH * large))
+
+
+def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_Paragraph]:
+    """The paragraphs of a run of lines; what is not running text, such as code or verse, keeps its lines."""
+    # A long run shows its own right edge; a short one may end before the block's.
+    right = max(line.right for line in run) if len(run) >= 5 else edge
+    full = [_is_full(before, after, right) for before, after in pairwise(run)]
+    pairs = zip(full, run, strict=False)
+    ends = sum(not is_full and _SENTENCE_END.search(line.text) is not None for is_full, line in pairs)
+    is_running = sum(full) >= _RUNNING_SHARE * (len(full) - ends)
+    text = run[0].text
+    for index, line in enumerate(run[1:]):
+        # One line alone is full by being the longest.
+        is_wrapped = full[index] and (is_running or (sum(full) > 1 and _reads_on(run[index].text, line.text)))
+        if is_running and _is_indented(run, index + 1, full[index]):
+            yield _Paragraph(text, run[index].size, False)
+            text = line.text
+        elif is_wrapped and not _LIST_ITEM.match(line.text):
+            text = join_lines(text, line.text, words)
+        else:
+            text = f"{text}\n{line.text}"
+    yield _Paragraph(text, run[-1].size, is_running and run[-1].right > right - 4 * run[-1].size)
+
+
+def _reads_on(before: str, after: str) -> bool:
+    """Whether two lines among others that are not running text are still one sentence."""
+    return len(before.split()) >= _RUNNING_WORDS and before[-1] not in ";{}" and after[0].islower()
+
+
+def _is_full(before: Line, after: Line, right: float) -> bool:
+    """Whether the line before ends because the first word of the next would not have fitted."""
+    if _is_tabular(before.text) or _is_tabular(after.text):
+        return False
+    return before.right + 0.25 * before.size + after.first_width > right - _MARGIN * before.size
+
+
+def _is_tabular(text: str) -> bool:
+    label = _LABEL.match(text)
+    return _TABULAR.search(text, label.end() if label else 0) is not None
+
+
+def _is_indented(run: list[Line], index: int, is_full: bool) -> bool:
+    """Whether the line begins a paragraph by standing further in than the lines round it."""
+    before, line = run[index - 1], run[index]
+    indent = (line.left - min(before.left, run[index + 1].left if index + 1 < len(run) else before.left)) / line.size
+    if not _LEAST_INDENT <= indent <= _WIDEST_INDENT or line.left <= before.left + _MARGIN * line.size:
+        return False
+    # The lines of a list or of references hang below their label.
+    return not is_full or (_SENTENCE_END.search(before.text) is not None and not _LIST_ITEM.match(before.text))

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, BinaryIO
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pypdfium2
+import pypdfium2.raw as pdfium
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.ocr import recognise
 from sheepop.data.extract.page_lines import Page
-from sheepop.data.extract.paged_text import Gathering
-from sheepop.data.extract.pdf_page import page_objects, render
-from sheepop.data.extract.pdf_tables import TooManyLinesError, find_tables
-from sheepop.data.extract.pdf_words import lines_of, read_words
+from sheepop.data.extract.paged_text import documents
+from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, Word, lines_of, read_words
 
 if TYPE_CHECKING:
-    from pypdfium2 import PdfDocument, PdfPage
+    from PIL.Image import Image
 
     from sheepop.data.extract.config import ExtractConfig
     from sheepop.data.extract.page_lines import Line
-    from sheepop.data.extract.pdf_page import PageObjects
-    from sheepop.data.extract.pdf_words import PageWords
 
 # A page with fewer letters than this, under pictures on at least this share of it, is a scan with a stamp.
 _FEW_LETTERS = 200
 _PICTURE_SHARE = 0.5
 # Where more of the characters than this have no known meaning, the font hides what it says.
 _MEANINGLESS_SHARE = 0.3
-_MOST_RENDERED_PIXELS = 25_000_000
 _MOST_BAD_PAGES_IN_A_ROW = 20
 _LONGEST_FACT = 1000
-_PASSWORD_ERRORS = (4, 5)  # FPDF_ERR_PASSWORD and FPDF_ERR_SECURITY in fpdfview.h
+_PASSWORD_ERRORS = (pdfium.FPDF_ERR_PASSWORD, pdfium.FPDF_ERR_SECURITY)
+# With more than this a page is a drawing; looking further would take long and tell nothing.
+_MOST_OBJECTS = 20_000
+_MOST_SEGMENTS = 12_000
+_DEEPEST_FORM = 5
+# Points: how far a ruling line may be off its direction, and the shortest that counts.
+_LEAST_RULES = 3
+_STRAY = 1.0
+_SHORTEST = 3.0
+# Points to pixels: text of 10 points is then 25 pixels high.
+_PIXELS_PER_POINT = 2.5
+_MOST_RENDERED_PIXELS = 25_000_000
+_LONGEST_SIDE = 20_000
 
 
 def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -42,24 +54,17 @@ def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refu
     ``encrypted`` when it needs a password, ``damaged`` when it cannot be opened, ``empty`` when no page shows
     anything. A page that cannot be read is refused, and the others go on.
     """
+    is_silent = True
     with content.open() as file, closing(_opened(file)) as document:
-        gathering = Gathering(context.config, {**_facts(document), "pages": str(len(document))})
-        is_silent = True
-        for item in _pages(document, context):
-            found = [item] if isinstance(item, Refused) else gathering.add(item)
-            for answer in found:
-                is_silent = False
-                yield answer
-        for answer in gathering.document():
+        facts = {**_facts(document), "pages": str(len(document))}
+        for item in documents(_pages(document, context), facts, context.config):
             is_silent = False
-            yield answer
+            yield item
     if is_silent:
         raise ExtractionError("empty", "no page shows any text")
 
 
-def _opened(file: BinaryIO) -> PdfDocument:
-    import pypdfium2
-
+def _opened(file: BinaryIO) -> pypdfium2.PdfDocument:
     logging.getLogger("pypdfium2").setLevel(logging.CRITICAL)
     try:
         return pypdfium2.PdfDocument(file)
@@ -69,102 +74,172 @@ def _opened(file: BinaryIO) -> PdfDocument:
         raise ExtractionError("damaged", "it cannot be opened as a PDF") from None
 
 
-def _facts(document: PdfDocument) -> Mapping[str, str]:
+def _facts(document: pypdfium2.PdfDocument) -> Mapping[str, str]:
     """What the file says of itself, each value on one line."""
     stated = document.get_metadata_dict(skip_empty=True)
     facts = {name.lower(): "".join(filter(str.isprintable, stated.get(name, ""))) for name in ("Title", "Author")}
     return {name: value.strip() for name, value in facts.items() if value.strip() and len(value) <= _LONGEST_FACT}
 
 
-def _pages(document: PdfDocument, context: Context) -> Iterator[Page | Refused]:
-    import pypdfium2
-
-    reader = _Reader(context.config)
+def _pages(document: pypdfium2.PdfDocument, context: Context) -> Iterator[Page | Refused]:
     bad = 0
-    for index in range(len(document)):
+    for number in range(1, len(document) + 1):
         context.alive()
         try:
-            page = document[index]
-            try:
-                yield from reader.read(page, index)
-            finally:
-                page.close()
+            with closing(document[number - 1]) as page:
+                yield from _read(page, number, context.config)
             bad = 0
         except pypdfium2.PdfiumError:
-            yield Refused(f"page {index + 1}", "damaged", "it cannot be read")
+            yield Refused(f"page {number}", "damaged", "it cannot be read")
             bad += 1
             if bad == _MOST_BAD_PAGES_IN_A_ROW:
                 raise ExtractionError("damaged", f"{bad} pages in a row cannot be read") from None
 
 
-class _Reader:
-    """Reads pages as text where they hold text, else as pictures."""
-
-    def __init__(self, config: ExtractConfig) -> None:
-        self._config = config
-        self._has_engine = True
-
-    def read(self, page: PdfPage, index: int) -> Iterator[Page | Refused]:
-        words, objects = read_words(page), page_objects(page)
-        if not _is_picture(words, objects):
-            if words.words:
-                yield self._text(words, objects, index)
-            return
-        recognised = self._recognised(page, objects, index, words.letters)
-        if isinstance(recognised, Refused) or recognised is None:
-            if words.words:
-                yield self._text(words, objects, index)
-        else:
-            yield recognised
-        if isinstance(recognised, Refused):
-            yield recognised
-
-    def _text(self, words: PageWords, objects: PageObjects, index: int) -> Page:
-        tables: list[Line] = []
-        rest, is_unsearched = words, objects.has_more
-        if self._config.pdf_tables and objects.may_hold_tables:
-            try:
-                tables, rest = find_tables(words, objects)
-            except TooManyLinesError:
-                is_unsearched = True
-        lines, others = lines_of(rest)
-        return Page(
-            index + 1,
-            words.width if words.turns % 2 else words.height,
-            [*lines, *tables],
-            others,
-            tables=len(tables),
-            meaningless=words.meaningless,
-            is_unsearched=is_unsearched and self._config.pdf_tables,
-        )
-
-    def _recognised(self, page: PdfPage, objects: PageObjects, index: int, known: int) -> Page | Refused | None:
-        """The page as recognition reads it, None when that finds less than the `known` letters of its text."""
-        place = f"page {index + 1}"
-        if not self._config.ocr:
-            return Refused(place, "unsupported", "it shows a picture, and data.extract.ocr is off")
-        if objects.has_more:
-            return Refused(place, "oversized", "it is a drawing with too many parts to search for text")
-        if self._has_engine:
-            try:
-                found = recognise(render(page, _MOST_RENDERED_PIXELS), self._config)
-            except ImportError:
-                self._has_engine = False
-            except ExtractionError as error:
-                return Refused(place, error.reason, error.detail)
-        if not self._has_engine:
-            return Refused(place, "not_installed", "it shows a picture; to read pictures, install sheepop[ocr]")
-        letters = sum(sum(map(str.isalnum, line.text)) for line in found.lines)
-        if letters <= known:
-            return None if known else Refused(place, "empty", "no text was recognised in it")
-        return Page(index + 1, found.height, found.lines, confidence=found.confidence, unsure=found.unsure)
+def _read(page: pypdfium2.PdfPage, number: int, config: ExtractConfig) -> Iterator[Page | Refused]:
+    """The page, as a picture where its text, if any, is not what it shows; and why that could not be read."""
+    words = read_words(page)
+    objects = _objects_of(page, words.frame)
+    letters = _letters(words.words)
+    is_picture = (
+        words.meaningless > _MEANINGLESS_SHARE * (words.meaningless + letters)
+        or (letters == 0 and objects.shapes + objects.pictures > 0)
+        or (0 < letters < _FEW_LETTERS and objects.pictures >= _PICTURE_SHARE)
+    )
+    recognised = _recognised(page, objects, number, letters, config) if is_picture else None
+    if words.words and not isinstance(recognised, Page):
+        yield _text(words, objects, number, config)
+    if recognised is not None:
+        yield recognised
 
 
-def _is_picture(words: PageWords, objects: PageObjects) -> bool:
-    """Whether the text on a page, if any, is not what the page shows."""
-    letters = words.letters
-    if words.meaningless > _MEANINGLESS_SHARE * (words.meaningless + letters):
-        return True
-    if letters == 0:
-        return not objects.is_blank
-    return letters < _FEW_LETTERS and objects.pictures >= _PICTURE_SHARE
+def _text(words: PageWords, objects: _Objects, number: int, config: ExtractConfig) -> Page:
+    tables: list[Line] = []
+    rest, is_unsearched = words.words, config.pdf_tables and objects.has_more
+    if config.pdf_tables and not objects.has_more and min(len(objects.across), len(objects.down)) >= _LEAST_RULES:
+        from sheepop.data.extract.pdf_tables import TooManyLinesError, find_tables
+
+        try:
+            tables, rest = find_tables(rest, objects.across, objects.down)
+        except TooManyLinesError:
+            is_unsearched = True
+    lines, others = lines_of(rest, words.frame)
+    return Page(
+        number,
+        words.frame.size[1],
+        [*lines, *tables],
+        others,
+        tables=len(tables),
+        meaningless=words.meaningless,
+        is_unsearched=is_unsearched,
+    )
+
+
+def _recognised(
+    page: pypdfium2.PdfPage, objects: _Objects, number: int, known: int, config: ExtractConfig
+) -> Page | Refused | None:
+    """The page as recognition reads it, None when that finds less than the `known` letters of its text."""
+    place = f"page {number}"
+    if not config.ocr:
+        return Refused(place, "unsupported", "it shows a picture, and data.extract.ocr is off")
+    if objects.has_more:
+        return Refused(place, "oversized", "it is a drawing with too many parts to search for text")
+    try:
+        from sheepop.data.extract.image import engine, recognise
+
+        engine(config.ocr_threads)  # where it is missing, no page need be drawn
+        found = recognise(render(page, _MOST_RENDERED_PIXELS), config, number)
+    except ImportError:
+        return Refused(place, "not_installed", "it shows a picture; to read pictures, install sheepop[ocr]")
+    except ExtractionError as error:
+        return Refused(place, error.reason, error.detail)
+    if _letters(found.lines) > known:
+        return found
+    return None if known else Refused(place, "empty", "no text was recognised in it")
+
+
+def _letters(pieces: Iterable[Word | Line]) -> int:
+    """How many letters and digits they hold."""
+    return sum(sum(map(str.isalnum, piece.text)) for piece in pieces)
+
+
+def render(page: pypdfium2.PdfPage, max_pixels: int) -> Image:
+    """The page as a grey picture of at most `max_pixels`, however large the page is."""
+    width, height = page.get_size()
+    scale = min(_PIXELS_PER_POINT, math.sqrt(max_pixels / max(width * height, 1.0)), _LONGEST_SIDE / max(width, height))
+    return page.render(scale=scale, grayscale=True).to_pil()
+
+
+@dataclass(slots=True)
+class _Objects:
+    """What a page shows beside text: straight lines across and down, and the share of its area under pictures.
+
+    `shapes` counts everything else that is drawn. `has_more` says that not all objects were looked at.
+    """
+
+    across: list[Box] = field(default_factory=list)
+    down: list[Box] = field(default_factory=list)
+    pictures: float = 0.0
+    shapes: int = 0
+    has_more: bool = False
+
+
+def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:
+    """Looks at the objects of a page without drawing them; its lines stand where `frame` places them."""
+    found = _Objects()
+    seen = segments = 0
+    parents = [(page.raw, pdfium.FPDFPage_CountObjects, pdfium.FPDFPage_GetObject, pypdfium2.PdfMatrix(), 0)]
+    for parent, count, get, outer, depth in parents:
+        for index in range(count(parent)):
+            seen += 1
+            if seen > _MOST_OBJECTS or segments > _MOST_SEGMENTS:
+                found.has_more = True
+                return found
+            item = get(parent, index)
+            kind = pdfium.FPDFPageObj_GetType(item)
+            if kind == pdfium.FPDF_PAGEOBJ_TEXT:
+                continue
+            matrix = _matrix(item).multiply(outer)
+            if kind == pdfium.FPDF_PAGEOBJ_IMAGE:
+                found.pictures += abs(matrix.a * matrix.d - matrix.b * matrix.c) / max(frame.width * frame.height, 1.0)
+            elif kind == pdfium.FPDF_PAGEOBJ_FORM and depth < _DEEPEST_FORM:
+                inside = pdfium.FPDFFormObj_CountObjects, pdfium.FPDFFormObj_GetObject
+                parents.append((item, *inside, matrix, depth + 1))
+            elif kind != pdfium.FPDF_PAGEOBJ_PATH or _is_drawn(item):
+                found.shapes += 1
+                segments += max(0, pdfium.FPDFPath_CountSegments(item))
+                for (x0, y0), (x1, y1) in _sides(item, matrix):
+                    box = frame.placed(min(x0, x1), max(y0, y1), max(x0, x1), min(y0, y1))
+                    if box.bottom - box.top <= _STRAY and box.right - box.left >= _SHORTEST:
+                        found.across.append(box)
+                    elif box.right - box.left <= _STRAY and box.bottom - box.top >= _SHORTEST:
+                        found.down.append(box)
+    return found
+
+
+def _matrix(item: Any) -> pypdfium2.PdfMatrix:
+    raw = pdfium.FS_MATRIX()
+    return pypdfium2.PdfMatrix.from_raw(raw) if pdfium.FPDFPageObj_GetMatrix(item, raw) else pypdfium2.PdfMatrix()
+
+
+def _is_drawn(path: Any) -> bool:
+    fill, stroke = ctypes.c_int(), ctypes.c_int()
+    pdfium.FPDFPath_GetDrawMode(path, fill, stroke)
+    return bool(fill.value or stroke.value)
+
+
+def _sides(path: Any, matrix: pypdfium2.PdfMatrix) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    """The ends of each straight line of a path on its page; none for an object of another kind."""
+    x, y = ctypes.c_float(), ctypes.c_float()
+    start = point = (0.0, 0.0)
+    for index in range(min(pdfium.FPDFPath_CountSegments(path), _MOST_SEGMENTS)):
+        segment = pdfium.FPDFPath_GetPathSegment(path, index)
+        pdfium.FPDFPathSegment_GetPoint(segment, x, y)
+        before, point = point, matrix.on_point(x.value, y.value)
+        kind = pdfium.FPDFPathSegment_GetType(segment)
+        if kind == pdfium.FPDF_SEGMENT_MOVETO:
+            start = point
+        elif kind == pdfium.FPDF_SEGMENT_LINETO:
+            yield before, point
+        if pdfium.FPDFPathSegment_GetClose(segment):
+            yield point, start

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import reduce
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from sheepop.data.extract.markdown import table
+import numpy as np
+from pdfplumber import table
+
+from sheepop.data.extract import markdown
 from sheepop.data.extract.page_lines import Line
-from sheepop.data.extract.paragraphs import join_lines
-from sheepop.data.extract.pdf_words import Box, PageWords, Word
+from sheepop.data.extract.paged_text import join_lines
+from sheepop.data.extract.pdf_words import Box, Word
 
 if TYPE_CHECKING:
-    from sheepop.data.extract.pdf_page import PageObjects
+    from numpy.typing import NDArray
 
+_Edges = tuple[float, float, float, float]
 # Points.
 _SNAP = 3
 # The search looks at every crossing of two lines, and at every two corners of cells.
 _MOST_CROSSINGS = 200_000
 _MOST_CORNERS = 3000
-# Edges of cells that are closer, in points, are one edge.
-_SAME_EDGE = 1.5
 _LEAST_FILLED = 4
 _LEAST_FILLED_SHARE = 0.5
 # A frame round running text is no table, nor is one cell that holds most of it.
@@ -36,218 +38,140 @@ class TooManyLinesError(Exception):
     """A page has so many ruling lines that looking for tables would take too long."""
 
 
-def find_tables(page: PageWords, objects: PageObjects) -> tuple[list[Line], PageWords]:
-    """The tables on a page, each as one rigid line, and the page without their words.
+def find_tables(words: list[Word], across: list[Box], down: list[Box]) -> tuple[list[Line], list[Word]]:
+    """The tables of a page with these rules across and down, each as one rigid line, and the words that are in none.
 
     A grid whose rules part only some of its rows and columns is left to be read as text, which keeps rows together.
     Raises `TooManyLinesError`.
     """
     found: list[Line] = []
-    tables = _tables(objects)
-    hulls = [_hull(cells) for cells, _ in tables]
-    for cells, reach in tables:
-        grid = _Grid(cells, page)
-        if grid.is_table() and not grid.is_stacked() and not _has_words_beside(page, grid, reach, hulls):
-            found.append(grid.line())
-            page = page.without(grid.words)
-    return found, page
+    grids, rules = _grids(across, down)
+    hulls = [grid.bbox for grid in grids]
+    boxes = np.array([word.box for word in words])
+    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
+    is_free = np.ones(len(words), dtype=bool)
+    for grid, hull in zip(grids, hulls, strict=True):
+        if len(grid.cells) < _LEAST_FILLED:
+            continue
+        is_left = is_free.copy()
+        rows: list[list[_Cell | None]] = [[None] * len(row.cells) for row in grid.rows]
+        for row, cells in zip(grid.rows, rows, strict=True):
+            for column, box in enumerate(row.cells):
+                if box is None:
+                    continue
+                inside = np.flatnonzero(is_left & _holds(box, middles))
+                if len(inside):
+                    cells[column] = _cell(Box(*box), [words[index] for index in inside])
+                    is_left[inside] = False
+        columns = [column for column in zip(*rows, strict=True) if any(column)]
+        texts = [[cell.text if cell else "" for cell in row] for row in zip(*columns, strict=True)]
+        is_table = _is_table(texts, len(grid.cells)) and not _is_stacked(rows)
+        if is_table and not _has_words_beside(middles[is_left], hull, hulls, rules):
+            found.append(Line(markdown.table(texts), *hull, size=1.0, first_width=0.0, rigid=True))
+            is_free = is_left
+    return found, [words[index] for index in np.flatnonzero(is_free)]
 
 
-def _has_words_beside(page: PageWords, grid: _Grid, reach: Box, hulls: list[Box]) -> bool:
-    """Whether the rules of a grid reach round words that are in none of its cells, nor in another table's."""
-    inside = {id(word) for word in grid.words}
-    for word in page.words:
-        x, y = (word.box.left + word.box.right) / 2, (word.box.top + word.box.bottom) / 2
-        if id(word) not in inside and _holds(reach, x, y):
-            others = (hull for hull in hulls if hull != grid.hull)
-            if not any(_holds(hull, x, y) for hull in others):
-                return True
-    return False
+def _grids(across: list[Box], down: list[Box]) -> tuple[list[table.Table], NDArray[np.float64]]:
+    """The grids of cells, small ones first, for they may lie in larger ones; and the rules that make them, as boxes.
 
-
-def _tables(objects: PageObjects) -> list[tuple[list[Box], Box]]:
-    """The cells of each table on the page as it is shown, and how far its rules reach.
-
-    Small tables come first: they may lie in larger ones. Pdfplumber's own reading of a page takes fifty times longer
-    than pdfium's, so only its search for cells is used, with the tolerances of its `TableSettings`.
+    Pdfplumber's own reading of a page takes fifty times longer than pdfium's, so only its search for cells is used,
+    with the tolerances of its `TableSettings`.
     """
-    from pdfplumber import table
-
-    lines = [_edge(box, "h") for box in objects.across] + [_edge(box, "v") for box in objects.down]
+    lines = [_edge(box, "h") for box in across] + [_edge(box, "v") for box in down]
     edges = table.merge_edges(lines, _SNAP, _SNAP, _SNAP, _SNAP)
-    across = sum(edge["orientation"] == "h" for edge in edges)
-    if across * (len(edges) - across) > _MOST_CROSSINGS:
+    num_across = sum(edge["orientation"] == "h" for edge in edges)
+    if num_across * (len(edges) - num_across) > _MOST_CROSSINGS:
         raise TooManyLinesError
     crossings = table.edges_to_intersections(edges, _SNAP, _SNAP)
     if len(crossings) > _MOST_CORNERS:
         raise TooManyLinesError
-    rules = [(edge["orientation"], Box(edge["x0"], edge["top"], edge["x1"], edge["bottom"])) for edge in edges]
-    found = [[Box(*cell) for cell in cells] for cells in table.cells_to_tables(table.intersections_to_cells(crossings))]
-    return sorted(((cells, _reach(_hull(cells), rules)) for cells in found), key=lambda table: _area(_hull(table[0])))
-
-
-def _reach(hull: Box, rules: list[tuple[str, Box]]) -> Box:
-    """The box round the rules that cross the cells in `hull`, both as far along as those at its edges."""
-    left, top, right, bottom = hull
-    for orientation, rule in rules:
-        if max(rule.left, hull.left) > min(rule.right, hull.right) + _SNAP:
-            continue
-        if max(rule.top, hull.top) > min(rule.bottom, hull.bottom) + _SNAP:
-            continue
-        if orientation == "h":
-            left, right = min(left, rule.left), max(right, rule.right)
-        else:
-            top, bottom = min(top, rule.top), max(bottom, rule.bottom)
-    return Box(left, top, right, bottom)
+    cells = table.intersections_to_cells(crossings)
+    grids = [table.Table(cast("Any", None), group) for group in table.cells_to_tables(cells)]  # they need no page
+    rules = np.array([[edge[side] for side in ("x0", "top", "x1", "bottom")] for edge in edges])
+    return sorted(grids, key=lambda grid: (grid.bbox[2] - grid.bbox[0]) * (grid.bbox[3] - grid.bbox[1])), rules
 
 
 def _edge(box: Box, orientation: str) -> dict[str, Any]:
     """A line as pdfplumber describes it."""
-    left, top, right, bottom = box
-    return {
-        "orientation": orientation,
-        "x0": left,
-        "x1": right,
-        "top": top,
-        "bottom": bottom,
-        "width": right - left,
-        "height": bottom - top,
-    }
+    sides = {"x0": box.left, "x1": box.right, "top": box.top, "bottom": box.bottom}
+    return {**sides, "orientation": orientation, "width": box.right - box.left, "height": box.bottom - box.top}
 
 
-class _Grid:
-    """The cells of one table in rows and columns, turned as the page is read, and the words in them."""
-
-    def __init__(self, cells: list[Box], page: PageWords) -> None:
-        turns = page.turns
-        boxes = [cell.turned(turns, page.width, page.height) for cell in cells]
-        self.hull, self.box = _hull(cells), _hull(boxes)
-        rows, columns = _edges([box.top for box in boxes]), _edges([box.left for box in boxes])
-        self._texts = [[""] * len(columns) for _ in rows]
-        self._count = len(cells)
-        self.words: list[Word] = []
-        placed: list[list[Word]] = [[] for _ in boxes]
-        beside = _cells_by_row(boxes, rows)
-        for word in page.words:
-            box = word.box.turned(turns, page.width, page.height)
-            x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
-            index = next((i for i in beside[_place(rows, y)] if _holds(boxes[i], x, y)), None)
-            if index is not None:
-                placed[index].append(word)
-                self.words.append(word)
-        self._cells: list[list[_CellLines]] = [[] for _ in rows]
-        for box, words in zip(boxes, placed, strict=True):
-            row, column = _place(rows, box.top), _place(columns, box.left)
-            self._texts[row][column] = f"{self._texts[row][column]} {_text(words)}".strip()
-            if words:
-                self._cells[row].append(_CellLines.of(box, words, page))
-
-    def is_table(self) -> bool:
-        """Whether there are rows and columns of short texts, and not a frame, a form or a chart."""
-        filled = [text for row in self._texts for text in row if text]
-        rows = sum(any(row) for row in self._texts)
-        columns = sum(any(column) for column in zip(*self._texts, strict=True))
-        return (
-            min(rows, columns) >= 2
-            and len(filled) >= max(_LEAST_FILLED, _LEAST_FILLED_SHARE * self._count)
-            and max(map(len, filled)) <= min(_LONGEST_CELL, max(_SHORT_CELL, _LARGEST_SHARE * sum(map(len, filled))))
-        )
-
-    def is_stacked(self) -> bool:
-        """Whether most words are in cells that hold several rows, which no rules part."""
-        padding = min((cell.margin for row in self._cells for cell in row), default=0.0)
-        stacked = sum(sum(cell.num_words for cell in row) for row in self._cells if _are_stacked(row, padding))
-        return 2 * stacked > len(self.words)
-
-    def line(self) -> Line:
-        """The table as Markdown where it stands; columns without text are left out."""
-        used = [any(column) for column in zip(*self._texts, strict=True)]
-        texts = [[text for text, is_used in zip(row, used, strict=True) if is_used] for row in self._texts]
-        return Line(table(texts), *self.box, size=1.0, first_width=0.0, rigid=True)
+def _holds(box: _Edges, points: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of the points lie in a box."""
+    are_inside: NDArray[np.bool_] = np.logical_and(points >= box[:2], points <= box[2:])
+    return np.logical_and(are_inside[:, 0], are_inside[:, 1])
 
 
-class _CellLines(NamedTuple):
-    """The lines in a cell: where they stand, and their widths and those of their first words, in letters' sizes.
+def _has_words_beside(
+    middles: NDArray[np.float64], hull: _Edges, hulls: list[_Edges], rules: NDArray[np.float64]
+) -> bool:
+    """Whether the rules of a grid reach round words that are in none of its cells, nor in another grid."""
+    shared = np.minimum(rules[:, 2:], hull[2:]) - np.maximum(rules[:, :2], hull[:2])
+    boxes = np.vstack([hull, rules[(shared >= -_SNAP).all(axis=1)]])
+    middles = middles[_holds((*boxes[:, :2].min(axis=0), *boxes[:, 2:].max(axis=0)), middles)]
+    for other in hulls:
+        if other != hull:
+            middles = middles[~_holds(other, middles)]
+    return len(middles) > 0
 
-    `margin` is the least distance to the cell's sides, which are `width` apart.
-    """
 
-    heights: list[float]
-    widths: list[float]
-    first_widths: list[float]
-    margin: float
-    width: float
-    num_words: int
+class _Cell(NamedTuple):
+    """A cell with text: the boxes of the words on each of its lines, whose letters are of this size."""
 
-    @classmethod
-    def of(cls, box: Box, words: list[Word], page: PageWords) -> _CellLines:
-        size = words[0].size
-        grouped = groupby(words, key=lambda word: word.line)
-        lines = [[word.box.turned(page.turns, page.width, page.height) for word in line] for _, line in grouped]
-        return cls(
-            [line[0].bottom / size for line in lines],
-            [(line[-1].right - line[0].left) / size for line in lines],
-            [(line[0].right - line[0].left) / size for line in lines],
-            min(min(line[0].left - box.left, box.right - line[-1].right) for line in lines) / size,
-            (box.right - box.left) / size,
-            len(words),
-        )
+    text: str
+    box: Box
+    size: float
+    lines: list[list[Box]]
+
+    @property
+    def margin(self) -> float:
+        """The least distance from a line to the cell's sides, in multiples of the size."""
+        sides = (min(line[0].left - self.box.left, self.box.right - line[-1].right) for line in self.lines)
+        return min(sides) / self.size
 
     def is_broken_early(self, padding: float) -> bool:
         """Whether most lines end where the next word would have fitted, as no wrapped text does."""
-        room = self.width - 2 * padding - _BLANK
-        early = sum(line + word < room for line, word in zip(self.widths, self.first_widths[1:], strict=False))
-        return 2 * early > len(self.heights) - 1
+        room = self.box.right - self.box.left - (2 * padding + _BLANK) * self.size
+        widths = [line[-1].right - line[0].left for line in self.lines]
+        firsts = [line[0].right - line[0].left for line in self.lines[1:]]
+        early = sum(width + first < room for width, first in zip(widths, firsts, strict=False))
+        return 2 * early > len(firsts)
 
 
-def _are_stacked(cells: list[_CellLines], padding: float) -> bool:
+def _cell(box: Box, words: list[Word]) -> _Cell:
+    lines = [list(line) for _, line in groupby(words, key=lambda word: word.line)]
+    texts = [" ".join(word.text for word in line) for line in lines]
+    text = reduce(lambda before, after: join_lines(before, after, frozenset()), texts)
+    return _Cell(text, box, words[0].size, [[word.box for word in line] for line in lines])
+
+
+def _is_table(texts: list[list[str]], num_cells: int) -> bool:
+    """Whether there are rows and columns of short texts, and not a frame, a form or a chart."""
+    lengths = [len(text) for row in texts for text in row if text]
+    return (
+        len(lengths) >= max(_LEAST_FILLED, _LEAST_FILLED_SHARE * num_cells)
+        and min(sum(map(any, texts)), len(texts[0])) >= 2
+        and max(lengths) <= min(_LONGEST_CELL, max(_SHORT_CELL, _LARGEST_SHARE * sum(lengths)))
+    )
+
+
+def _is_stacked(rows: list[list[_Cell | None]]) -> bool:
+    """Whether most words are in cells that hold several rows, which no rules part."""
+    filled = [[cell for cell in row if cell] for row in rows]
+    padding = min(cell.margin for row in filled for cell in row)
+    counts = [sum(len(line) for cell in row for line in cell.lines) for row in filled]
+    stacked = sum(count for count, row in zip(counts, filled, strict=True) if row and _are_stacked(row, padding))
+    return 2 * stacked > sum(counts)
+
+
+def _are_stacked(cells: list[_Cell], padding: float) -> bool:
     """Whether the cells of a row begin several lines at the same heights, and not for lack of room."""
-    count = max((len(cell.heights) for cell in cells), default=0)
-    longest = [cell for cell in cells if len(cell.heights) == count]
+    count = max(len(cell.lines) for cell in cells)
+    longest = [cell for cell in cells if len(cell.lines) == count]
     if count < 2 or len(longest) < 2 or 2 * len(longest) <= len(cells):
         return False
-    heights = longest[0].heights
-    is_level = all(abs(a - b) <= _SAME_HEIGHT for cell in longest for a, b in zip(cell.heights, heights, strict=True))
+    first, *others = [[line[0].bottom / cell.size for line in cell.lines] for cell in longest]
+    is_level = all(abs(a - b) <= _SAME_HEIGHT for other in others for a, b in zip(first, other, strict=True))
     return is_level and any(cell.is_broken_early(padding) for cell in longest)
-
-
-def _text(words: list[Word]) -> str:
-    """The words of a cell, its lines joined."""
-    text = ""
-    for _, line in groupby(words, key=lambda word: word.line):
-        joined = " ".join(word.text for word in line)
-        text = join_lines(text, joined, frozenset()) if text else joined
-    return text
-
-
-def _cells_by_row(boxes: list[Box], rows: list[float]) -> list[list[int]]:
-    """For each row the numbers of the cells that reach into it, those that begin in rows above too."""
-    found: list[list[int]] = [[] for _ in rows]
-    for index, box in enumerate(boxes):
-        for row in range(_place(rows, box.top), _place(rows, box.bottom) + 1):
-            found[row].append(index)
-    return found
-
-
-def _holds(box: Box, x: float, y: float) -> bool:
-    return box.left <= x <= box.right and box.top <= y <= box.bottom
-
-
-def _edges(positions: list[float]) -> list[float]:
-    """The distinct positions in rising order, those that are nearly the same as one."""
-    ordered = sorted(positions)
-    return ordered[:1] + [after for before, after in pairwise(ordered) if after - before > _SAME_EDGE]
-
-
-def _place(edges: list[float], position: float) -> int:
-    """The number of the last edge that is not behind the position, at least 0."""
-    return max(bisect_right(edges, position + _SAME_EDGE) - 1, 0)
-
-
-def _hull(boxes: list[Box]) -> Box:
-    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
-    return Box(min(lefts), min(tops), max(rights), max(bottoms))
-
-
-def _area(box: Box) -> float:
-    return (box.right - box.left) * (box.bottom - box.top)

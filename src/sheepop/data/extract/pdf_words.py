@@ -7,15 +7,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from sheepop.data.extract.page_lines import RIGHT_TO_LEFT, Line
-from sheepop.data.extract.visual_order import Glyph, visual_pieces
+import pypdfium2
+import pypdfium2.raw as pdfium
 
-if TYPE_CHECKING:
-    from pypdfium2 import PdfPage
+from sheepop.data.extract.page_lines import RIGHT_TO_LEFT, WIDE_GAP, Glyph, Line, runs, visual_pieces
 
 # pdfium's mark for a hyphen that divides a word at the end of a line: U+FFFE in its text, U+0002 in its characters.
 _WORD = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
@@ -32,8 +29,7 @@ _SPELT_OUT = str.maketrans(
     # The places of bullets in the Symbol and Wingdings fonts.
     | {"\uf0b7": "\u2022", "\uf0a7": "\u25aa", "\uf0d8": "\u27a2", "\uf0fc": "\u2713"}
 )
-# In multiples of the size of the letters: a wider gap parts columns or cells; letters reach this far up and down.
-_CELL = 0.9
+# In multiples of the size of the letters: they reach this far up and down.
 _ASCENT, _DESCENT = 0.75, 0.25
 _LARGEST_SKEW = math.radians(5)
 # Letters that are printed twice to look bold are this close to each other, also in multiples of their size.
@@ -44,7 +40,7 @@ _LEAST_COLUMN = 3
 
 
 class Box(NamedTuple):
-    """A rectangle on a page as it is shown: points from its upper left corner, y downwards."""
+    """A rectangle on a page: points from its upper left corner, y downwards."""
 
     left: float
     top: float
@@ -61,7 +57,10 @@ class Box(NamedTuple):
 
 
 class PageFrame(NamedTuple):
-    """How the coordinates of a page in the file, where y grows upwards, become those in which it is shown."""
+    """How the coordinates of a page in the file, where y grows upwards, become others by turning it clockwise.
+
+    `width` and `height` are those before it is turned.
+    """
 
     left: float
     top: float
@@ -69,20 +68,18 @@ class PageFrame(NamedTuple):
     height: float
     turns: int
 
-    @classmethod
-    def of(cls, page: PdfPage) -> PageFrame:
-        """The frame of a page; its width and height are those before it is turned."""
-        left, bottom, right, top = page.get_bbox()
-        return cls(left, top, right - left, top - bottom, page.get_rotation() // 90)
+    @property
+    def size(self) -> tuple[float, float]:
+        """The width and height of the turned page."""
+        return (self.height, self.width) if self.turns % 2 else (self.width, self.height)
 
-    def shown(self, left: float, top: float, right: float, bottom: float) -> Box:
-        """Where a rectangle with these edges is shown."""
+    def placed(self, left: float, top: float, right: float, bottom: float) -> Box:
+        """Where a rectangle with these edges stands on the turned page."""
         place = Box(left - self.left, self.top - top, right - self.left, self.top - bottom)
         return place.turned(self.turns, self.width, self.height) if self.turns else place
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """A word, its box, the size of its letters in points; `line` numbers the line that pdfium sees it on.
 
     `turns` says by how many quarter turns clockwise the page must be turned to read it, None when it is askew. Its
@@ -97,135 +94,115 @@ class Word:
     descent: float
 
 
-@dataclass(frozen=True, slots=True)
-class PageWords:
-    """The words of a page in the order of the file; its size as shown; how many characters have no known meaning."""
+class PageWords(NamedTuple):
+    """The words of a page in the order of the file, where they stand when it is turned by `frame` to read most of it.
+
+    `meaningless` is how many of its characters have no known meaning.
+    """
 
     words: list[Word]
-    width: float
-    height: float
+    frame: PageFrame
     meaningless: int
 
-    def without(self, words: Iterable[Word]) -> PageWords:
-        """The page but for some of its words."""
-        gone = {id(word) for word in words}
-        return replace(self, words=[word for word in self.words if id(word) not in gone])
 
-    @property
-    def letters(self) -> int:
-        """The number of letters and digits."""
-        return sum(sum(map(str.isalnum, word.text)) for word in self.words)
-
-    @property
-    def turns(self) -> int:
-        """By how many quarter turns clockwise the page must be turned to read most of it."""
-        counts: Counter[int] = Counter()
-        for word in self.words:
-            if word.turns is not None:
-                counts[word.turns] += len(word.text)
-        return min(counts, key=lambda turns: (-counts[turns], turns), default=0)
-
-
-def read_words(page: PdfPage) -> PageWords:
+def read_words(page: pypdfium2.PdfPage) -> PageWords:
     """The words of a page; raises `pypdfium2.PdfiumError` when it cannot be read."""
     text_page = page.get_textpage()
     try:
-        return _Reader(page, text_page.raw).words()
+        reader = _Reader(page, text_page.raw)
+        words = list(_columns(_printed_once(reader.words())))
     finally:
         text_page.close()
+    return PageWords(*_turned(words, reader.frame), reader.meaningless)
 
 
-def lines_of(page: PageWords) -> tuple[list[Line], list[Line]]:
-    """The lines on the page, turned to be read, and those in its margin or elsewhere that run in other directions."""
-    turns = page.turns
-    upright: list[Line] = []
-    others: list[Line] = []
-    for piece in _pieces(page.words):
-        line = _line(piece, turns, page)
-        (upright if piece[0].turns == turns else others).append(line)
-    return upright, others
+def _turned(words: list[Word], frame: PageFrame) -> tuple[list[Word], PageFrame]:
+    """The words of a page in this frame, and the frame, when it is turned to read most of them."""
+    letters: Counter[int] = Counter()
+    for word in words:
+        if word.turns is not None:
+            letters[word.turns] += len(word.text)
+    turns = min(letters, key=lambda turns: (-letters[turns], turns), default=0)
+    if turns == 0:
+        return words, frame
+    turned = [
+        word._replace(
+            box=word.box.turned(turns, *frame.size), turns=None if word.turns is None else (word.turns - turns) % 4
+        )
+        for word in words
+    ]
+    return turned, frame._replace(turns=(frame.turns + turns) % 4)
 
 
-def _pieces(words: list[Word]) -> Iterator[list[Word]]:
-    """Words on one line without a wide gap between them."""
-    piece = words[:1]
-    for before, word in pairwise(words):
-        if before.line != word.line or before.turns != word.turns or _gap(before, word) > _CELL * word.size:
-            yield piece
-            piece = []
-        piece.append(word)
-    if piece:
-        yield piece
+def lines_of(words: list[Word], frame: PageFrame) -> tuple[list[Line], list[Line]]:
+    """The lines of what is left of a page, and those in its margin or elsewhere that run in other directions."""
+    words, _ = _turned(words, frame)
+    pieces = [(piece[0].turns == 0, _line(piece)) for piece in runs(words, _goes_on)]
+    return [line for is_upright, line in pieces if is_upright], [line for is_upright, line in pieces if not is_upright]
 
 
-def _gap(one: Word, other: Word) -> float:
-    if one.turns in (1, 3):
-        return max(other.box.top - one.box.bottom, one.box.top - other.box.bottom)
-    return max(other.box.left - one.box.right, one.box.left - other.box.right)
+def _goes_on(piece: list[Word], word: Word) -> bool:
+    """Whether a word stands on the line of others without a wide gap between them."""
+    before = piece[-1]
+    begin, end = (1, 3) if word.turns in (1, 3) else (0, 2)
+    gap = max(word.box[begin] - before.box[end], before.box[begin] - word.box[end])
+    return before.line == word.line and before.turns == word.turns and gap <= WIDE_GAP * word.size
 
 
-def _line(piece: list[Word], turns: int, page: PageWords) -> Line:
-    boxes = [word.box.turned(turns, page.width, page.height) for word in piece]
+def _line(piece: list[Word]) -> Line:
     text = " ".join(word.text for word in piece)
     # The usual size: capitals and raised marks are often set in others.
     size = sorted(word.size for word in piece for _ in word.text)[len(text) // 2 - len(piece) // 2]
-    usual = next(index for index, word in enumerate(piece) if word.size == size)
-    baseline = boxes[usual].bottom - piece[usual].descent
+    usual = next(word for word in piece if word.size == size)
+    baseline = usual.box.bottom - usual.descent
     first = piece[0].text.split(" ", 1)[0]  # a piece from right to left may hold several words
     return Line(
         text,
-        min(box.left for box in boxes),
+        min(word.box.left for word in piece),
         baseline - _ASCENT * size,
-        max(box.right for box in boxes),
+        max(word.box.right for word in piece),
         baseline + _DESCENT * size,
         size,
-        (boxes[0].right - boxes[0].left) * len(first) / len(piece[0].text),
+        (piece[0].box.right - piece[0].box.left) * len(first) / len(piece[0].text),
     )
 
 
 class _Style(NamedTuple):
-    """How letters are set: their size, the page's turns to read them, where they stand in their box, its breadth."""
+    """How letters are set: as in `Word`, their quarter turns in the file, and how broad their line is."""
 
     size: float
     turns: int | None
     descent: float
+    quarters: int
     breadth: float
 
 
 class _Reader:
     """Reads one page. Calls into pdfium take most of the time, so it asks for two boxes a word and little else."""
 
-    def __init__(self, page: PdfPage, text_page: Any) -> None:
-        import pypdfium2.raw as pdfium
-
-        self._pdfium, self._raw = pdfium, text_page
-        self._frame = PageFrame.of(page)
+    def __init__(self, page: pypdfium2.PdfPage, text_page: Any) -> None:
+        left, bottom, right, top = page.get_bbox()
+        self.frame = PageFrame(left, top, right - left, top - bottom, page.get_rotation() // 90)
+        self._page, self.meaningless = text_page, 0
         self._rectangle, self._matrix = pdfium.FS_RECTF(), pdfium.FS_MATRIX()
-        self._get_box, self._into_rectangle = pdfium.FPDFText_GetLooseCharBox, ctypes.byref(self._rectangle)
+        self._into_rectangle = ctypes.byref(self._rectangle)
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
-        self._meaningless = 0
 
-    def words(self) -> PageWords:
+    def words(self) -> Iterator[Word]:
+        """The words as the page is shown."""
         text = self._text()
-        found: list[Word] = []
         for number, span in enumerate(_LINE.finditer(text)):
-            if RIGHT_TO_LEFT.search(span.group()):
-                found += self._from_right(text, span.start(), span.end(), number)
-            else:
-                found += self._from_left(text, span.start(), span.end(), number)
-        width, height = self._frame.width, self._frame.height
-        if self._frame.turns % 2:
-            width, height = height, width
-        return PageWords(list(_columns(_printed_once(found))), width, height, self._meaningless)
+            read = self._from_right if RIGHT_TO_LEFT.search(span.group()) else self._from_left
+            yield from read(text, span.start(), span.end(), number)
 
     def _text(self) -> str:
         """The characters of the page, one for each that pdfium counts; halves of surrogate pairs count as two."""
-        count = max(0, self._pdfium.FPDFText_CountChars(self._raw))
+        count = max(0, pdfium.FPDFText_CountChars(self._page))
         buffer = (ctypes.c_ushort * (count + 1))()
-        if self._pdfium.FPDFText_GetText(self._raw, 0, count, buffer) == count + 1:
+        if pdfium.FPDFText_GetText(self._page, 0, count, buffer) == count + 1:
             return "".join(map(chr, buffer[:count]))
-        get = self._pdfium.FPDFText_GetUnicode
-        return "".join(chr(min(get(self._raw, index), 0x10FFFF)) for index in range(count))
+        get = pdfium.FPDFText_GetUnicode
+        return "".join(chr(min(get(self._page, index), 0x10FFFF)) for index in range(count))
 
     def _from_left(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
         style: _Style | None = None
@@ -236,24 +213,22 @@ class _Reader:
                 style = self._style(match.start(), box, style)
                 if len(match.group()) > 1:
                     last = self._box(match.end() - 1)
-                    # Most text runs from left to right, its boxes all of one height.
-                    is_plain = last.top == box.top and last.bottom == box.bottom and last.left >= box.left
-                    box = Box(box.left, box.top, last.right, box.bottom) if is_plain else _around(box, last)
-                yield Word(word, self._frame.shown(*box), style.size, line, style.turns, style.descent)
+                    left, bottom = min(box.left, last.left), min(box.bottom, last.bottom)
+                    box = Box(left, max(box.top, last.top), max(box.right, last.right), bottom)
+                yield Word(word, self.frame.placed(*box), style.size, line, style.turns, style.descent)
 
     def _from_right(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
         """The pieces of a line that holds text from right to left, each as one word."""
         glyphs: list[Glyph] = []
-        around = first = self._box(begin)
+        first = self._box(begin)
         style = self._style(begin, first, None)
         for match in _CHARACTER.finditer(text, begin, end):
             character = self._meaningful(match.group())
             if character:
                 box = self._box(match.start())
                 glyphs.append(Glyph(character, box.left, box.right))
-                around = _around(around, box)
         for piece in visual_pieces(glyphs, style.size):
-            box = self._frame.shown(piece.left, first.top, piece.right, first.bottom)
+            box = self.frame.placed(piece.left, first.top, piece.right, first.bottom)
             yield Word(piece.character, box, style.size, line, style.turns, style.descent)
 
     def _meaningful(self, text: str) -> str:
@@ -263,37 +238,35 @@ class _Reader:
         if _SURROGATE.search(text):
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         text, count = _WITHOUT_MEANING.subn("", text.translate(_SPELT_OUT))
-        self._meaningless += count
+        self.meaningless += count
         return _NO_TEXT.sub("", text)
 
     def _box(self, index: int) -> Box:
         """The box of a character in the coordinates of the file, where y grows upwards."""
-        self._get_box(self._raw, index, self._into_rectangle)
+        pdfium.FPDFText_GetLooseCharBox(self._page, index, self._into_rectangle)
         found = self._rectangle
         return Box(found.left, found.top, found.right, found.bottom)
 
     def _style(self, index: int, box: Box, known: _Style | None) -> _Style:
         """How a character is set; characters on one line with boxes of one breadth are set alike."""
         height, width = box.top - box.bottom, box.right - box.left
-        if known is not None and known.turns is not None:
-            is_upright = (known.turns + self._frame.turns) % 2 == 0
-            if abs((height if is_upright else width) - known.breadth) < 1e-3:
-                return known
+        if known is not None and abs((height, width)[known.quarters % 2] - known.breadth) < 1e-3:
+            return known
         matrix = self._matrix
-        self._pdfium.FPDFText_GetMatrix(self._raw, index, matrix)
-        self._pdfium.FPDFText_GetCharOrigin(self._raw, index, self._x, self._y)
-        nominal = self._pdfium.FPDFText_GetFontSize(self._raw, index)
+        pdfium.FPDFText_GetMatrix(self._page, index, matrix)
+        pdfium.FPDFText_GetCharOrigin(self._page, index, self._x, self._y)
+        nominal = pdfium.FPDFText_GetFontSize(self._page, index)
         size = abs(nominal) * math.hypot(matrix.c, matrix.d) or max(min(height, width), 1.0)
         angle = math.atan2(matrix.b, matrix.a)
         quarters = round(angle / (math.pi / 2))
         if abs(angle - quarters * math.pi / 2) > _LARGEST_SKEW:
-            return _Style(size, None, 0.0, 0.0)
+            return _Style(size, None, 0.0, quarters, math.nan)
         x, y = self._x.value, self._y.value
         descent = (y - box.bottom, box.right - x, box.top - y, x - box.left)[quarters % 4]
-        return _Style(size, (quarters - self._frame.turns) % 4, descent, height if quarters % 2 == 0 else width)
+        return _Style(size, (quarters - self.frame.turns) % 4, descent, quarters, (height, width)[quarters % 2])
 
 
-def _printed_once(words: list[Word]) -> list[Word]:
+def _printed_once(words: Iterable[Word]) -> list[Word]:
     """The words without those printed again on about the same place, as programs without a bold font do."""
     kept: list[Word] = []
     places: set[tuple[str, float, float, float]] = set()
@@ -311,19 +284,25 @@ def _columns(words: list[Word]) -> Iterator[Word]:
 
     Such a column is read when the page is turned to the left, which makes the columns from right to left lines.
     """
-    column: list[Word] = []
-    for word in [*words, None]:
-        if word is not None and column and _is_below(column[-1], word):
-            column.append(word)
-            continue
+    for column in runs(words, _is_below):
         text = "".join(part.text for part in column)
         if len(text) < _LEAST_COLUMN or not all(map(_is_upright, column)):
             yield from column
         else:
             boxes = [part.box for part in column]
             place = Box(boxes[0].left, boxes[0].top, max(box.right for box in boxes), boxes[-1].bottom)
-            yield replace(column[0], text=text, box=place, turns=3, descent=_DESCENT * column[0].size)
-        column = [] if word is None else [word]
+            yield column[0]._replace(text=text, box=place, turns=3, descent=_DESCENT * column[0].size)
+
+
+def _is_below(column: list[Word], word: Word) -> bool:
+    before = column[-1]
+    reach = _COLUMN_STRAY * before.size
+    return (
+        abs(word.box.left - before.box.left) <= reach
+        and -reach <= word.box.top - before.box.bottom <= _COLUMN_GAP * before.size
+        and _is_upright(before)
+        and _is_upright(word)
+    )
 
 
 def _is_upright(word: Word) -> bool:
@@ -332,20 +311,3 @@ def _is_upright(word: Word) -> bool:
         return False
     left, top, right, bottom = word.box
     return len(word.text) == 1 or bottom - top > max(1.5 * word.size, right - left)
-
-
-def _is_below(one: Word, other: Word) -> bool:
-    reach = _COLUMN_STRAY * one.size
-    return (
-        abs(other.box.left - one.box.left) <= reach
-        and -reach <= other.box.top - one.box.bottom <= _COLUMN_GAP * one.size
-        and _is_upright(one)
-        and _is_upright(other)
-    )
-
-
-def _around(one: Box, other: Box) -> Box:
-    """The box around two, where y grows upwards."""
-    return Box(
-        min(one.left, other.left), max(one.top, other.top), max(one.right, other.right), min(one.bottom, other.bottom)
-    )

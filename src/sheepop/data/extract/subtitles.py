@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.lines import Lines
-from sheepop.data.extract.paragraphs import join_lines
+from sheepop.data.extract.paged_text import join_lines
 from sheepop.data.extract.template import longest_record
 from sheepop.data.extract.text import extract_text
 
