@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.data.clean.config import DecontaminationConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
 from sheepop.data.duplicates.characters import ALONE, BETWEEN, WORD, character_table
@@ -31,15 +30,12 @@ _SHOWN_CHARACTERS = 200
 Hashes = NDArray[np.uint64]
 
 
-class Decontamination(FilterStage):
+class Decontamination(FilterStage[DecontaminationConfig]):
     """Removes a document that shares an n-gram of words with an evaluation text; keeps all when none are configured."""
 
     name = "decontamination"
 
-    def __init__(self, ledger: Ledger, config: DecontaminationConfig) -> None:
-        super().__init__(ledger)
-        self.config = config
-        self._sets: EvaluationSets | None = None
+    _sets: EvaluationSets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the evaluation sets, which each process reads for itself."""

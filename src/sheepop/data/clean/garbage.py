@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from sheepop.data.clean.character_counts import LONG_LINE, CharacterCounts, characters_in_long_lines, encoded_characters
+from sheepop.data.clean.characters import LONG_LINE, CharacterCounts, characters_in_long_lines, encoded_characters
+from sheepop.data.clean.config import CodeConfig, GarbageConfig, TableConfig
 from sheepop.data.clean.gopher import duplicates
-from sheepop.data.clean.quality_config import CodeConfig, GarbageConfig, TableConfig
 from sheepop.data.clean.repeats import RepeatedRuns
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import tokens_of

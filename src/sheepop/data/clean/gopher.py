@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sheepop.core.facts import counted
-from sheepop.data.clean.quality_config import GopherConfig, RepetitionConfig
+from sheepop.data.clean.config import GopherConfig, RepetitionConfig
 from sheepop.data.clean.repeats import RepeatedRuns, screened
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import Tokens

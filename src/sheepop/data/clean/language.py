@@ -7,7 +7,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from sheepop.data.clean.config import UNDETERMINED, LanguageConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
 
@@ -23,7 +22,7 @@ _FIRST_LOOK = 0.4
 _SURE = 0.6
 
 
-class LanguageFilter(FilterStage):
+class LanguageFilter(FilterStage[LanguageConfig]):
     """Notes ``language`` and ``language_score`` of prose and chat; removes what is not to be kept.
 
     The language is a code of ISO 639 as fastText's model lid.176 gives it, or ``und`` where there is too little text
@@ -31,10 +30,6 @@ class LanguageFilter(FilterStage):
     """
 
     name = "language"
-
-    def __init__(self, ledger: Ledger, config: LanguageConfig) -> None:
-        super().__init__(ledger)
-        self.config = config
 
     def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, or None when it stays."""

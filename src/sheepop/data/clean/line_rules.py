@@ -16,8 +16,8 @@ from itertools import accumulate
 
 from sheepop.core.facts import counted
 from sheepop.data.clean.characters import ENDS_SENTENCE
+from sheepop.data.clean.config import C4Config, FineWebConfig
 from sheepop.data.clean.gopher import duplicates
-from sheepop.data.clean.quality_config import C4Config, FineWebConfig
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import tokens_of
 

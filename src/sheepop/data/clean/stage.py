@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
+from sheepop.core.config import Config
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import Draft, is_empty
 from sheepop.data.extract.pair import KIND, sides
+
+Settings = TypeVar("Settings", bound=Config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +23,20 @@ class Removal:
     detail: str = ""
 
 
-class Stage(ABC):
-    """A step with a `name` of the configuration and a ledger, which all steps of a pass share."""
+class Stage(ABC, Generic[Settings]):
+    """A step with a `name` of the configuration, its settings, and a ledger, which all steps of a pass share."""
 
     name: ClassVar[str]
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, config: Settings, *, seed: int = 0) -> None:
+        self.ledger, self.config, self.seed = ledger, config, seed
 
     @abstractmethod
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
         """The documents that stay, in order."""
 
 
-class FilterStage(Stage):
+class FilterStage(Stage[Settings]):
     """Removes documents; it may also note what it found in the document."""
 
     @abstractmethod
@@ -50,7 +53,7 @@ class FilterStage(Stage):
                 self.ledger.removed(self.name, document, removal.reason, removal.detail)
 
 
-class ChangeStage(Stage):
+class ChangeStage(Stage[Settings]):
     """Changes the text of documents; one that is empty afterwards is removed, and so is a pair with an empty side."""
 
     @abstractmethod

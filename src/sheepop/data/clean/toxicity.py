@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sheepop.data.clean.config import ToxicityConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
 
@@ -27,7 +26,7 @@ _COMMON = (
 )
 
 
-class ToxicityFilter(FilterStage):
+class ToxicityFilter(FilterStage[ToxicityConfig]):
     """Removes toxic prose and chats.
 
     The list is a weak signal: it counts words and does not know what is meant. A page that quotes slurs in order to
@@ -35,10 +34,6 @@ class ToxicityFilter(FilterStage):
     """
 
     name = "toxicity"
-
-    def __init__(self, ledger: Ledger, config: ToxicityConfig) -> None:
-        super().__init__(ledger)
-        self.config = config
 
     def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, with the score that decided."""
