@@ -23,6 +23,18 @@ class Removal:
     detail: str = ""
 
 
+def above(reason: str, what: str, value: float, most: float, spelled: str = ".0%") -> Removal | None:
+    """A removal where `value` is more than `most`; `what` says of what, with the value put in its braces."""
+    return Removal(reason, f"{what.format(value)}, more than {most:{spelled}}") if value > most else None
+
+
+def below(
+    reason: str, what: str, value: float, least: float, spelled: str = ".0%", less: str = "less"
+) -> Removal | None:
+    """A removal where `value` is less than `least`."""
+    return Removal(reason, f"{what.format(value)}, {less} than {least:{spelled}}") if value < least else None
+
+
 class Stage(ABC, Generic[Settings]):
     """A step with a `name` of the configuration, its settings, and a ledger, which all steps of a pass share."""
 
