@@ -30,10 +30,11 @@ _SHOWN_CHARACTERS = 200
 Hashes = NDArray[np.uint64]
 
 
-class Decontamination(FilterStage[DecontaminationConfig]):
+class Decontamination(FilterStage):
     """Removes a document that shares an n-gram of words with an evaluation text; keeps all when none are configured."""
 
     name = "decontamination"
+    config: DecontaminationConfig
 
     _sets: EvaluationSets | None = None
 

@@ -235,7 +235,7 @@ _ZERO_WIDTH = re.compile(rf"[\u2060\ufeff]|(?<![{_NO_SPACES}])\u200b(?![{_NO_SPA
 _INDENT_OR_NO_BREAK_SPACE = re.compile(r"((?:(?<=\n)|\A)[ \t\xa0]+)|\xa0")
 
 
-class Formatting(ChangeStage[FormattingConfig]):
+class Formatting(ChangeStage):
     """Repairs prose, tables and chat as `FormattingConfig` says; code stays as it is, byte for byte.
 
     White space at the beginning of a line is never touched, nor is anything but line ends in fenced, indented and
@@ -243,6 +243,7 @@ class Formatting(ChangeStage[FormattingConfig]):
     """
 
     name = "formatting"
+    config: FormattingConfig
 
     def __init__(self, ledger: Ledger, config: FormattingConfig, *, seed: int = 0) -> None:
         super().__init__(ledger, config, seed=seed)

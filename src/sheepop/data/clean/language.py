@@ -22,7 +22,7 @@ _FIRST_LOOK = 0.4
 _SURE = 0.6
 
 
-class LanguageFilter(FilterStage[LanguageConfig]):
+class LanguageFilter(FilterStage):
     """Notes ``language`` and ``language_score`` of prose and chat; removes what is not to be kept.
 
     The language is a code of ISO 639 as fastText's model lid.176 gives it, or ``und`` where there is too little text
@@ -30,6 +30,7 @@ class LanguageFilter(FilterStage[LanguageConfig]):
     """
 
     name = "language"
+    config: LanguageConfig
 
     def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, or None when it stays."""

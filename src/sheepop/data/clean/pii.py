@@ -14,7 +14,7 @@ from sheepop.data.clean.placeholders import Finding, Replacement
 from sheepop.data.documents import Draft
 
 
-class PiiReplacement(Replacement[PiiConfig]):
+class PiiReplacement(Replacement):
     """Replaces every personal value of the configured kinds.
 
     What counts is a pattern with a check, never a model: names and postal addresses stay, and so does what is
@@ -22,6 +22,12 @@ class PiiReplacement(Replacement[PiiConfig]):
     """
 
     name = "pii"
+    config: PiiConfig
+
+    @property
+    def salt(self) -> str:
+        """What the configuration gives."""
+        return self.config.salt
 
     def findings(self, text: str, document: Draft) -> list[Finding]:
         """The personal values in a segment of the document."""

@@ -8,16 +8,14 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sheepop.core.random import derive_seed
-from sheepop.data.clean.config import PiiConfig, SecretsConfig
 from sheepop.data.clean.stage import ChangeStage
 from sheepop.data.documents import Draft
 
 _DIGEST_BYTES = 2
 PLACEHOLDER = re.compile(r"<[A-Z]+(?:_[A-Z]+)*_[0-9a-f]{4}>")
-Salted = TypeVar("Salted", PiiConfig, SecretsConfig)
 
 
 class Finding(NamedTuple):
@@ -30,13 +28,18 @@ class Finding(NamedTuple):
     value: str
 
 
-class Replacement(ChangeStage[Salted]):
+class Replacement(ChangeStage):
     """Puts a placeholder with type and short keyed hash, such as ``<EMAIL_3f2a>``, in place of every finding.
 
     The same value gives the same placeholder wherever it stands, so that who wrote to whom can still be followed.
     Four hexadecimal digits are few on purpose: many thousand telephone numbers share each placeholder, and even
     someone who knows the seed cannot read the number off. A secret salt also keeps others from testing a guess.
     """
+
+    @property
+    @abstractmethod
+    def salt(self) -> str:
+        """A secret that no one who has the corpus knows, or nothing."""
 
     @abstractmethod
     def findings(self, text: str, document: Draft) -> list[Finding]:
@@ -60,4 +63,4 @@ class Replacement(ChangeStage[Salted]):
     @cached_property
     def _key(self) -> bytes:
         seed = derive_seed(self.seed, "placeholders")
-        return hashlib.blake2b(f"{seed}\0{self.config.salt}".encode("utf-8", "surrogatepass")).digest()
+        return hashlib.blake2b(f"{seed}\0{self.salt}".encode("utf-8", "surrogatepass")).digest()

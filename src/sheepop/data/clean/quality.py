@@ -17,10 +17,11 @@ _READ_AHEAD_DOCUMENTS = 256
 _READ_AHEAD_CHARACTERS = 2**18
 
 
-class QualityFilter(FilterStage[QualityConfig]):
+class QualityFilter(FilterStage):
     """Removes garbage; with the preset ``web`` also what the rules for web crawls and public code would remove."""
 
     name = "quality"
+    config: QualityConfig
 
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
         """The documents that stay, in order; a few are read ahead, because judging many at once is faster."""

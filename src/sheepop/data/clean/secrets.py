@@ -147,7 +147,7 @@ class Detector(Protocol):
         """The secrets in a string; unlike ``analyze_line`` it never asks a server whether they are valid."""
 
 
-class SecretsReplacement(Replacement[SecretsConfig]):
+class SecretsReplacement(Replacement):
     """Replaces every secret that a detector of detect-secrets finds.
 
     Some detectors are made stricter: a token of random characters must hold a digit, and a password in a URL must
@@ -155,6 +155,12 @@ class SecretsReplacement(Replacement[SecretsConfig]):
     """
 
     name = "secrets"
+    config: SecretsConfig
+
+    @property
+    def salt(self) -> str:
+        """What the configuration gives."""
+        return self.config.salt
 
     def findings(self, text: str, document: Draft) -> list[Finding]:
         """The secrets in a segment of the document."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar
 
 from sheepop.core.config import Config
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import Draft, is_empty
 from sheepop.data.extract.pair import KIND, sides
-
-Settings = TypeVar("Settings", bound=Config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +33,12 @@ def below(
     return Removal(reason, f"{what.format(value)}, {less} than {least:{spelled}}") if value < least else None
 
 
-class Stage(ABC, Generic[Settings]):
+class Stage(ABC):
     """A step with a `name` of the configuration, its settings, and a ledger, which all steps of a pass share."""
 
     name: ClassVar[str]
 
-    def __init__(self, ledger: Ledger, config: Settings, *, seed: int = 0) -> None:
+    def __init__(self, ledger: Ledger, config: Config, *, seed: int = 0) -> None:
         self.ledger, self.config, self.seed = ledger, config, seed
 
     @abstractmethod
@@ -48,7 +46,7 @@ class Stage(ABC, Generic[Settings]):
         """The documents that stay, in order."""
 
 
-class FilterStage(Stage[Settings]):
+class FilterStage(Stage):
     """Removes documents; it may also note what it found in the document."""
 
     @abstractmethod
@@ -65,7 +63,7 @@ class FilterStage(Stage[Settings]):
                 self.ledger.removed(self.name, document, removal.reason, removal.detail)
 
 
-class ChangeStage(Stage[Settings]):
+class ChangeStage(Stage):
     """Changes the text of documents; one that is empty afterwards is removed, and so is a pair with an empty side."""
 
     @abstractmethod

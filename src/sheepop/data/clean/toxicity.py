@@ -26,7 +26,7 @@ _COMMON = (
 )
 
 
-class ToxicityFilter(FilterStage[ToxicityConfig]):
+class ToxicityFilter(FilterStage):
     """Removes toxic prose and chats.
 
     The list is a weak signal: it counts words and does not know what is meant. A page that quotes slurs in order to
@@ -34,6 +34,7 @@ class ToxicityFilter(FilterStage[ToxicityConfig]):
     """
 
     name = "toxicity"
+    config: ToxicityConfig
 
     def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, with the score that decided."""
