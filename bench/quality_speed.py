@@ -21,10 +21,9 @@ import datatrove.data as datatrove
 
 from record import add_json_option, write_record
 from sheepop.data.clean import gopher
-from sheepop.data.clean.config import CleanConfig
+from sheepop.data.clean.config import CleanConfig, QualityConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.line_rules import fineweb_quality, kept_lines
-from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.stages import local_stages
 from sheepop.data.clean.words import tokens_of_all

@@ -4,8 +4,8 @@ import pytest
 from datatrove.data import Document
 from datatrove.pipeline.filters import FineWebQualityFilter
 
+from sheepop.data.clean.config import FineWebConfig
 from sheepop.data.clean.line_rules import fineweb_quality
-from sheepop.data.clean.quality_config import FineWebConfig
 
 LONG = "This line has more than thirty characters in it, number {}.\n"
 GOOD = "".join(LONG.format(number) for number in range(20))

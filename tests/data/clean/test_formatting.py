@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.data.clean.config import FormattingConfig
-from sheepop.data.clean.formatting import Formatting
+from sheepop.data.clean.formatting import Formatting, pieces, repaired
 from sheepop.data.clean.ledger import Ledger
-from sheepop.data.clean.verbatim_lines import pieces
-from sheepop.data.clean.wrong_decoding import repaired
 from sheepop.data.documents import Draft
 
 Make = Callable[..., Draft]

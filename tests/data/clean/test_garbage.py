@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sheepop.data.clean.config import CodeConfig, QualityConfig
 from sheepop.data.clean.garbage import code_quality
-from sheepop.data.clean.quality_config import CodeConfig, QualityConfig
 
 GENTLE, WEB = QualityConfig().code, QualityConfig(preset="web").code
 FUNCTION = 'def area(radius):\n    """The area of a circle."""\n    return 3.14159 * radius**2\n\n\n'

@@ -5,7 +5,7 @@ from datatrove.data import Document
 from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
 from sheepop.data.clean import gopher
-from sheepop.data.clean.quality_config import GopherConfig, RepetitionConfig
+from sheepop.data.clean.config import GopherConfig, RepetitionConfig
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import tokens_of, tokens_of_all
 

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from sheepop.core.config import dump_config, parse_config, validate
 from sheepop.core.errors import ConfigError
-from sheepop.data.clean.config import STAGES, CleanConfig
+from sheepop.data.clean.config import STAGES, CleanConfig, QualityConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.quality import QualityFilter
-from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stages import local_stages
 from sheepop.data.documents import Draft
 

@@ -7,7 +7,7 @@ from datatrove.pipeline.filters.gopher_repetition_filter import find_all_duplica
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.clean.quality_config import RepetitionConfig
+from sheepop.data.clean.config import RepetitionConfig
 from sheepop.data.clean.repeats import RepeatedRuns, screened
 from sheepop.data.clean.words import tokens_of
 

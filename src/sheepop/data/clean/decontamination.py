@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.data.clean.config import DecontaminationConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
 from sheepop.data.duplicates.characters import ALONE, BETWEEN, WORD, character_table
@@ -35,11 +34,9 @@ class Decontamination(FilterStage):
     """Removes a document that shares an n-gram of words with an evaluation text; keeps all when none are configured."""
 
     name = "decontamination"
+    config: DecontaminationConfig
 
-    def __init__(self, ledger: Ledger, config: DecontaminationConfig) -> None:
-        super().__init__(ledger)
-        self.config = config
-        self._sets: EvaluationSets | None = None
+    _sets: EvaluationSets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the evaluation sets, which each process reads for itself."""

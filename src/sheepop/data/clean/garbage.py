@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from sheepop.data.clean.character_counts import LONG_LINE, CharacterCounts, characters_in_long_lines, encoded_characters
+from sheepop.data.clean.characters import LONG_LINE, CharacterCounts, characters_in_long_lines, encoded_characters
+from sheepop.data.clean.config import CodeConfig, GarbageConfig, TableConfig
 from sheepop.data.clean.gopher import duplicates
-from sheepop.data.clean.quality_config import CodeConfig, GarbageConfig, TableConfig
 from sheepop.data.clean.repeats import RepeatedRuns
-from sheepop.data.clean.stage import Removal
+from sheepop.data.clean.stage import Removal, above, below
 from sheepop.data.clean.words import tokens_of
 from sheepop.data.extract.languages import is_generated_name, is_generated_text
 
@@ -44,15 +44,13 @@ def prose_quality(text: str, config: GarbageConfig) -> Removal | None:
     found = CharacterCounts.of(text)
     if not found.visible:
         return Removal("no letters", "it contains only white space")
-    unprintable = found.unprintable / found.visible
-    if unprintable > config.max_unprintable:
-        return _over("unprintable", unprintable, "of the characters cannot be printed", config.max_unprintable)
+    if removal := _unprintable(found, config.max_unprintable):
+        return removal
     if not found.letters and not found.digits:
         return Removal("no letters", f"there is no letter or digit in its {found.visible:,} characters")
     letters = found.letters / found.visible
     if found.visible >= config.min_judged and letters < config.min_letters:
-        detail = f"{letters:.1%} of the characters are letters, less than {config.min_letters:.0%}"
-        return Removal("no letters", detail)
+        return below("no letters", "{:.1%} of the characters are letters", letters, config.min_letters)
     if config.placeholders and len(text) <= _LONGEST_PLACEHOLDER and _PLACEHOLDER.fullmatch(text):
         return Removal("placeholder", "it says only that there is nothing here")
     if found.visible < config.min_judged:
@@ -65,9 +63,7 @@ def _encoded(text: str, found: CharacterCounts, config: GarbageConfig) -> Remova
     if found.characters - found.visible > found.characters / 20:
         return None
     share = encoded_characters(text) / found.visible
-    if share > config.max_encoded:
-        return _over("encoded data", share, "of the text is base64 or hexadecimal data", config.max_encoded)
-    return None
+    return above("encoded data", "{:.1%} of the text is base64 or hexadecimal data", share, config.max_encoded)
 
 
 def _endless(text: str, found: CharacterCounts, config: GarbageConfig) -> Removal | None:
@@ -75,19 +71,16 @@ def _endless(text: str, found: CharacterCounts, config: GarbageConfig) -> Remova
         return None
     lines = duplicates(text.split("\n"))[1] / (len(text) - text.count("\n"))
     if lines > config.max_repeated_lines:
-        return _over("repetition", lines, "of the text is repeated lines", config.max_repeated_lines)
+        return above("repetition", "{:.1%} of the text is repeated lines", lines, config.max_repeated_lines)
     if not _looks_repetitive(text):
         return None
     character, count = Counter("".join(text.split())).most_common(1)[0]
     if count / found.visible > config.max_one_character:
-        most = config.max_one_character
-        return _over("repetition", count / found.visible, f"of the text is the character {character!r}", most)
+        what = f"{count / found.visible:.1%} of the text is the character {character!r}"
+        return Removal("repetition", f"{what}, more than {config.max_one_character:.0%}")
     parts = (text[begin : begin + _PART] for begin in range(0, len(text), _PART))
     runs = sum(RepeatedRuns(tokens_of(part)).repeated(_RUN) for part in parts) / found.visible
-    if runs > config.max_repeated_runs:
-        what = f"of the text is repeated runs of {_RUN} words"
-        return _over("repetition", runs, what, config.max_repeated_runs)
-    return None
+    return above("repetition", f"{{:.1%}} of the text is repeated runs of {_RUN} words", runs, config.max_repeated_runs)
 
 
 def _looks_repetitive(text: str) -> bool:
@@ -116,34 +109,29 @@ def code_quality(text: str, name: str, config: CodeConfig) -> Removal | None:
 
 
 def _lengths_of_lines(lines: list[str], found: CharacterCounts, config: CodeConfig) -> Removal | None:
-    mean = found.characters / len(lines)
-    if mean > config.max_mean_line_length:
-        most = config.max_mean_line_length
-        return Removal("long lines", f"lines of {mean:,.0f} characters on average, more than {most:,.0f}")
-    longest = max(map(len, lines))
-    if longest > config.max_line_length:
-        return Removal("long lines", f"a line of {longest:,} characters, more than {config.max_line_length:,}")
-    if longest > LONG_LINE:
-        share = characters_in_long_lines(lines) / found.characters
-        if share > config.max_in_long_lines:
-            most = config.max_in_long_lines
-            what = f"of the file is in lines of more than {LONG_LINE:,} characters"
-            return _over("long lines", share, what, most)
-    return None
+    mean, longest = found.characters / len(lines), max(map(len, lines))
+    removal = above(
+        "long lines", "lines of {:,.0f} characters on average", mean, config.max_mean_line_length, ",.0f"
+    ) or above("long lines", "a line of {:,} characters", longest, config.max_line_length, ",")
+    if removal or longest <= LONG_LINE:
+        return removal
+    share = characters_in_long_lines(lines) / found.characters
+    what = f"{{:.1%}} of the file is in lines of more than {LONG_LINE:,} characters"
+    return above("long lines", what, share, config.max_in_long_lines)
 
 
 def _content(text: str, found: CharacterCounts, config: CodeConfig) -> Removal | None:
-    alphanumeric = (found.letters + found.digits) / found.characters
-    if alphanumeric < config.min_alphanumeric:
-        detail = f"{alphanumeric:.1%} letters and digits, less than {config.min_alphanumeric:.0%}"
-        return Removal("few letters", detail)
-    digits = found.digits / found.visible
-    if digits > config.max_digits:
-        return _over("data", digits, "of the characters are digits", config.max_digits)
-    encoded = encoded_characters(text) / found.visible
-    if encoded > config.max_encoded:
-        return _over("data", encoded, "is base64 or hexadecimal data", config.max_encoded)
-    return None
+    alphanumeric, digits = (found.letters + found.digits) / found.characters, found.digits / found.visible
+    return (
+        below("few letters", "{:.1%} letters and digits", alphanumeric, config.min_alphanumeric)
+        or above("data", "{:.1%} of the characters are digits", digits, config.max_digits)
+        or above(
+            "data",
+            "{:.1%} is base64 or hexadecimal data",
+            encoded_characters(text) / found.visible,
+            config.max_encoded,
+        )
+    )
 
 
 def table_quality(text: str, config: TableConfig) -> Removal | None:
@@ -151,15 +139,14 @@ def table_quality(text: str, config: TableConfig) -> Removal | None:
     found = CharacterCounts.of(text)
     if not found.letters and not found.digits:
         return Removal("no letters", "there is no letter or digit in it")
-    unprintable = found.unprintable / found.visible
-    if unprintable > config.max_unprintable:
-        return _over("unprintable", unprintable, "of the characters cannot be printed", config.max_unprintable)
+    if removal := _unprintable(found, config.max_unprintable):
+        return removal
     rows = text.split("\n")
     repeated = duplicates(rows)[1] / (len(text) - text.count("\n"))
-    if len(rows) >= _FEWEST_ROWS and repeated > config.max_repeated_rows:
-        return _over("repetition", repeated, "of the table is repeated rows", config.max_repeated_rows)
-    return None
+    if len(rows) < _FEWEST_ROWS:
+        return None
+    return above("repetition", "{:.1%} of the table is repeated rows", repeated, config.max_repeated_rows)
 
 
-def _over(reason: str, share: float, what: str, most: float) -> Removal:
-    return Removal(reason, f"{share:.1%} {what}, more than {most:.0%}")
+def _unprintable(found: CharacterCounts, most: float) -> Removal | None:
+    return above("unprintable", "{:.1%} of the characters cannot be printed", found.unprintable / found.visible, most)

@@ -7,7 +7,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from sheepop.data.clean.config import UNDETERMINED, LanguageConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
 
@@ -31,10 +30,7 @@ class LanguageFilter(FilterStage):
     """
 
     name = "language"
-
-    def __init__(self, ledger: Ledger, config: LanguageConfig) -> None:
-        super().__init__(ledger)
-        self.config = config
+    config: LanguageConfig
 
     def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, or None when it stays."""

@@ -16,9 +16,9 @@ from itertools import accumulate
 
 from sheepop.core.facts import counted
 from sheepop.data.clean.characters import ENDS_SENTENCE
+from sheepop.data.clean.config import C4Config, FineWebConfig
 from sheepop.data.clean.gopher import duplicates
-from sheepop.data.clean.quality_config import C4Config, FineWebConfig
-from sheepop.data.clean.stage import Removal
+from sheepop.data.clean.stage import Removal, above, below
 from sheepop.data.clean.words import tokens_of
 
 _LINE_ENDS = frozenset(".?!\"'")
@@ -107,33 +107,26 @@ def num_sentences(lines: list[str], enough: int) -> int:
 
 def fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
     """Why the lines of the text do not read like a page worth keeping, or None."""
+    found = _fineweb_quality(text, config)
+    return found and Removal(f"fineweb {found.reason}", f"fineweb: {found.detail}")
+
+
+def _fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if not lines:
-        return _fineweb("length", "no text")
+        return Removal("length", "no text")
     ended = sum(ENDS_SENTENCE.match(line[-1]) is not None for line in lines) / len(lines)
-    if ended < config.min_lines_with_punctuation:
-        least = f"{config.min_lines_with_punctuation:.0%}"
-        return _fineweb("punctuation", f"{ended:.1%} of the lines end in a punctuation mark, less than {least}")
     short = sum(len(line) <= config.short_line for line in lines) / len(lines)
-    if short > config.max_short_lines:
-        most = f"{config.max_short_lines:.0%}"
-        return _fineweb(
-            "short lines", f"{short:.1%} of the lines have {config.short_line} characters or fewer, more than {most}"
-        )
     num_breaks = text.count("\n")
     repeated = duplicates(lines)[1] / (len(text) - num_breaks)
-    if repeated > config.max_duplicate_line_characters:
-        most = f"{config.max_duplicate_line_characters:.0%}"
-        return _fineweb("repetition", f"repeated lines make up {repeated:.1%} of the text, more than {most}")
+    shorter = f"{{:.1%}} of the lines have {config.short_line} characters or fewer"
+    most_repeated, per_word = config.max_duplicate_line_characters, config.max_lines_per_word
+    found = (
+        below("punctuation", "{:.1%} of the lines end in a punctuation mark", ended, config.min_lines_with_punctuation)
+        or above("short lines", shorter, short, config.max_short_lines)
+        or above("repetition", "repeated lines make up {:.1%} of the text", repeated, most_repeated)
+    )
     # There are at least as many words as pieces between white space, and cutting those is the slow part.
-    if num_breaks > config.max_lines_per_word * len(text.split()):
-        per_word = num_breaks / len(tokens_of(text))
-        if per_word > config.max_lines_per_word:
-            return _fineweb(
-                "line breaks", f"{per_word:.2f} line breaks per word, more than {config.max_lines_per_word:g}"
-            )
-    return None
-
-
-def _fineweb(rule: str, detail: str) -> Removal:
-    return Removal(f"fineweb {rule}", f"fineweb: {detail}")
+    if not found and num_breaks > per_word * len(text.split()):
+        found = above("line breaks", "{:.2f} line breaks per word", num_breaks / len(tokens_of(text)), per_word, "g")
+    return found

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from sheepop.data.clean.config import PiiConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.pii_accounts import find_cards, find_ibans
-from sheepop.data.clean.pii_addresses import find_addresses
-from sheepop.data.clean.pii_email import find_emails
+from sheepop.data.clean.pii_hosts import find_addresses, find_emails
 from sheepop.data.clean.pii_ids import find_national_ids
 from sheepop.data.clean.pii_phone import find_phones
-from sheepop.data.clean.pii_scan import Candidates, Finding, find_candidates
-from sheepop.data.clean.placeholders import Placeholders
-from sheepop.data.clean.stage import ChangeStage
+from sheepop.data.clean.pii_scan import Candidates, find_candidates
+from sheepop.data.clean.placeholders import Finding, Replacement
 from sheepop.data.documents import Draft
 
 
-class PiiReplacement(ChangeStage):
-    """Puts a placeholder such as ``<EMAIL_3f2a>`` in place of every personal value of the configured kinds.
+class PiiReplacement(Replacement):
+    """Replaces every personal value of the configured kinds.
 
     What counts is a pattern with a check, never a model: names and postal addresses stay, and so does what is
     disguised ("john at example dot com"). The account counts the replacements by name.
     """
 
     name = "pii"
+    config: PiiConfig
 
-    def __init__(self, ledger: Ledger, config: PiiConfig, *, seed: int) -> None:
-        super().__init__(ledger)
-        self.config = config
-        self.placeholders = Placeholders(seed, config.salt)
+    @property
+    def salt(self) -> str:
+        """What the configuration gives."""
+        return self.config.salt
 
-    def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
-        """The text with placeholders, and how many of each name."""
-        is_code = document.kind == "code"
-        findings = find_personal(text, self.config, is_code=is_code)
-        if not findings:
-            return text, {}
-        pieces: list[str] = []
-        position = 0
-        for finding in findings:
-            pieces += (text[position : finding.start], self.placeholders.of(finding.kind, finding.value))
-            position = finding.end
-        return "".join((*pieces, text[position:])), Counter(finding.name for finding in findings)
+    def findings(self, text: str, document: Draft) -> list[Finding]:
+        """The personal values in a segment of the document."""
+        return find_personal(text, self.config, is_code=document.kind == "code")
 
 
 def find_personal(text: str, config: PiiConfig, *, is_code: bool) -> list[Finding]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from stdnum import iban, luhn
 
-from sheepop.data.clean.pii_scan import Candidates, Finding
+from sheepop.data.clean.pii_scan import Candidates
+from sheepop.data.clean.placeholders import Finding
 
 _FEWEST_CARD_DIGITS = 13
 _NOT_INSIDE = r"(?<![A-Za-z0-9_+])(?<![0-9][.,/-])"

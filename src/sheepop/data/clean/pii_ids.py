@@ -16,7 +16,8 @@ from typing import Any
 from stdnum import get_cc_module, luhn
 from stdnum.no import fodselsnummer
 
-from sheepop.data.clean.pii_scan import Candidates, Finding, Run
+from sheepop.data.clean.pii_scan import Candidates, Run
+from sheepop.data.clean.placeholders import Finding
 
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 48, 16
 _LEAP_YEAR = 2000

@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sheepop.data.clean.pii_scan import Candidates, Finding, Run
+from sheepop.data.clean.pii_scan import Candidates, Run
+from sheepop.data.clean.placeholders import Finding
 
 _FEWEST_DIGITS, _MOST_DIGITS = 7, 15
 _CONTEXT = 24

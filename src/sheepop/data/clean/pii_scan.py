@@ -34,16 +34,6 @@ _WORD = _UPPER.copy()
 _WORD[48:58] = _WORD[97:123] = _WORD[95] = True
 
 
-class Finding(NamedTuple):
-    """A personal value in the text: where it stands, its kind, a more exact name, and the form all spellings share."""
-
-    start: int
-    end: int
-    kind: str
-    name: str
-    value: str
-
-
 class Run(NamedTuple):
     """Digits that may belong to one number: from the first to past the last, how many, and how many dots between."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from sheepop.data.clean import gopher
+from sheepop.data.clean.config import QualityConfig
 from sheepop.data.clean.garbage import code_quality, prose_quality, table_quality
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.line_rules import KeptLines, fineweb_quality, kept_lines
-from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.clean.words import Tokens, tokens_of_all
 from sheepop.data.documents import Draft
@@ -22,10 +21,7 @@ class QualityFilter(FilterStage):
     """Removes garbage; with the preset ``web`` also what the rules for web crawls and public code would remove."""
 
     name = "quality"
-
-    def __init__(self, ledger: Ledger, config: QualityConfig) -> None:
-        super().__init__(ledger)
-        self.config = config
+    config: QualityConfig
 
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
         """The documents that stay, in order; a few are read ahead, because judging many at once is faster."""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sheepop.data.clean.cuts import Ints
-from sheepop.data.clean.quality_config import RepetitionConfig
-from sheepop.data.clean.words import Hashes, Tokens
+from sheepop.data.clean.config import RepetitionConfig
+from sheepop.data.clean.words import Hashes, Ints, Tokens
 
 _FACTOR = np.uint64(0xD1342543DE82EF95)
 # Of the 64 bits of a run, 16 for the number of the text are enough for every batch.

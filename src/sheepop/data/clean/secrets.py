@@ -1,21 +1,130 @@
-"""Replaces keys, tokens and passwords that stand in code, configuration and text."""
+"""Replaces keys, tokens and passwords that stand in code, configuration and text.
+
+detect-secrets' own patterns are exact but slow, and some take quadratic time on hostile text; so each is tried only
+on a short segment that has the right shape. A shape may be wider than the detector's pattern, never narrower, save
+that it must not begin in the middle of a word; tests try it on examples of every detector.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from sheepop.data.clean import secret_shapes as shapes
 from sheepop.data.clean.config import SecretsConfig
-from sheepop.data.clean.ledger import Ledger
-from sheepop.data.clean.placeholders import Placeholders
-from sheepop.data.clean.stage import ChangeStage
+from sheepop.data.clean.placeholders import Finding, Replacement
 from sheepop.data.documents import Draft
+
+
+class Shape(NamedTuple):
+    """A segment to show to a detector, and the part of it that is the secret: the group `value`, or all of it.
+
+    Text that holds none of `hints` has no such segment. Without a detector the shape is proof enough; `title` is
+    then the name that the account counts by.
+    """
+
+    detector: str | None
+    title: str
+    hints: tuple[str, ...]
+    segment: re.Pattern[str]
+
+
+def _shape(detector: str, hints: str, segment: str, flags: re.RegexFlag = re.ASCII) -> Shape:
+    return Shape(detector, detector, tuple(hints.split()), re.compile(segment, flags | re.ASCII))
+
+
+def _proof(title: str, hint: str, segment: str) -> Shape:
+    return Shape(None, title, (hint,), re.compile(segment, re.ASCII))
+
+
+# Found by a run of at least this many letters, digits, hyphens and underscores, which all of them contain.
+SHORTEST_RUN = 20
+LONGEST_RUN = 2048
+_T = r"[A-Za-z0-9_\-]"
+RUN_SHAPES = (
+    _shape(
+        "AWSKeyDetector",
+        "AKIA ASIA ABIA ACCA A3T",
+        r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
+    ),
+    _shape("DiscordBotTokenDetector", ".", rf"(?<!{_T})[MNO]{_T}{{23,25}}\.{_T}{{6}}\.{_T}{{27}}(?!{_T})"),
+    _shape("GitHubTokenDetector", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9_]{36,255}"),
+    _shape(
+        "GitLabTokenDetector",
+        "glpat- gldt- glft- glsoat- glrt- glcbt- glimt- glptt- glagent- gloas- GR1348941",
+        rf"(?:gl(?:pat|dt|ft|soat|rt|cbt|imt|ptt|agent|oas)-|GR1348941){_T}{{20,1024}}",
+    ),
+    _shape("MailchimpDetector", "-us", r"(?<![0-9a-z])[0-9a-z]{32}-us[0-9]{1,2}(?![0-9A-Za-z])"),
+    _shape("OpenAIDetector", "T3BlbkFJ", rf"(?<![A-Za-z0-9])sk-{_T}{{20,300}}"),
+    _shape("PypiTokenDetector", "pypi-AgE", rf"pypi-AgE{_T}{{70,1024}}"),
+    _shape("SendGridDetector", "SG.", r"SG\.[a-zA-Z0-9_-]{22}\.[a-zA-Z0-9_-]{43}"),
+    _shape(
+        "SoftlayerDetector",
+        "/soap/ /SOAP/",
+        r"https?://api.softlayer.com/soap/v3(?:.1)?/(?P<value>[a-z0-9]{64})",
+        re.IGNORECASE,
+    ),
+    _shape("SquareOAuthDetector", "sq0csp-", r"sq0csp-[0-9A-Za-z\\\-_]{43}"),
+    _shape("StripeDetector", "k_live_", r"[rs]k_live_[0-9a-zA-Z]{24,128}"),
+    _shape("TelegramBotTokenDetector", ":", rf"(?<![0-9])[0-9]{{8,10}}:{_T}{{35}}(?!{_T})"),
+    _shape("TwilioKeyDetector", "AC SK", r"(?<![A-Za-z0-9+/])(?:AC|SK)[a-z0-9]{32}(?![A-Za-z0-9+/])"),
+    _proof("Google API Key", "AIza", rf"(?<!{_T})AIza{_T}{{35}}(?!{_T})"),
+    _proof("GitHub Fine-Grained Token", "github_pat_", r"github_pat_[A-Za-z0-9_]{60,255}"),
+    _proof("Hugging Face Token", "hf_", r"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{34,40}(?![A-Za-z0-9_])"),
+    _proof("Anthropic API Key", "sk-ant-", rf"sk-ant-{_T}{{60,200}}"),
+    _proof("NPM Access Token", "npm_", r"(?<![A-Za-z0-9_])npm_[A-Za-z0-9]{36}(?![A-Za-z0-9_])"),
+    _proof("DigitalOcean Token", "_v1_", r"do[opr]_v1_[a-f0-9]{64}"),
+)
+
+# The rare run without any digit is worth a look only when it begins like this.
+RUN_PREFIX = re.compile(r"A3T|ABIA|ACCA|AKIA|ASIA|gh[pousr]_|gl[a-z]{2,5}-|GR13|sk-|sk_live|rk_live|AIza|hf_|npm_")
+
+# Detectors that look at the word to which the secret is assigned.
+ASSIGNED = ("CloudantDetector", "IbmCloudIamDetector", "IbmCosHmacDetector", "SoftlayerDetector")
+ASSIGNED_LENGTHS = frozenset((24, 44, 48, 64))
+ASSIGNMENT = re.compile(r"(?:key|pwd|pw|password|pass|token)[\"']?\]? {0,16}(?::=|=>|::|=|:| ) {0,16}[\"']?\Z", re.I)
+
+# Found by what the whole text must hold; these hints are in lower case, as the text is made before it is asked.
+TEXT_SHAPES = (
+    _shape("ArtifactoryDetector", "akc", r"AKC[a-zA-Z0-9]{10,200}"),
+    _shape("ArtifactoryDetector", "ap", r"AP[0-9A-F][a-zA-Z0-9]{8,200}"),
+    _shape("AWSKeyDetector", "aws", r"(?i:aws)[^\n'\"]{0,60}['\"](?P<value>[0-9a-zA-Z/+]{40})['\"]"),
+    _shape("AzureStorageKeyDetector", "accountkey=", r"AccountKey=(?P<value>[a-zA-Z0-9+/=]{88})"),
+    _shape(
+        "BasicAuthDetector",
+        "://",
+        r"://[^\s:/?#\[\]@!$&'()*+,;=]{1,128}:(?P<value>[^\s:/?#\[\]@!$&'()*+,;=]{1,256})@(?=[A-Za-z0-9\[{<%$])",
+    ),
+    _shape(
+        "JwtTokenDetector",
+        "eyj",
+        rf"(?<!{_T})eyJ[A-Za-z0-9_=-]{{8,2048}}\.[A-Za-z0-9_=-]{{2,8192}}(?:\.[A-Za-z0-9_.+/=-]{{0,4096}})?",
+    ),
+    _shape("NpmDetector", "_authtoken=", r"//[^\s]{1,200}/:_authToken=[ \t]*(?P<value>[A-Za-z0-9_-]{8,200})"),
+    _shape("SlackDetector", "xox", r"(?i:xox[abpors])-(?:[0-9]{1,20}-){1,6}[A-Za-z0-9]{8,256}"),
+    _shape("SlackDetector", "hooks.slack.com", r"(?i:https://hooks\.slack\.com/services/)[A-Za-z0-9_/]{3,256}"),
+)
+
+# Private keys are taken whole.
+KEY_BEGINS = re.compile(r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}")
+KEY_ENDS = re.compile(r"-{4,5} ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}")
+KEY_BODY = re.compile(r"[A-Za-z0-9+/=]{40,}|(?:[A-Za-z0-9+/=]{16,}[\s\\nr\"'+,#*/]{1,40}){2,}")
+LONGEST_KEY = 2**15
+PUTTY_KEY = re.compile(
+    r"PuTTY-User-Key-File-[23]: [^\n]{1,100}\n(?:[^\n]{0,200}\n){1,200}?Private-MAC: ?[0-9a-f]{16,128}"
+)
+
+# What examples put in the place of a password, and what is filled in later.
+DUMMY_PASSWORD = re.compile(
+    r".?|pass(?:wor[dt]|wd|phrase|w0rd)?[0-9]{0,3}|pwd?|pswd|my_?password|your_?password|secret|s3cr3t|token|key|api_?key|"
+    r"foo|bar|baz|qux|test(?:ing|pass|password)?|changeme|hunter2|admin|root|guest|user(?:name)?|anonymous|postgres|"
+    r"mysql|redis|rabbitmq|scott|tiger|[a-z_-]*(?:secret|passw(?:or)?d|token|key)[a-z_-]*|example|dummy|fake|none|null|[x*.\-_]+|\{.*\}|<.*>|%.*%?|.*\{[a-z_.]*\}.*|[a-z]{2,4}",
+    re.IGNORECASE,
+)
+
 
 _BEFORE, _AFTER = 64, 2
 _LONGEST_LINE = 2000
@@ -29,14 +138,6 @@ _CONFIGURABLE = {
 }
 
 
-class Secret(NamedTuple):
-    """A secret in the text: where it stands, and what it is."""
-
-    start: int
-    end: int
-    title: str
-
-
 class Detector(Protocol):
     """What is used of a detector of detect-secrets."""
 
@@ -46,71 +147,68 @@ class Detector(Protocol):
         """The secrets in a string; unlike ``analyze_line`` it never asks a server whether they are valid."""
 
 
-class SecretsReplacement(ChangeStage):
-    """Puts a placeholder such as ``<SECRET_3f2a>`` in place of every secret that a detector of detect-secrets finds.
+class SecretsReplacement(Replacement):
+    """Replaces every secret that a detector of detect-secrets finds.
 
     Some detectors are made stricter: a token of random characters must hold a digit, and a password in a URL must
     not be a word that examples use. Private keys are replaced from their first line to their last.
     """
 
     name = "secrets"
+    config: SecretsConfig
 
-    def __init__(self, ledger: Ledger, config: SecretsConfig, *, seed: int) -> None:
-        super().__init__(ledger)
-        self.config = config
-        self.placeholders = Placeholders(seed, config.salt)
+    @property
+    def salt(self) -> str:
+        """What the configuration gives."""
+        return self.config.salt
 
-    def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
-        """The text with placeholders, and how many of each kind."""
+    def findings(self, text: str, document: Draft) -> list[Finding]:
+        """The secrets in a segment of the document."""
         found = find_secrets(text)
         if self.config.detectors:
             names = [name for choice in self.config.detectors for name in _CONFIGURABLE[choice]]
             found = _without_overlaps([*found, *_in_lines(text, names)])
-        if not found:
-            return text, {}
-        pieces: list[str] = []
-        position = 0
-        for secret in found:
-            value = text[secret.start : secret.end]
-            pieces += (text[position : secret.start], self.placeholders.of("SECRET", value))
-            position = secret.end
-        return "".join((*pieces, text[position:])), Counter(secret.title for secret in found)
+        return found
 
 
-def find_secrets(text: str) -> list[Secret]:
+def find_secrets(text: str) -> list[Finding]:
     """The secrets in `text` in the order in which they stand; they do not overlap."""
     lower = text.lower() if text.isascii() else text.encode("ascii", "replace").decode("ascii").lower()
     return _without_overlaps([*_private_keys(text), *_by_hint(text, lower), *_by_run(text)])
 
 
-def _without_overlaps(found: list[Secret]) -> list[Secret]:
-    chosen: list[Secret] = []
+def _secret(text: str, start: int, end: int, title: str) -> Finding:
+    return Finding(start, end, "SECRET", title, text[start:end])
+
+
+def _without_overlaps(found: list[Finding]) -> list[Finding]:
+    chosen: list[Finding] = []
     for secret in sorted(found, key=lambda secret: (secret.start, -secret.end)):
         if not chosen or secret.start >= chosen[-1].end:
             chosen.append(secret)
     return chosen
 
 
-def _private_keys(text: str) -> Iterator[Secret]:
+def _private_keys(text: str) -> Iterator[Finding]:
     if "PRIVATE KEY" in text:
-        begin = shapes.KEY_BEGINS.search(text)
-        end = shapes.KEY_ENDS.search(text)
+        begin = KEY_BEGINS.search(text)
+        end = KEY_ENDS.search(text)
         while begin:
-            following = shapes.KEY_BEGINS.search(text, begin.end())
+            following = KEY_BEGINS.search(text, begin.end())
             if end and end.start() < begin.end():
-                end = shapes.KEY_ENDS.search(text, begin.end())
+                end = KEY_ENDS.search(text, begin.end())
             key_end = _end_of_key(text, begin.end(), following and following.start(), end)
-            if shapes.KEY_BODY.search(text, begin.end(), key_end):
-                yield Secret(begin.start(), key_end, "Private Key")
+            if KEY_BODY.search(text, begin.end(), key_end):
+                yield _secret(text, begin.start(), key_end, "Private Key")
             begin = following
     if "PuTTY-User-Key-File-" in text:
-        for match in shapes.PUTTY_KEY.finditer(text):
-            yield Secret(match.start(), match.end(), "Private Key")
+        for match in PUTTY_KEY.finditer(text):
+            yield _secret(text, match.start(), match.end(), "Private Key")
 
 
 def _end_of_key(text: str, start: int, following: int | None, end: re.Match[str] | None) -> int:
     """Where a key ends whose material begins at `start`, before the next key begins."""
-    limit = min(start + shapes.LONGEST_KEY, len(text) if following is None else following)
+    limit = min(start + LONGEST_KEY, len(text) if following is None else following)
     if end and end.start() <= limit:
         return end.end()
     # The key was cut short: what is left of it ends with its last line of key material.
@@ -128,59 +226,59 @@ def _key_lines(text: str, start: int, limit: int) -> int:
     return start + len(text[start:end].rstrip())
 
 
-def _by_hint(text: str, lower: str) -> Iterator[Secret]:
-    for shape in shapes.TEXT_SHAPES:
+def _by_hint(text: str, lower: str) -> Iterator[Finding]:
+    for shape in TEXT_SHAPES:
         if shape.hints[0] in lower:
             for match in shape.segment.finditer(text):
                 yield from _confirmed(text, match, shape)
 
 
-def _by_run(text: str) -> Iterator[Secret]:
+def _by_run(text: str) -> Iterator[Finding]:
     """Secrets around long runs of letters, digits, hyphens and underscores, which few words of a text are."""
     codes = np.frombuffer(b"".join((b"\n", text.encode("ascii", "replace"), b"\n")).translate(_BREAKS), dtype=bool)
     breaks = np.flatnonzero(codes)
-    long = np.flatnonzero(np.diff(breaks) > shapes.SHORTEST_RUN)
+    long = np.flatnonzero(np.diff(breaks) > SHORTEST_RUN)
     for start, end in zip(breaks[long].tolist(), (breaks[long + 1] - 1).tolist(), strict=True):
-        if end - start <= shapes.LONGEST_RUN:
+        if end - start <= LONGEST_RUN:
             yield from _around(text, start, end)
 
 
-def _around(text: str, start: int, end: int) -> Iterator[Secret]:
+def _around(text: str, start: int, end: int) -> Iterator[Finding]:
     before = max(0, start - _BEFORE)
-    if _HAS_DIGIT.search(text, start, end) or shapes.RUN_PREFIX.match(text, start, end):
+    if _HAS_DIGIT.search(text, start, end) or RUN_PREFIX.match(text, start, end):
         near = text[before : end + _AFTER]
-        for shape in shapes.RUN_SHAPES:
+        for shape in RUN_SHAPES:
             for hint in shape.hints:
                 if hint in near:
                     for match in shape.segment.finditer(text, before, end + _AFTER):
                         yield from _confirmed(text, match, shape)
                     break
-    if end - start in shapes.ASSIGNED_LENGTHS and shapes.ASSIGNMENT.search(text[before:start]):
+    if end - start in ASSIGNED_LENGTHS and ASSIGNMENT.search(text[before:start]):
         run = text[start:end]
-        for name in shapes.ASSIGNED:
+        for name in ASSIGNED:
             found = any(value == run for value in _detectors()[name].analyze_string(text[before : end + 1]))
             if found and (name == "CloudantDetector" or _HAS_DIGIT.search(run)):
-                yield Secret(start, end, _detectors()[name].secret_type)
+                yield _secret(text, start, end, _detectors()[name].secret_type)
                 return
 
 
-def _confirmed(text: str, match: re.Match[str], shape: shapes.Shape) -> Iterator[Secret]:
+def _confirmed(text: str, match: re.Match[str], shape: Shape) -> Iterator[Finding]:
     start, end = match.span("value" if "value" in shape.segment.groupindex else 0)
     if shape.detector is None:
-        yield Secret(start, end, shape.title)
+        yield _secret(text, start, end, shape.title)
         return
     if shape.detector == "BasicAuthDetector":
-        if shapes.DUMMY_PASSWORD.fullmatch(text, start, end):
+        if DUMMY_PASSWORD.fullmatch(text, start, end):
             return
     elif not _HAS_DIGIT.search(text, start, end):
         return
     detector = _detectors()[shape.detector]
     context = text[max(0, match.start() - 1) : match.end() + 1]
     if any(True for _ in detector.analyze_string(context)):
-        yield Secret(start, end, detector.secret_type)
+        yield _secret(text, start, end, detector.secret_type)
 
 
-def _in_lines(text: str, names: list[str]) -> Iterator[Secret]:
+def _in_lines(text: str, names: list[str]) -> Iterator[Finding]:
     """What the named detectors find line by line; lines of more than 2,000 characters hold data and are passed over."""
     position = 0
     for line in text.splitlines(keepends=True):
@@ -188,7 +286,7 @@ def _in_lines(text: str, names: list[str]) -> Iterator[Secret]:
             for name in names:
                 for value in _values_in_line(name, line):
                     start = position + line.index(value)
-                    yield Secret(start, start + len(value), _detectors()[name].secret_type)
+                    yield _secret(text, start, start + len(value), _detectors()[name].secret_type)
         position += len(line)
 
 

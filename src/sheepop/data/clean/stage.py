@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sheepop.core.config import Config
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import Draft, is_empty
 from sheepop.data.extract.pair import KIND, sides
@@ -20,13 +21,25 @@ class Removal:
     detail: str = ""
 
 
+def above(reason: str, what: str, value: float, most: float, spelled: str = ".0%") -> Removal | None:
+    """A removal where `value` is more than `most`; `what` says of what, with the value put in its braces."""
+    return Removal(reason, f"{what.format(value)}, more than {most:{spelled}}") if value > most else None
+
+
+def below(
+    reason: str, what: str, value: float, least: float, spelled: str = ".0%", less: str = "less"
+) -> Removal | None:
+    """A removal where `value` is less than `least`."""
+    return Removal(reason, f"{what.format(value)}, {less} than {least:{spelled}}") if value < least else None
+
+
 class Stage(ABC):
-    """A step with a `name` of the configuration and a ledger, which all steps of a pass share."""
+    """A step with a `name` of the configuration, its settings, and a ledger, which all steps of a pass share."""
 
     name: ClassVar[str]
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, config: Config, *, seed: int = 0) -> None:
+        self.ledger, self.config, self.seed = ledger, config, seed
 
     @abstractmethod
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:

@@ -1,9 +1,10 @@
-"""The table of stages that look at one document at a time: a name of the configuration, and the step that it means."""
+"""The stages that look at one document at a time, by their names in the configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from sheepop.core.config import Config
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.clean.decontamination import Decontamination
 from sheepop.data.clean.formatting import Formatting
@@ -15,17 +16,16 @@ from sheepop.data.clean.secrets import SecretsReplacement
 from sheepop.data.clean.stage import Stage
 from sheepop.data.clean.toxicity import ToxicityFilter
 
-_STAGES: dict[str, Callable[[CleanConfig, Ledger, int], Stage]] = {
-    "formatting": lambda config, ledger, seed: Formatting(ledger, config.formatting),
-    "language": lambda config, ledger, seed: LanguageFilter(ledger, config.language),
-    "quality": lambda config, ledger, seed: QualityFilter(ledger, config.quality),
-    "toxicity": lambda config, ledger, seed: ToxicityFilter(ledger, config.toxicity),
-    "pii": lambda config, ledger, seed: PiiReplacement(ledger, config.pii, seed=seed),
-    "secrets": lambda config, ledger, seed: SecretsReplacement(ledger, config.secrets, seed=seed),
-    "decontamination": lambda config, ledger, seed: Decontamination(ledger, config.decontamination),
-}
-
 
 def local_stages(config: CleanConfig, names: Iterable[str], ledger: Ledger, seed: int) -> list[Stage]:
     """The steps with these names, in this order; raises KeyError for a name that is no stage of single documents."""
-    return [_STAGES[name](config, ledger, seed) for name in names]
+    stages: dict[str, tuple[type[Stage], Config]] = {
+        "formatting": (Formatting, config.formatting),
+        "language": (LanguageFilter, config.language),
+        "quality": (QualityFilter, config.quality),
+        "toxicity": (ToxicityFilter, config.toxicity),
+        "pii": (PiiReplacement, config.pii),
+        "secrets": (SecretsReplacement, config.secrets),
+        "decontamination": (Decontamination, config.decontamination),
+    }
+    return [stage(ledger, settings, seed=seed) for stage, settings in map(stages.__getitem__, names)]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sheepop.data.clean.config import ToxicityConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
 
@@ -35,10 +34,7 @@ class ToxicityFilter(FilterStage):
     """
 
     name = "toxicity"
-
-    def __init__(self, ledger: Ledger, config: ToxicityConfig) -> None:
-        super().__init__(ledger)
-        self.config = config
+    config: ToxicityConfig
 
     def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, with the score that decided."""
