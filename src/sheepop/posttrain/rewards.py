@@ -120,7 +120,7 @@ class ProgramReward(Reward):
 
     def _ask(self, answers: Sequence[Answer], found: list[Any]) -> None:
         request = {"program": str(self._path.resolve()), "answers": [answer.to_dict() for answer in answers]}
-        with closing(self._process.request(request)) as replies:  # type: ignore[type-var]
+        with closing(self._process.request(request)) as replies:
             found.extend(replies)
 
     def close(self) -> None:
