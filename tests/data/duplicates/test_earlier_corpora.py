@@ -51,12 +51,15 @@ def test_a_directory_that_is_no_corpus_is_named(tmp_path: Path) -> None:
         earlier_files([tmp_path])
 
 
-def test_a_damaged_file_of_an_earlier_corpus_is_named_and_leaves_nothing(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_damaged_file_of_an_earlier_corpus_is_named_and_leaves_nothing_that_is_used(
+    corpus: Corpus, tmp_path: Path
+) -> None:
     [file, _] = earlier_files([corpus.directory])
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"train-00000.jsonl.zst is damaged"):
         sign_file(file, tmp_path / "signatures", CONFIG)
-    assert not (tmp_path / "signatures").exists() and not list(tmp_path.glob(".signatures*"))
+    with pytest.raises(DataError, match="is damaged"):
+        PartSignatures.open(tmp_path / "signatures", CONFIG)
 
 
 def test_a_kind_that_an_earlier_corpus_should_not_have_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def write_part(
         ExitStack() as stack,
         DocumentWriter(directory, PREFIX) as writer,
     ):
-        signatures = stack.enter_context(closing(SignatureWriter(directory / SIGNATURES, near))) if sign else None
+        signatures = stack.enter_context(SignatureWriter(directory / SIGNATURES, near)) if sign else None
         for document in documents:
             writer.write(document.stored())
             ids.write(bytes.fromhex(document.id))
