@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.console import Console
+from sheepop.core.errors import DataError
 from sheepop.core.files import atomic_directory
-from sheepop.data.documents import Document
+from sheepop.data.corpus import DOCUMENTS
+from sheepop.data.documents import Document, read_documents_file
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.earlier_corpora import earlier_documents, earlier_files, sign_file
 from sheepop.data.duplicates.search import find_duplicates
-from sheepop.data.duplicates.signature_files import PartSignatures
+from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
+from sheepop.data.manifest import read_manifest
 from sheepop.data.pipeline.parts import SIGNATURES, FinishedPart, document_name
+from sheepop.data.shards import FILE_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +71,20 @@ def decide_duplicates(
     """Which documents of `parts` go by the stages `decided`; those of ``config.against`` only make others go."""
     near = config if "near_duplicates" in decided else None
     earlier = earlier_files(config.against)
-    signed = [_signed(file, number, near, directory) for number, file in enumerate(earlier)]
-    signatures = [PartSignatures.open(path, near, protected=True) for path in signed]
+    signed = directory / "earlier"
+    signed.mkdir(exist_ok=True)
+    signatures = [sign_file(file, signed / f"{number:05d}", near) for number, file in enumerate(earlier)]
     signatures += [PartSignatures.open(part.path / SIGNATURES, near) for part in parts]
 
     def read(number: int) -> Iterator[Document]:
         if number < len(earlier):
-            return earlier_documents(earlier[number])
+            return read_documents_file(earlier[number])
         return (stored.document() for stored in parts[number - len(earlier)].documents())
 
     @lru_cache(maxsize=16)
     def names(number: int) -> list[str]:
         if number < len(earlier):
-            return [document_name(document) for document in earlier_documents(earlier[number])]
+            return [document_name(document) for document in read_documents_file(earlier[number])]
         return parts[number - len(earlier)].names()
 
     found = find_duplicates(
@@ -93,8 +97,25 @@ def decide_duplicates(
         yield PartRemoval(removed.part - len(earlier), removed.index, stage, f"{removed.reason} copy", detail)
 
 
-def _signed(file: Path, number: int, near: NearDuplicatesConfig | None, directory: Path) -> Path:
-    target = directory / "earlier" / f"{number:05d}"
-    target.parent.mkdir(exist_ok=True)
-    sign_file(file, target, near)
-    return target
+def earlier_files(corpora: Iterable[str | Path]) -> list[Path]:
+    """The document files of finished corpora: corpus by corpus, split by split, in order.
+
+    Each file is one part to compare with. Raises `DataError` when a directory is not a corpus that can be read.
+    """
+    files: list[Path] = []
+    for directory in map(Path, corpora):
+        read_manifest(directory)
+        for prefix in FILE_PREFIX.values():
+            files += sorted((directory / DOCUMENTS).glob(f"{prefix}-*.jsonl.zst"))
+    return files
+
+
+def sign_file(file: Path, target: Path, near: NearDuplicatesConfig | None) -> PartSignatures:
+    """The signatures of a corpus's document file, written to `target`; raises `DataError` for a damaged file."""
+    with SignatureWriter(target, near) as writer:
+        for document in read_documents_file(file):
+            try:
+                writer.add(document)
+            except ValueError as error:
+                raise DataError(f"{file} is damaged ({error}). Build that corpus again.") from None
+    return PartSignatures.open(target, near, protected=True)
