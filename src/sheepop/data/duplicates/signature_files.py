@@ -47,7 +47,8 @@ class SignatureWriter(AbstractContextManager["SignatureWriter"]):
 
     def add(self, document: Document) -> None:
         """Computes the signature of one document and appends it."""
-        signature = self._config and document_signature(document.text, document.kind, self._config)
+        config = self._config
+        signature = document_signature(document.text, document.kind, config) if config else None
         self.add_signature(document.id, document.num_bytes, signature)
 
     def add_signature(self, document_id: str, num_bytes: int, signature: Signature | None) -> None:
