@@ -7,11 +7,11 @@ import pytest
 
 from sheepop.core.errors import DataError
 from sheepop.data import Corpus
-from sheepop.data.documents import Document, DocumentWriter
+from sheepop.data.documents import Document, DocumentWriter, read_documents_file
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.earlier_corpora import earlier_documents, earlier_files, sign_file
 from sheepop.data.duplicates.search import find_duplicates
 from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
+from sheepop.data.pipeline.passes import earlier_files, sign_file
 
 CONFIG = NearDuplicatesConfig()
 TEXT = " ".join(f"word{number}" for number in range(100))
@@ -27,13 +27,10 @@ def test_new_documents_that_are_in_an_earlier_corpus_go(corpus: Corpus, tmp_path
     files = earlier_files([corpus.directory])
     assert [file.name for file in files] == ["train-00000.jsonl.zst", "val-00000.jsonl.zst"]
     old = [list(corpus.documents("train")), list(corpus.documents("validation"))]
-    assert [list(earlier_documents(file)) for file in files] == old
+    assert [list(read_documents_file(file)) for file in files] == old
 
     new = [Document.of(text, "new", 0) for text in (TEXT + " and more", "A text about number 7 and nothing else.", "?")]
-    parts = []
-    for number, file in enumerate(files):
-        sign_file(file, tmp_path / f"{number}", CONFIG)
-        parts.append(PartSignatures.open(tmp_path / f"{number}", CONFIG, protected=True))
+    parts = [sign_file(file, tmp_path / f"{number}", CONFIG) for number, file in enumerate(files)]
     with SignatureWriter(tmp_path / "new", CONFIG) as writer:
         for document in new:
             writer.add(document)
@@ -51,12 +48,15 @@ def test_a_directory_that_is_no_corpus_is_named(tmp_path: Path) -> None:
         earlier_files([tmp_path])
 
 
-def test_a_damaged_file_of_an_earlier_corpus_is_named_and_leaves_nothing(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_damaged_file_of_an_earlier_corpus_is_named_and_leaves_nothing_that_is_used(
+    corpus: Corpus, tmp_path: Path
+) -> None:
     [file, _] = earlier_files([corpus.directory])
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"train-00000.jsonl.zst is damaged"):
         sign_file(file, tmp_path / "signatures", CONFIG)
-    assert not (tmp_path / "signatures").exists() and not list(tmp_path.glob(".signatures*"))
+    with pytest.raises(DataError, match="is damaged"):
+        PartSignatures.open(tmp_path / "signatures", CONFIG)
 
 
 def test_a_kind_that_an_earlier_corpus_should_not_have_is_named(tmp_path: Path) -> None:

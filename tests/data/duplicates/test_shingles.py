@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.duplicates.characters import ALONE, WORD, character_table
-from sheepop.data.duplicates.shingles import distinct, shingles, word_hashes
+from sheepop.data.duplicates.shingles import ALONE, WORD, character_table, distinct, shingles, word_hashes
 
 KINDS = ("prose", "chat", "code", "table")
 CHARACTERS = st.one_of(

@@ -19,8 +19,15 @@ from sheepop.core.errors import DataError
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
-from sheepop.data.duplicates.characters import ALONE, BETWEEN, WORD, character_table
-from sheepop.data.duplicates.shingles import LONGEST_WORD, shingles_of_words, word_hashes
+from sheepop.data.duplicates.shingles import (
+    ALONE,
+    BETWEEN,
+    LONGEST_WORD,
+    WORD,
+    character_table,
+    shingles_of_words,
+    word_hashes,
+)
 
 # One rule for documents of every kind, for an evaluation set does not say what its texts are.
 _RULE = "prose"

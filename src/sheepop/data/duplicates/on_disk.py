@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ _LEAST_ROWS = 16
 _BLOCK_ROWS = 2**16
 
 
-class ExternalSort:
+class ExternalSort(AbstractContextManager["ExternalSort"]):
     """Rows of `columns` 64-bit numbers in lexicographic order; with `unique`, equal rows come once.
 
     Holds at most about `memory_bytes`; what is more stands in files below `directory`, which is made on need and
-    removed by `close`. Add everything, then read `blocks` as often as needed.
+    removed at the end. Add everything, then read `blocks` as often as needed.
     """
 
     def __init__(self, directory: Path, columns: int, *, memory_bytes: int, unique: bool = False) -> None:
@@ -32,7 +33,7 @@ class ExternalSort:
         row_bytes = columns * _WORD.itemsize
         # While rows are sorted, memory holds them as they came and sorted, their order, and those that are tied.
         self._run_rows = max(_LEAST_ROWS, memory_bytes // (4 * row_bytes))
-        self._waiting: Rows = np.empty((0, columns), np.uint64)
+        self._waiting: list[Rows] = []
         self._num_waiting = 0
         self._runs: list[Path] = []
         self._num_files = 0
@@ -40,14 +41,10 @@ class ExternalSort:
     def add(self, rows: Rows) -> None:
         """Adds rows, ``(N, columns)``."""
         while len(rows):
-            room = self._run_rows - self._num_waiting
-            taken, rows = rows[:room], rows[room:]
-            end = self._num_waiting + len(taken)
-            if end > len(self._waiting):
-                self._waiting = _enlarged(self._waiting, min(self._run_rows, max(2 * end, _LEAST_ROWS)))
-            self._waiting[self._num_waiting : end] = taken
-            self._num_waiting = end
-            if end == self._run_rows:
+            taken, rows = np.split(rows, [self._run_rows - self._num_waiting])
+            self._waiting.append(taken)
+            self._num_waiting += len(taken)
+            if self._num_waiting == self._run_rows:
                 self._write_run(iter([self._take_waiting()]))
                 # Rows that come again and again are dropped before they fill the disk.
                 if self._unique and len(self._runs) > _FAN_IN:
@@ -55,38 +52,27 @@ class ExternalSort:
 
     def blocks(self) -> Iterator[Rows]:
         """All rows in order, in arrays of at most 65,536 rows."""
-        for rows in self._sorted_blocks():
+        waiting = self._take_waiting()
+        if self._runs and len(waiting):
+            self._write_run(iter([waiting]))
+        elif not self._runs:
+            # Kept sorted, so that it can be read again.
+            self._waiting, self._num_waiting = [waiting], len(waiting)
+        while len(self._runs) > _FAN_IN:
+            self._merge_some()
+        for rows in self._merge(self._runs) if self._runs else [waiting]:
             for start in range(0, len(rows), _BLOCK_ROWS):
                 yield rows[start : start + _BLOCK_ROWS]
 
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Forgets everything and removes the files."""
-        self._waiting, self._num_waiting, self._runs = self._waiting[:0].copy(), 0, []
+        self._waiting, self._num_waiting, self._runs = [], 0, []
         remove_tree(self._directory)
 
-    def __enter__(self) -> ExternalSort:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _sorted_blocks(self) -> Iterator[Rows]:
-        waiting = self._take_waiting()
-        if not self._runs:
-            # Kept sorted, so that it can be read again.
-            self._waiting, self._num_waiting = waiting, len(waiting)
-            yield waiting
-            return
-        if len(waiting):
-            self._write_run(iter([waiting]))
-        while len(self._runs) > _FAN_IN:
-            self._merge_some()
-        yield from self._merge(self._runs)
-
     def _take_waiting(self) -> Rows:
-        rows = self._sorted(self._waiting[: self._num_waiting])
-        self._waiting, self._num_waiting = self._waiting[:0].copy(), 0
-        return rows
+        rows = np.concatenate([np.empty((0, self._columns), np.uint64), *self._waiting])
+        self._waiting, self._num_waiting = [], 0
+        return self._sorted(rows)
 
     def _sorted(self, rows: Rows) -> Rows:
         rows = sorted_rows(rows)
@@ -150,12 +136,6 @@ def sorted_rows(rows: Rows) -> Rows:
         among = rows[tied]
         rows[tied] = among[np.lexsort(among.T[::-1])]
     return rows
-
-
-def _enlarged(rows: Rows, size: int) -> Rows:
-    larger = np.empty((size, rows.shape[1]), np.uint64)
-    larger[: len(rows)] = rows
-    return larger
 
 
 def _without_repeats(rows: Rows) -> Rows:

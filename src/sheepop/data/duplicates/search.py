@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -13,18 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.files import remove_tree
+from sheepop.core.errors import DataError
+from sheepop.core.files import remove_tree, storage_errors
+from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.on_disk import ExternalSort, Rows
-from sheepop.data.duplicates.ranking import Ranking
-from sheepop.data.duplicates.signature_files import ID, PartSignatures
-from sheepop.data.duplicates.similar_pairs import similar_pairs
-from sheepop.data.duplicates.similarity import ReadPart, ShingleSets, read_compared
+from sheepop.data.duplicates.on_disk import ExternalSort, Rows, array_on_disk
+from sheepop.data.duplicates.shingles import Hashes
+from sheepop.data.duplicates.signature_files import ID, PartSignatures, numbered_blocks
+from sheepop.data.duplicates.signatures import compared_shingles
+from sheepop.data.duplicates.similar_pairs import Ranking, similar_pairs
 
 DEFAULT_MEMORY_BYTES = 2**29
 _BATCH = 2**12
 _EXACT, _NEAR = 0, 1
-_ORDINAL, _KEPT, _SIMILARITY, _REASON = range(4)
+
+ReadPart = Callable[[int], Iterator[Document]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +66,31 @@ def find_duplicates(
     Memory holds about `memory_bytes`, the largest documents, and one byte for each document.
     """
     _check(parts, near)
+    console = console or Console.silent()
     remove_tree(workspace)
     # Of the sorts that are open at a time, two at most sort; the others hold a quarter of their share.
-    work = _Decision(parts, workspace, memory_bytes // 3, console or Console.silent())
+    share = memory_bytes // 3
+    num_protected = sum(part.num_documents for part in parts if part.protected)
     try:
         with ExitStack() as stack:
             removed = stack.enter_context(ExternalSort(workspace / "removed", 4, memory_bytes=memory_bytes))
-            copies = stack.enter_context(work.copies()) if exact else None
-            if copies:
-                work.add_exact(copies, removed)
+            copies = stack.enter_context(later_copies(parts, workspace, memory_bytes=share)) if exact else None
+            for rows in copies.blocks() if copies else ():
+                rows = rows[rows[:, 0] >= num_protected]
+                removed.add(_entries(rows, np.ones(len(rows)), _EXACT))
             if near:
-                work.add_near(near, copies, read_part, removed)
-            yield from work.named(removed)
+                ranking = Ranking(parts, copies, workspace, memory_bytes=share)
+                with console.progress("Finding near duplicates", near.bands, "bands") as progress:
+                    pairs = similar_pairs(
+                        parts, ranking, near.threshold, workspace, memory_bytes=share, progress=progress
+                    )
+                with pairs:
+                    found = _near_copies(pairs, parts, read_part, ranking, near, workspace, console)
+                    while batch := list(islice(found, _BATCH)):
+                        ranks = np.array([pair for *pair, _ in batch], np.uint64)
+                        similarities = np.array([similarity for *_, similarity in batch])
+                        removed.add(_entries(ranking.ordinals[ranks], similarities, _NEAR))
+            yield from _named(removed, parts)
     finally:
         remove_tree(workspace)
 
@@ -87,65 +103,33 @@ def _check(parts: Sequence[PartSignatures], near: NearDuplicatesConfig | None) -
         raise ValueError("all parts must have signatures of the settings under which they are compared")
 
 
-class _Decision:
-    def __init__(self, parts: Sequence[PartSignatures], workspace: Path, memory_bytes: int, console: Console) -> None:
-        self._parts, self._workspace, self._memory_bytes, self._console = parts, workspace, memory_bytes, console
-        sizes = np.array([part.num_documents for part in parts], dtype=np.int64)
-        self._starts = np.cumsum(sizes) - sizes
-        self._num_documents = int(sizes.sum())
-        self._num_protected = int(sizes[[part.protected for part in parts]].sum())
+def _entries(rows: Rows, similarities: NDArray[np.float64], reason: int) -> Rows:
+    """Rows (ordinal, ordinal of the one because of which it goes, similarity, reason)."""
+    return np.column_stack([rows, similarities.view(np.uint64), np.full(len(rows), reason, np.uint64)])
 
-    def copies(self) -> ExternalSort:
-        return later_copies(self._parts, self._workspace, memory_bytes=self._memory_bytes)
 
-    def add_exact(self, copies: ExternalSort, removed: ExternalSort) -> None:
-        for rows in copies.blocks():
-            rows = rows[rows[:, 0] >= self._num_protected]
-            removed.add(_entries(rows, np.ones(len(rows)), _EXACT))
-
-    def add_near(
-        self, near: NearDuplicatesConfig, copies: ExternalSort | None, read_part: ReadPart, removed: ExternalSort
-    ) -> None:
-        workspace, memory_bytes, console = self._workspace, self._memory_bytes, self._console
-        ranking = Ranking(self._parts, copies, workspace, memory_bytes=memory_bytes)
-        with console.progress("Finding near duplicates", near.bands, "bands") as progress:
-            pairs = similar_pairs(
-                self._parts, ranking, near.threshold, workspace, memory_bytes=memory_bytes, progress=progress
-            )
-        with pairs:
-            with console.progress("Reading candidates", self._num_documents, "documents") as progress:
-                sets = read_compared(pairs, self._parts, read_part, ranking, near, workspace, progress)
-            with console.progress("Comparing candidates", None, "pairs") as progress:
-                found = near_copies(pairs, sets, ranking.num_ranked, near.threshold, progress)
-                while batch := list(islice(found, _BATCH)):
-                    ranks = np.array([pair for *pair, _ in batch], np.uint64)
-                    similarities = np.array([similarity for *_, similarity in batch])
-                    removed.add(_entries(ranking.ordinals[ranks], similarities, _NEAR))
-
-    def named(self, removed: ExternalSort) -> Iterator[Removed]:
-        for rows in removed.blocks():
-            parts = np.searchsorted(self._starts, rows[:, : _KEPT + 1].astype(np.int64), "right") - 1
-            similarities = np.ascontiguousarray(rows[:, _SIMILARITY]).view(np.float64)
-            places = rows[:, : _KEPT + 1].astype(np.int64) - self._starts[parts]
-            for (part, kept_part), (index, kept_index), similarity, reason in zip(
-                parts.tolist(), places.tolist(), similarities.tolist(), rows[:, _REASON].tolist(), strict=True
-            ):
-                yield Removed(part, index, "near" if reason == _NEAR else "exact", kept_part, kept_index, similarity)
+def _named(removed: ExternalSort, parts: Sequence[PartSignatures]) -> Iterator[Removed]:
+    starts = np.cumsum([0, *(part.num_documents for part in parts)])
+    for rows in removed.blocks():
+        ordinals = rows[:, :2].astype(np.int64)
+        numbers = np.searchsorted(starts, ordinals, "right") - 1
+        places = (ordinals - starts[numbers]).tolist()
+        similarities = np.ascontiguousarray(rows[:, 2]).view(np.float64).tolist()
+        for (part, kept_part), (index, kept_index), similarity, reason in zip(
+            numbers.tolist(), places, similarities, rows[:, 3].tolist(), strict=True
+        ):
+            yield Removed(part, index, "near" if reason == _NEAR else "exact", kept_part, kept_index, similarity)
 
 
 def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_bytes: int) -> ExternalSort:
     """Every document whose text stands earlier: rows of its ordinal and that of the first with this text, ascending.
 
-    An ordinal is the place of a document among those of all parts. Close what is returned.
+    Close what is returned.
     """
     copies = ExternalSort(directory / "copies", 2, memory_bytes=memory_bytes)
     with ExternalSort(directory / "ids", 3, memory_bytes=memory_bytes) as by_id:
-        start = 0
-        for part in parts:
-            for ids in part.blocks(ID.start, ID.stop):
-                ordinals = np.arange(start, start + ids.shape[1], dtype=np.uint64)
-                by_id.add(np.column_stack([ids.T, ordinals]))
-                start += ids.shape[1]
+        for _, start, ids in numbered_blocks(parts, *ID):
+            by_id.add(np.column_stack([ids.T, np.arange(start, start + ids.shape[1], dtype=np.uint64)]))
         for rows in _copies_of_firsts(by_id.blocks()):
             copies.add(rows)
     return copies
@@ -164,12 +148,14 @@ def _copies_of_firsts(blocks: Iterator[Rows]) -> Iterator[Rows]:
         before = rows[new][-1:]
 
 
-def near_copies(
+def _near_copies(
     pairs: ExternalSort,
-    sets: ShingleSets,
-    num_ranked: int,
-    threshold: float,
-    progress: Progress | None = None,
+    parts: Sequence[PartSignatures],
+    read_part: ReadPart,
+    ranking: Ranking,
+    near: NearDuplicatesConfig,
+    directory: Path,
+    console: Console,
 ) -> Iterator[tuple[int, int, float]]:
     """(rank, rank of the best document that stays and is similar enough, their similarity) of every one that goes.
 
@@ -180,18 +166,61 @@ def near_copies(
     `pairs` are rows of the worse and the better rank. Since they come by the worse document, what becomes of the better
     one is settled when it matters; pairs with a document that went, or of one whose fate is settled, are not compared.
     """
-    gone = bytearray(num_ranked)
+    wanted = array_on_disk(directory / "wanted", ranking.ranks.size, np.bool_)
     for rows in pairs.blocks():
-        for worse, better in rows.tolist():
-            if gone[worse] or gone[better]:
-                continue
-            similarity = sets.similarity(worse, better)
-            if similarity >= threshold:
-                gone[worse] = True
-                yield worse, better, similarity
-        if progress:
+        wanted[ranking.ordinals[rows]] = True
+    # The place and size of the set of each rank among the shingles of all, which stand one set behind the other.
+    places = array_on_disk(directory / "places", 2 * ranking.ordinals.size).reshape(-1, 2)
+    path, size = directory / "shingles", 0
+    with (
+        console.progress("Reading candidates", ranking.ranks.size, "documents") as progress,
+        storage_errors(path),
+        path.open("wb") as file,
+    ):
+        for ordinal, document in _wanted_documents(wanted, parts, read_part, progress):
+            compared = compared_shingles(document.text, document.kind, near)
+            places[ranking.ranks[ordinal]] = size, compared.size
+            file.write(compared.data)
+            size += compared.size
+    shingles = np.asarray(np.memmap(path, np.uint64, "r")) if size else np.empty(0, np.uint64)
+    gone = bytearray(ranking.ordinals.size)
+    with console.progress("Comparing candidates", None, "pairs") as progress:
+        for rows in pairs.blocks():
+            for worse, better in rows.tolist():
+                if gone[worse] or gone[better]:
+                    continue
+                first, second = (shingles[start : start + size] for start, size in places[[worse, better]].tolist())
+                similarity = _jaccard(first, second)
+                if similarity >= near.threshold:
+                    gone[worse] = True
+                    yield worse, better, similarity
             progress.advance(len(rows))
 
 
-def _entries(rows: NDArray[np.uint64], similarities: NDArray[np.float64], reason: int) -> NDArray[np.uint64]:
-    return np.column_stack([rows, similarities.view(np.uint64), np.full(len(rows), reason, np.uint64)])
+def _wanted_documents(
+    wanted: NDArray[np.bool_], parts: Sequence[PartSignatures], read_part: ReadPart, progress: Progress
+) -> Iterator[tuple[int, Document]]:
+    """The documents that occur in pairs with their ordinals; parts without such documents are not read."""
+    start = 0
+    for number, part in enumerate(parts):
+        first, documents = start, None
+        for ids in part.blocks(*ID):
+            for place in np.flatnonzero(wanted[start : start + ids.shape[1]]).tolist():
+                documents = documents or enumerate(read_part(number), first)
+                document = next((document for ordinal, document in documents if ordinal == start + place), None)
+                high, low = ids[:, place].tolist()
+                if document is None or document.id != f"{high:016x}{low:016x}":
+                    raise DataError(f"{part.path} does not match the documents of its part. Build again.")
+                yield start + place, document
+            start += ids.shape[1]
+        progress.advance(part.num_documents)
+
+
+def _jaccard(first: Hashes, second: Hashes) -> float:
+    """The Jaccard similarity of two sets given as distinct numbers: how many are in both, over how many there are."""
+    together = np.concatenate([first, second])
+    # A stable sort recognises the two ascending runs and merges them.
+    together.sort(kind="stable")
+    shared = int(np.count_nonzero(together[1:] == together[:-1]))
+    union = together.size - shared
+    return shared / union if union else 1.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.signatures import Signature, document_signature
 
 # The columns before the bands: both halves of the id, UTF-8 bytes, number of distinct shingles.
-ID, NUM_BYTES, NUM_SHINGLES, FIRST_BAND = slice(0, 2), 2, 3, 4
+ID, NUM_BYTES, NUM_SHINGLES, FIRST_BAND = (0, 1), 2, 3, 4
 # A file is a sequence of blocks of this many documents, the last one shorter; within a block a column is contiguous,
 # so that a band of all documents is read without the others.
 BLOCK_DOCUMENTS = 2**15
@@ -29,70 +30,51 @@ _HEADER_WORDS = 4
 Block = NDArray[np.uint64]
 
 
-class SignatureWriter:
-    """Writes the signatures of one part to `path`, which appears whole when it is closed without an error.
+class SignatureWriter(AbstractContextManager["SignatureWriter"]):
+    """Writes the signatures of one part to `path`; a file that an error ended is one that `PartSignatures` refuses.
 
     Without a `config` documents can be compared for being equal only. Holds at most one block of documents.
     """
 
     def __init__(self, path: Path, config: NearDuplicatesConfig | None) -> None:
         self._path, self._config = path, config
-        self._partial = path.with_name(f".{path.name}.partial")
         self._columns = FIRST_BAND + (config.bands if config else 0)
         self._block: Block = np.zeros((self._columns, BLOCK_DOCUMENTS), np.uint64)
         self._num_waiting = self._num_documents = 0
         with storage_errors(path):
-            self._file = self._partial.open("wb")
+            self._file = path.open("wb")
             self._file.write(bytes(_HEADER_WORDS * _WORD.itemsize))
 
     def add(self, document: Document) -> None:
         """Computes the signature of one document and appends it."""
-        signature = None
-        if self._config:
-            signature = document_signature(document.text, document.kind, self._config)
+        config = self._config
+        signature = document_signature(document.text, document.kind, config) if config else None
         self.add_signature(document.id, document.num_bytes, signature)
 
     def add_signature(self, document_id: str, num_bytes: int, signature: Signature | None) -> None:
         """Appends the signature of the document with this id and length; None where there are no settings."""
         column = self._block[:, self._num_waiting]
-        column[ID] = np.frombuffer(bytes.fromhex(document_id), ">u8")
+        column[: len(ID)] = np.frombuffer(bytes.fromhex(document_id), ">u8")
         column[NUM_BYTES] = num_bytes
-        column[NUM_SHINGLES] = signature.num_shingles if signature else 0
         if signature:
-            column[FIRST_BAND:] = signature.bands
+            column[NUM_SHINGLES], column[FIRST_BAND:] = signature.num_shingles, signature.bands
         self._num_waiting += 1
         if self._num_waiting == BLOCK_DOCUMENTS:
             self._flush()
 
-    def close(self) -> None:
-        """Finishes the file."""
-        self._flush()
-        header = np.array([_MAGIC, self._columns, self._num_documents, _fingerprint(self._config)], _WORD)
-        with storage_errors(self._path):
-            self._file.seek(0)
-            self._file.write(header.tobytes())
-            self._file.close()
-            self._partial.replace(self._path)
-
-    def abandon(self) -> None:
-        """Removes what was written."""
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        with storage_errors(self._path), self._file:
+            if kind is None:
+                self._flush()
+                header = np.array([_MAGIC, self._columns, self._num_documents, _fingerprint(self._config)], _WORD)
+                self._file.seek(0)
+                self._file.write(header.tobytes())
 
     def _flush(self) -> None:
         with storage_errors(self._path):
             self._file.write(self._block[:, : self._num_waiting].astype(_WORD, copy=False).tobytes())
         self._num_documents += self._num_waiting
         self._num_waiting = 0
-
-    def __enter__(self) -> SignatureWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +106,31 @@ class PartSignatures:
             raise DataError(f"{path} is damaged: its size is {size:,} bytes. Remove it and build again.")
         return cls(path, num_documents, columns - FIRST_BAND, protected)
 
-    def blocks(self, first: int, last: int) -> Iterator[Block]:
-        """The columns ``first .. last - 1``, block by block of documents, each ``(last - first, N)``."""
-        columns = FIRST_BAND + self.num_bands
+    def blocks(self, *columns: int) -> Iterator[Block]:
+        """These columns, block by block of documents, each ``(columns, N)``."""
+        num_columns = FIRST_BAND + self.num_bands
         for start in range(0, self.num_documents, BLOCK_DOCUMENTS):
             size = min(BLOCK_DOCUMENTS, self.num_documents - start)
-            offset = (_HEADER_WORDS + start * columns + first * size) * _WORD.itemsize
-            numbers = np.fromfile(self.path, _WORD, (last - first) * size, offset=offset)
-            if numbers.size != (last - first) * size:
-                raise DataError(f"{self.path} got shorter while it was in use. Run the command again.")
-            yield numbers.astype(np.uint64, copy=False).reshape(last - first, size)
+            block = np.empty((len(columns), size), np.uint64)
+            for row, column in zip(block, columns, strict=True):
+                offset = (_HEADER_WORDS + start * num_columns + column * size) * _WORD.itemsize
+                numbers = np.fromfile(self.path, _WORD, size, offset=offset)
+                if numbers.size != size:
+                    raise DataError(f"{self.path} got shorter while it was in use. Run the command again.")
+                row[:] = numbers
+            yield block
+
+
+def numbered_blocks(parts: Iterable[PartSignatures], *columns: int) -> Iterator[tuple[PartSignatures, int, Block]]:
+    """The blocks of all parts, each with its part and the ordinal of its first document.
+
+    An ordinal is the place of a document among those of all parts.
+    """
+    start = 0
+    for part in parts:
+        for block in part.blocks(*columns):
+            yield part, start, block
+            start += block.shape[1]
 
 
 def _fingerprint(config: NearDuplicatesConfig | None) -> int:

@@ -20,13 +20,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.console import Progress
-from sheepop.data.duplicates.on_disk import ExternalSort, Rows
-from sheepop.data.duplicates.ranking import UNRANKED, Ranking
-from sheepop.data.duplicates.signature_files import FIRST_BAND, NUM_SHINGLES, PartSignatures
+from sheepop.data.duplicates.on_disk import ExternalSort, Rows, array_on_disk
+from sheepop.data.duplicates.signature_files import (
+    FIRST_BAND,
+    NUM_BYTES,
+    NUM_SHINGLES,
+    PartSignatures,
+    numbered_blocks,
+)
 
 REPRESENTATIVES = 16
 NEIGHBOURS = 16
-_HASH, _RANK, _SHINGLES = range(3)
+UNRANKED = np.uint64(2**64 - 1)
+_LONGEST = np.uint64(2**63)
+# Rows of a band are (hash, rank, number of shingles).
+_HASH, _RANK = 0, 1
+
+
+class Ranking:
+    """The documents to compare in the order in which they are to be kept, each known by its rank; in files.
+
+    Those of protected parts come first, in their order; then longer ones before shorter ones (UTF-8 bytes); documents
+    of equal length in their order. `ranks` has the rank of each ordinal, `ordinals` the ordinal of each rank, and
+    `num_protected` says how many documents of protected parts have one. Documents without shingles and those whose
+    ordinals are the first column of `copies` have none: `UNRANKED`.
+    """
+
+    def __init__(
+        self, parts: Sequence[PartSignatures], copies: ExternalSort | None, directory: Path, *, memory_bytes: int
+    ) -> None:
+        num_documents = sum(part.num_documents for part in parts)
+        self.ranks: NDArray[np.uint64] = array_on_disk(directory / "ranks", num_documents)
+        for rows in copies.blocks() if copies else ():
+            self.ranks[rows[:, 0]] = UNRANKED
+        rank = self.num_protected = 0
+        with ExternalSort(directory / "by-preference", 2, memory_bytes=memory_bytes) as by_preference:
+            for part, start, (lengths, num_shingles) in numbered_blocks(parts, NUM_BYTES, NUM_SHINGLES):
+                ranks = self.ranks[start : start + lengths.size]
+                ranks[num_shingles == 0] = UNRANKED
+                places = np.flatnonzero(ranks != UNRANKED)
+                keys = np.zeros(places.size, np.uint64) if part.protected else _LONGEST - lengths[places]
+                by_preference.add(np.column_stack([keys, np.uint64(start) + places.astype(np.uint64)]))
+                rank += places.size
+                self.num_protected += places.size if part.protected else 0
+            self.ordinals: NDArray[np.uint64] = array_on_disk(directory / "ordinals", rank)
+            rank = 0
+            for rows in by_preference.blocks():
+                self.ordinals[rank : rank + len(rows)] = rows[:, 1]
+                self.ranks[rows[:, 1]] = np.arange(rank, rank + len(rows), dtype=np.uint64)
+                rank += len(rows)
 
 
 def similar_pairs(
@@ -46,8 +88,9 @@ def similar_pairs(
     pairs = ExternalSort(directory / "pairs", 2, memory_bytes=memory_bytes, unique=True)
     for band in range(parts[0].num_bands if parts else 0):
         with ExternalSort(directory / f"band-{band}", 3, memory_bytes=memory_bytes) as by_hash:
-            for rows in _band_rows(parts, ranking, band):
-                by_hash.add(rows)
+            for _, start, (num_shingles, hashes) in numbered_blocks(parts, NUM_SHINGLES, FIRST_BAND + band):
+                ranks = ranking.ranks[start : start + hashes.size]
+                by_hash.add(np.column_stack([hashes, ranks, num_shingles])[ranks != UNRANKED])
             for worse, better in _pairs_in_buckets(by_hash.blocks()):
                 possible = (worse[:, 0] >= ranking.num_protected) & _may_reach(threshold, worse[:, 1], better[:, 1])
                 pairs.add(np.column_stack([worse[possible, 0], better[possible, 0]]))
@@ -56,34 +99,16 @@ def similar_pairs(
     return pairs
 
 
-def _band_rows(parts: Sequence[PartSignatures], ranking: Ranking, band: int) -> Iterator[Rows]:
-    """Rows (hash in this band, rank, number of shingles) of all documents that have a rank."""
-    start, column = 0, FIRST_BAND + band
-    for part in parts:
-        blocks = zip(part.blocks(NUM_SHINGLES, NUM_SHINGLES + 1), part.blocks(column, column + 1), strict=True)
-        for (num_shingles,), (hashes,) in blocks:
-            ranks = ranking.ranks[start : start + hashes.size]
-            rows = np.column_stack([hashes, ranks, num_shingles])
-            yield rows[ranks != UNRANKED]
-            start += hashes.size
-
-
 def _pairs_in_buckets(blocks: Iterator[Rows]) -> Iterator[tuple[Rows, Rows]]:
     """Pairs of rows without their hash, (rank, number of shingles): the worse documents and the better ones."""
-    context: Rows = np.empty((0, 3), np.uint64)
+    known: Rows = np.empty((0, 3), np.uint64)
     for block in blocks:
-        rows = np.concatenate([context, block])
-        yield from _new_pairs(rows, len(context))
-        context = _context(rows)
-
-
-def _context(rows: Rows) -> Rows:
-    """What must be known of the last bucket to go on with it: its best documents and its last ones."""
-    start = int(np.searchsorted(rows[:, _HASH], rows[-1, _HASH], "left"))
-    bucket = rows[start:]
-    if len(bucket) <= REPRESENTATIVES + NEIGHBOURS:
-        return bucket
-    return np.concatenate([bucket[:REPRESENTATIVES], bucket[-NEIGHBOURS:]])
+        rows = np.concatenate([known, block])
+        yield from _new_pairs(rows, len(known))
+        # Of the last bucket its best documents and its last ones are needed to go on with it.
+        known = rows[np.searchsorted(rows[:, _HASH], rows[-1, _HASH], "left") :]
+        if len(known) > REPRESENTATIVES + NEIGHBOURS:
+            known = np.concatenate([known[:REPRESENTATIVES], known[-NEIGHBOURS:]])
 
 
 def _new_pairs(rows: Rows, num_known: int) -> Iterator[tuple[Rows, Rows]]:
@@ -97,16 +122,12 @@ def _new_pairs(rows: Rows, num_known: int) -> Iterator[tuple[Rows, Rows]]:
         worse = worse[worse - distance >= starts[worse]]
         if not worse.size:
             return
-        yield _chosen(rows, worse, worse - distance)
+        yield rows[worse, _RANK:], rows[worse - distance, _RANK:]
     for place in range(REPRESENTATIVES):
         worse = worse[starts[worse] + place < worse - NEIGHBOURS]
         if not worse.size:
             return
-        yield _chosen(rows, worse, starts[worse] + place)
-
-
-def _chosen(rows: Rows, worse: NDArray[np.int64], better: NDArray[np.int64]) -> tuple[Rows, Rows]:
-    return rows[worse, _RANK:], rows[better, _RANK:]
+        yield rows[worse, _RANK:], rows[starts[worse] + place, _RANK:]
 
 
 def _may_reach(threshold: float, first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -109,7 +109,7 @@ def write_part(
         ExitStack() as stack,
         DocumentWriter(directory, _PREFIX) as writer,
     ):
-        signatures = stack.enter_context(closing(SignatureWriter(directory / SIGNATURES, near))) if sign else None
+        signatures = stack.enter_context(SignatureWriter(directory / SIGNATURES, near)) if sign else None
         for document in documents:
             writer.write(document.stored())
             number = mixture.number(document.source)

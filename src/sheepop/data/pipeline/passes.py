@@ -7,7 +7,7 @@ before it: the pass leaves what the decision needs, the decision says which docu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,15 +19,16 @@ from sheepop.core.files import write_json
 from sheepop.data.clean.ledger import Ledger, utf8_length
 from sheepop.data.clean.stages import local_stages
 from sheepop.data.config import DataConfig
+from sheepop.data.corpus import DOCUMENTS
 from sheepop.data.discovery import Entry
-from sheepop.data.documents import Document, Draft, is_empty, split_text
+from sheepop.data.documents import Document, Draft, is_empty, read_documents_file, split_text
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.earlier_corpora import earlier_documents, earlier_files, sign_file
 from sheepop.data.duplicates.search import find_duplicates
-from sheepop.data.duplicates.signature_files import PartSignatures
+from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import LIMITS, Extraction
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
+from sheepop.data.manifest import read_manifest
 from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.engine import Engine, run_pass
 from sheepop.data.pipeline.parts import (
@@ -41,6 +42,7 @@ from sheepop.data.pipeline.parts import (
     write_removals,
 )
 from sheepop.data.pipeline.workplace import Plan, Query
+from sheepop.data.shards import FILE_PREFIX
 
 _SCRATCH = "scratch"
 _GLOBAL_STAGES = ("exact_duplicates", "near_duplicates")
@@ -118,23 +120,20 @@ def _decide(
     """Which documents of `parts` go by the stages `decided`; those of ``config.against`` only make others go."""
     near = config if "near_duplicates" in decided else None
     earlier = earlier_files(config.against)
-    signatures = []
-    for number, file in enumerate(earlier):
-        target = directory / "earlier" / f"{number:05d}"
-        target.parent.mkdir(exist_ok=True)
-        sign_file(file, target, near)
-        signatures.append(PartSignatures.open(target, near, protected=True))
+    signed = directory / "earlier"
+    signed.mkdir(exist_ok=True)
+    signatures = [sign_file(file, signed / f"{number:05d}", near) for number, file in enumerate(earlier)]
     signatures += [PartSignatures.open(part.path / SIGNATURES, near) for part in parts]
 
     def read(number: int) -> Iterator[Document]:
         if number < len(earlier):
-            return earlier_documents(earlier[number])
+            return read_documents_file(earlier[number])
         return (stored.document() for stored in parts[number - len(earlier)].documents())
 
     @lru_cache(maxsize=16)
     def names(number: int) -> list[str]:
         if number < len(earlier):
-            return [document_name(document) for document in earlier_documents(earlier[number])]
+            return [document_name(document) for document in read_documents_file(earlier[number])]
         return parts[number - len(earlier)].names()
 
     exact = "exact_duplicates" in decided
@@ -143,6 +142,30 @@ def _decide(
         detail = f"{what}: {names(removed.kept_part)[removed.kept_index]}"
         stage, reason = f"{removed.reason}_duplicates", f"{removed.reason} copy"
         yield Removal(removed.part - len(earlier), removed.index, stage, reason, detail)
+
+
+def earlier_files(corpora: Iterable[str | Path]) -> list[Path]:
+    """The document files of finished corpora: corpus by corpus, split by split, in order.
+
+    Each file is one part to compare with. Raises `DataError` when a directory is not a corpus that can be read.
+    """
+    files: list[Path] = []
+    for directory in map(Path, corpora):
+        read_manifest(directory)
+        for prefix in FILE_PREFIX.values():
+            files += sorted((directory / DOCUMENTS).glob(f"{prefix}-*.jsonl.zst"))
+    return files
+
+
+def sign_file(file: Path, target: Path, near: NearDuplicatesConfig | None) -> PartSignatures:
+    """The signatures of a corpus's document file, written to `target`; raises `DataError` for a damaged file."""
+    with SignatureWriter(target, near) as writer:
+        for document in read_documents_file(file):
+            try:
+                writer.add(document)
+            except ValueError as error:
+                raise DataError(f"{file} is damaged ({error}). Build that corpus again.") from None
+    return PartSignatures.open(target, near, protected=True)
 
 
 def _read_inputs(plan: Plan, rank: int, config: DataConfig, query: Query | None, ledger: Ledger) -> Iterator[Draft]:
