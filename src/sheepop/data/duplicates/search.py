@@ -190,7 +190,7 @@ def _near_copies(
                 if gone[worse] or gone[better]:
                     continue
                 first, second = (shingles[start : start + size] for start, size in places[[worse, better]].tolist())
-                similarity = _jaccard(first, second)
+                similarity = jaccard(first, second)
                 if similarity >= near.threshold:
                     gone[worse] = True
                     yield worse, better, similarity
@@ -216,7 +216,7 @@ def _wanted_documents(
         progress.advance(part.num_documents)
 
 
-def _jaccard(first: Hashes, second: Hashes) -> float:
+def jaccard(first: Hashes, second: Hashes) -> float:
     """The Jaccard similarity of two sets given as distinct numbers: how many are in both, over how many there are."""
     together = np.concatenate([first, second])
     # A stable sort recognises the two ascending runs and merges them.
