@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from sheepop.core.errors import DataError
-from sheepop.data.download.catalog import Request
+from sheepop.core.errors import DataError, first_few
+from sheepop.data.download.catalog import MOST_NAMES, Request, no_such
 from sheepop.data.download.hub import CONVERTED, MAIN, Contents, Hub, HubFile
 
 _TYPES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".arrow")
@@ -25,61 +24,71 @@ _SPLIT_NAMES = {
 }
 _SPLIT_WORD = re.compile(rf"(?<![A-Za-z])({'|'.join(_SPLIT_NAMES)})(?![A-Za-z])", re.IGNORECASE)
 _PARTIAL = "partial-"
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenFile:
-    """A file of the repository and the split that it belongs to."""
-
-    file: HubFile
-    split: str
+_NO_SPLITS: Mapping[HubFile, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files to transfer, those of the training split first, from one commit.
+    """The `files` that a request means, those of the training split first, from one commit.
 
     `converted` when they are the hub's own conversion to Parquet; `partial` when that holds the beginning only.
-    `commits` has that of each branch that was looked at.
+    `column` is the one that holds the text, where that is known. `taken` are the files to transfer.
     """
 
+    request: Request
     contents: Contents
     subset: str | None
-    files: tuple[ChosenFile, ...]
+    files: tuple[HubFile, ...]
     converted: bool = False
     partial: bool = False
-    commits: Mapping[str, str] = field(default_factory=dict)
+    column: str | None = None
+    taken: tuple[HubFile, ...] = ()
 
     @property
     def branch(self) -> str:
         """The branch of the repository that has the files."""
         return CONVERTED if self.converted else MAIN
 
+    @property
+    def transfer(self) -> int:
+        """Bytes to transfer at most."""
+        return sum(file.size if file.limit is None else file.limit for file in self.taken)
 
-def select(hub: Hub, request: Request, commits: Mapping[str, str]) -> Selection:
-    """The files that `request` means at the commits of `commits`, or the newest of a branch that is not in it.
+    @property
+    def licence(self) -> str | None:
+        """What the card of the dataset says, else what was known beforehand."""
+        card = self.contents.card
+        said = card.get("license")
+        if isinstance(said, list):
+            said = ", ".join(str(item) for item in said)
+        named = card.get("license_name")
+        said = named if said == "other" and isinstance(named, str) else said
+        if isinstance(said, str) and said.strip() and said.strip().lower() not in ("unknown", "other"):
+            return " ".join(said.split())[:200]
+        return self.request.licence
+
+
+def select(hub: Hub, request: Request) -> Selection:
+    """The files that `request` means.
 
     Raises `DataError` when the repository holds no data that can be read, when it must be said which subset is meant,
     or when the subset or split asked for is not there. No other dataset ever takes its place.
     """
-    contents = _at(hub, request.repository, MAIN, commits)
+    contents = hub.contents(request.repository)
     if contents is None:
         raise DataError(f"{request.repository} on {hub.name} is empty.")
     if request.patterns:
         found = _matching(contents, request.patterns)
-        selection = Selection(contents, request.subset, _by_name(found)) if found else None
+        selection = Selection(request, contents, request.subset, _in_order(found)) if found else None
     else:
-        selection = _described(contents, request.subset) or _listed(contents, request)
-    selection = selection or _converted(contents, _at(hub, contents.repository, CONVERTED, commits), request)
-    seen = {MAIN: contents.revision, selection.branch: selection.contents.revision}
-    return replace(_of_split(selection, request.split), commits=seen)
-
-
-def _at(hub: Hub, repository: str, branch: str, commits: Mapping[str, str]) -> Contents | None:
-    contents = hub.contents(repository, commits.get(branch, branch))
-    if contents is None and branch in commits:
-        raise hub.gone(repository, "commit")
-    return contents
+        selection = _described(contents, request) or _listed(contents, request)
+    selection = selection or _converted(contents, hub.contents(contents.repository, CONVERTED), request)
+    splits = {file.split for file in selection.files}
+    if request.split is None:
+        return selection
+    if request.split not in splits:
+        raise DataError(no_such(contents.repository, "split", request.split, sorted(splits)))
+    return replace(selection, files=tuple(file for file in selection.files if file.split == request.split))
 
 
 def _matching(contents: Contents, patterns: Iterable[str]) -> list[HubFile]:
@@ -91,7 +100,7 @@ def _matching(contents: Contents, patterns: Iterable[str]) -> list[HubFile]:
     return []
 
 
-def _described(contents: Contents, subset: str | None) -> Selection | None:
+def _described(contents: Contents, request: Request) -> Selection | None:
     """The files that the header of the dataset's README lists for the subset; None where it lists none."""
     listed = contents.card.get("configs")
     configs = {
@@ -101,19 +110,19 @@ def _described(contents: Contents, subset: str | None) -> Selection | None:
     }
     if not configs:
         return None
-    name = subset or _only_subset(contents.repository, configs)
+    name = request.subset or _only_subset(contents.repository, configs)
     if name not in configs:
-        raise DataError(_no_such("subset", name, configs, contents.repository))
-    chosen: dict[str, ChosenFile] = {}
+        raise DataError(no_such(contents.repository, "subset", name, sorted(configs)))
+    splits: dict[HubFile, str] = {}
     for split, pattern in _data_files(configs[name].get("data_files") or f"{configs[name]['data_dir']}/**"):
         for file in _matching(contents, [pattern]):
             if data_type(file.path):
-                chosen.setdefault(file.path, ChosenFile(file, split or split_of(file.path)))
-    if not chosen:
+                splits.setdefault(file, split)
+    if not splits:
         raise DataError(
             f"{contents.repository} has no files in its subset {name} that SheepOp can read ({', '.join(_TYPES)})."
         )
-    return Selection(contents, name, _in_order(chosen.values()))
+    return Selection(request, contents, name, _in_order(splits, splits))
 
 
 def _only_subset(repository: str, configs: dict[str, Any]) -> str:
@@ -122,10 +131,9 @@ def _only_subset(repository: str, configs: dict[str, Any]) -> str:
     for names in (list(configs), default, [name for name in configs if name == "default"]):
         if len(names) == 1:
             return names[0]
-    shown = ", ".join(sorted(configs)[:40])
     raise DataError(
-        f"{repository} has several subsets; name one, such as hub:{repository}/{min(configs)}. They are: {shown}"
-        f"{', ...' if len(configs) > 40 else ''}."
+        f"{repository} has several subsets; name one, such as hub:{repository}/{min(configs)}. They are: "
+        f"{first_few(sorted(configs), MOST_NAMES)}."
     )
 
 
@@ -146,11 +154,11 @@ def _listed(contents: Contents, request: Request) -> Selection | None:
     """The data files of a repository that says nothing about them; None where a script would have to make them."""
     if _has_script(contents):
         return None
-    if request.subset is not None:
-        found = [file for file in contents.files if request.subset in PurePosixPath(file.path).parts[:-1]]
-    else:
-        found = list(contents.files)
-    found = [file for file in found if data_type(file.path)]
+    found = [
+        file
+        for file in contents.files
+        if data_type(file.path) and (request.subset is None or request.subset in PurePosixPath(file.path).parts[:-1])
+    ]
     if not found:
         return None
     sizes: Counter[str] = Counter()
@@ -158,7 +166,8 @@ def _listed(contents: Contents, request: Request) -> Selection | None:
         sizes[data_type(file.path)] += file.size
     # A dataset that comes in several forms is taken once.
     form = ".parquet" if ".parquet" in sizes else max(sorted(sizes), key=lambda name: sizes[name])
-    return Selection(contents, request.subset, _by_name(file for file in found if data_type(file.path) == form))
+    in_form = [file for file in found if data_type(file.path) == form]
+    return Selection(request, contents, request.subset, _in_order(in_form))
 
 
 def _converted(contents: Contents, converted: Contents | None, request: Request) -> Selection:
@@ -178,28 +187,17 @@ def _converted(contents: Contents, converted: Contents | None, request: Request)
         )
     subset = request.subset or _only_subset(repository, {name: {} for name in subsets})
     if subset not in subsets:
-        raise DataError(_no_such("subset", subset, subsets, repository))
-    chosen = [(file, file.path.split("/")[1]) for file in files if file.path.split("/")[0] == subset]
-    partial = any(split.startswith(_PARTIAL) for _, split in chosen)
-    in_order = _in_order(ChosenFile(file, split.removeprefix(_PARTIAL)) for file, split in chosen)
-    return Selection(converted, subset, in_order, converted=True, partial=partial)
+        raise DataError(no_such(repository, "subset", subset, subsets))
+    folders = {file: file.path.split("/")[1] for file in files if file.path.split("/")[0] == subset}
+    splits = {file: folder.removeprefix(_PARTIAL) for file, folder in folders.items()}
+    partial = splits != folders
+    return Selection(request, converted, subset, _in_order(splits, splits), converted=True, partial=partial)
 
 
-def _of_split(selection: Selection, split: str | None) -> Selection:
-    if split is None:
-        return selection
-    splits = {chosen.split for chosen in selection.files}
-    if split not in splits:
-        raise DataError(_no_such("split", split, splits, selection.contents.repository))
-    return replace(selection, files=tuple(chosen for chosen in selection.files if chosen.split == split))
-
-
-def _by_name(files: Iterable[HubFile]) -> tuple[ChosenFile, ...]:
-    return _in_order(ChosenFile(file, split_of(file.path)) for file in files)
-
-
-def _in_order(files: Iterable[ChosenFile]) -> tuple[ChosenFile, ...]:
-    return tuple(sorted(files, key=lambda chosen: (chosen.split != "train", chosen.split, chosen.file.path)))
+def _in_order(files: Iterable[HubFile], splits: Mapping[HubFile, str] = _NO_SPLITS) -> tuple[HubFile, ...]:
+    """`files`, each with its split: that of `splits`, or where there is none, the one that its path names."""
+    named = [replace(file, split=splits.get(file) or split_of(file.path)) for file in files]
+    return tuple(sorted(named, key=lambda file: (file.split != "train", file.split, file.path)))
 
 
 def split_of(path: str) -> str:
@@ -231,11 +229,3 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     for token in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern):
         translated += {"**/": r"(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or re.escape(token)
     return re.compile(translated)
-
-
-def _no_such(what: str, name: str, names: Iterable[str], repository: str) -> str:
-    names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=1)
-    meant = f" Did you mean {close[0]}?" if close else ""
-    shown = ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
-    return f"{repository} has no {what} {name!r}.{meant} It has: {shown}."
