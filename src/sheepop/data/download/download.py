@@ -17,7 +17,7 @@ from sheepop.core.files import read_json, remove_tree, sha256_file, storage_erro
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.download.catalog import Request, find
 from sheepop.data.download.excerpt import take_excerpt, text_column
-from sheepop.data.download.hub import CONVERTED, MAIN, Contents, Hub, HubFile
+from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
 from sheepop.data.download.record import extent, plan, publish, read_finished, suggestion
 from sheepop.data.download.selection import Selection, select
 from sheepop.report.formatting import data_size
@@ -50,7 +50,7 @@ def download_dataset(
             record = publish(selection, hub.name, workplace / _FILES, target)
         else:
             revision = record["revision"]
-            newer = hub.newer(record["repository"], CONVERTED if record["converted"] else MAIN, revision)
+            newer = hub.newer(record["repository"], revision, converted=record["converted"])
             console.info(
                 f"{target} already holds {request.name} at commit {revision[:12]}."
                 + (f" The hub now has {newer[:12]}; remove the folder to download that commit." if newer else "")
@@ -85,7 +85,7 @@ def _planned(hub: Hub, request: Request, workplace: Path, console: Console) -> S
     resumed = bool(hub.commits)
     selection = select(hub, request)
     repository, revision = selection.contents.repository, selection.contents.revision
-    if resumed and (newer := hub.newer(repository, selection.branch, revision)):
+    if resumed and (newer := hub.newer(repository, revision, converted=selection.converted)):
         console.warn(
             f"{repository} has changed since this download began. It continues with the commit it began with, "
             f"{revision[:12]}; remove {workplace} to start again with {newer[:12]}."
@@ -143,62 +143,50 @@ def _announce(selection: Selection, hub: Hub, workplace: Path, console: Console)
 
 
 def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console) -> None:
-    """Brings every file that is taken below `directory`."""
+    """Brings every file that is taken below `directory`, where it has its name once it is whole."""
     with console.progress(f"Downloading {selection.request.name}", selection.transfer / 1e6, "MB") as progress:
         for file in selection.taken:
             progress.describe(file.target)
-            if file.limit is None:
-                _bring(hub, selection.contents, file, directory / file.target, progress)
-            else:
-                _excerpt(hub, selection, file, file.limit, directory / file.target)
-                progress.advance(file.limit / 1e6)
+            target = directory / file.target
+            if target.is_file():
+                progress.advance(file.transfer / 1e6)
+                continue
+            part = target.with_name(f"{target.name}.part")
+            with storage_errors(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if file.limit is None:
+                    _bring(hub, selection.contents, file, part, progress)
+                else:
+                    if not take_excerpt(hub, selection.contents, file, part, file.limit):
+                        part.unlink()
+                        # After other files it may be that nothing of the last one fits.
+                        if len(selection.taken) == 1:
+                            raise DataError(
+                                f"No whole row or line of {file.path} ({file.size:,} bytes) fits in the limit of "
+                                f"{file.limit:,} bytes. Raise the limit, or leave it out."
+                            )
+                    progress.advance(file.limit / 1e6)
+                if part.is_file():
+                    part.rename(target)
+                    sync_directory(target.parent)
 
 
-def _excerpt(hub: Hub, selection: Selection, file: HubFile, limit: int, target: Path) -> None:
-    """Brings the beginning of the last file; after others it may also be that nothing of it fits."""
-    if target.is_file():
-        return
-    part = _part(target)
-    if take_excerpt(hub, selection.contents, file, part, limit):
-        part.rename(target)
-        return
-    part.unlink(missing_ok=True)
-    if len(selection.taken) == 1:
-        raise DataError(
-            f"No whole row or line of {file.path} ({file.size:,} bytes) fits in the limit of {limit:,} bytes. Raise "
-            "the limit, or leave it out."
-        )
-
-
-def _bring(hub: Hub, contents: Contents, file: HubFile, target: Path, progress: Progress) -> None:
-    """Makes `target` the whole file of the repository, going on with what an earlier transfer left beside it.
+def _bring(hub: Hub, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
+    """Makes `part` the whole file of the repository, going on with what an earlier transfer left there.
 
     Raises `DataError` when what comes is twice not the file that the hub lists.
     """
-    if target.is_file() and target.stat().st_size == file.size:
-        progress.advance(file.size / 1e6)
-        return
-    part = _part(target)
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(2):
-            hub.download(contents, file, part, progress)
-            problem = _damage(part, file)
-            if problem is None:
-                part.rename(target)
-                sync_directory(target.parent)
-                return
-            part.unlink()
-            progress.advance(-file.size / 1e6)
+    for _ in range(2):
+        hub.download(contents, file, part, progress)
+        problem = _damage(part, file)
+        if problem is None:
+            return
+        part.unlink()
+        progress.advance(-file.size / 1e6)
     raise DataError(
         f"What {hub.name} sends for {file.path} of {contents.repository} is not the file that it lists: {problem}. "
         "This happened twice. Run the command again later, or ask the owner."
     )
-
-
-def _part(target: Path) -> Path:
-    """Where a file is gathered until it is whole."""
-    return target.with_name(target.name + ".part")
 
 
 def _damage(path: Path, file: HubFile) -> str | None:

@@ -17,7 +17,6 @@ from typing import Any
 import zstandard
 
 from sheepop.core.errors import DataError
-from sheepop.core.files import storage_errors
 from sheepop.data.download.catalog import no_such
 from sheepop.data.download.hub import Contents, Hub, HubFile
 from sheepop.data.download.selection import Selection, data_type
@@ -58,11 +57,9 @@ def take_excerpt(hub: Hub, contents: Contents, file: HubFile, target: Path, limi
 
     Returns whether a whole row or line came within them. Raises `DataError` for a damaged file.
     """
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if data_type(file.path) == ".parquet":
-            return _copy_rows(hub.open(contents, file), file.path, target, limit) > 0
-        return _copy_lines(_beginning(hub, contents, file, limit), file.path, target, limit) > 0
+    if data_type(file.path) == ".parquet":
+        return _copy_rows(hub.open(contents, file), file.path, target, limit)
+    return _copy_lines(_beginning(hub, contents, file, limit), file.path, target, limit)
 
 
 def first_bytes(hub: Hub, contents: Contents, file: HubFile, limit: int) -> bytes:
@@ -93,8 +90,8 @@ def _pieces(read: Callable[[int], bytes], path: str) -> Iterator[bytes]:
         yield piece
 
 
-def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> int:
-    """Writes the whole lines of `stream`, or rows of CSV; returns how many bytes they are."""
+def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> bool:
+    """Writes the whole lines of `stream`, or rows of CSV; returns whether there is one."""
     kind = data_type(path)
     kept = length = marks = 0
     begun = kind != ".json"
@@ -113,11 +110,11 @@ def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> int:
             if length > limit * _MOST_EXPANSION + _STEP:
                 raise DataError(f"{path} grows more than {_MOST_EXPANSION} times when decompressed. It is not text.")
         output.truncate(kept)
-    return kept
+    return kept > 0
 
 
-def _copy_rows(remote: Any, path: str, target: Path, limit: int) -> int:
-    """Writes the rows that lie in the first `limit` bytes of the file; returns how many."""
+def _copy_rows(remote: Any, path: str, target: Path, limit: int) -> bool:
+    """Writes the rows that lie in the first `limit` bytes of the file; returns whether there is one."""
     block = min(max(limit // 64, _LEAST_BLOCK), _LARGEST_BLOCK)
     rows = 0
     with _parquet(path) as arrow:
@@ -126,7 +123,7 @@ def _copy_rows(remote: Any, path: str, target: Path, limit: int) -> int:
             for batch in _batches(file, limit):
                 writer.write_batch(batch)
                 rows += batch.num_rows
-    return rows
+    return rows > 0
 
 
 def _batches(file: Any, limit: int) -> Iterator[Any]:

@@ -61,6 +61,11 @@ class HubFile:
     target: str = ""
     limit: int | None = None
 
+    @property
+    def transfer(self) -> int:
+        """Bytes to transfer at most."""
+        return self.size if self.limit is None else self.limit
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -102,10 +107,10 @@ class Hub:
             self.commits[branch] = contents.revision
         return contents
 
-    def newer(self, repository: str, branch: str, revision: str) -> str | None:
-        """The commit that the branch has by now; None for `revision`, and where the hub does not tell."""
+    def newer(self, repository: str, revision: str, *, converted: bool) -> str | None:
+        """The commit that there is by now after `revision`; None where there is none, or the hub does not tell."""
         try:
-            newest = self._at(repository, branch)
+            newest = self._at(repository, CONVERTED if converted else MAIN)
         except DataError:
             return None
         return newest.revision if newest is not None and newest.revision != revision else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -11,7 +11,7 @@ from typing import Any
 
 from sheepop.core.errors import DataError, first_few
 from sheepop.data.download.catalog import MOST_NAMES, Request, no_such
-from sheepop.data.download.hub import CONVERTED, MAIN, Contents, Hub, HubFile
+from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
 
 _TYPES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".arrow")
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -24,7 +24,7 @@ _SPLIT_NAMES = {
 }
 _SPLIT_WORD = re.compile(rf"(?<![A-Za-z])({'|'.join(_SPLIT_NAMES)})(?![A-Za-z])", re.IGNORECASE)
 _PARTIAL = "partial-"
-_NO_SPLITS: Mapping[HubFile, str] = {}
+_CONVERTED_FILE = re.compile(rf"(?P<subset>[^/]+)/(?:{_PARTIAL})?(?P<split>[^/]+)/[^/]+\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +45,19 @@ class Selection:
     taken: tuple[HubFile, ...] = ()
 
     @property
-    def branch(self) -> str:
-        """The branch of the repository that has the files."""
-        return CONVERTED if self.converted else MAIN
-
-    @property
     def transfer(self) -> int:
         """Bytes to transfer at most."""
-        return sum(file.size if file.limit is None else file.limit for file in self.taken)
+        return sum(file.transfer for file in self.taken)
 
     @property
     def licence(self) -> str | None:
         """What the card of the dataset says, else what was known beforehand."""
-        card = self.contents.card
-        said = card.get("license")
+        said = self.contents.card.get("license")
         if isinstance(said, list):
             said = ", ".join(str(item) for item in said)
-        named = card.get("license_name")
-        said = named if said == "other" and isinstance(named, str) else said
-        if isinstance(said, str) and said.strip() and said.strip().lower() not in ("unknown", "other"):
+        if said == "other":
+            said = self.contents.card.get("license_name")
+        if isinstance(said, str) and said.strip().lower() not in ("", "unknown", "other"):
             return " ".join(said.split())[:200]
         return self.request.licence
 
@@ -110,25 +104,25 @@ def _described(contents: Contents, request: Request) -> Selection | None:
     }
     if not configs:
         return None
-    name = request.subset or _only_subset(contents.repository, configs)
-    if name not in configs:
-        raise DataError(no_such(contents.repository, "subset", name, sorted(configs)))
-    splits: dict[HubFile, str] = {}
+    name = _subset(contents.repository, request.subset, configs)
+    chosen: dict[str, HubFile] = {}
     for split, pattern in _data_files(configs[name].get("data_files") or f"{configs[name]['data_dir']}/**"):
         for file in _matching(contents, [pattern]):
             if data_type(file.path):
-                splits.setdefault(file, split)
-    if not splits:
+                chosen.setdefault(file.path, replace(file, split=split))
+    if not chosen:
         raise DataError(
             f"{contents.repository} has no files in its subset {name} that SheepOp can read ({', '.join(_TYPES)})."
         )
-    return Selection(request, contents, name, _in_order(splits, splits))
+    return Selection(request, contents, name, _in_order(chosen.values()))
 
 
-def _only_subset(repository: str, configs: dict[str, Any]) -> str:
-    """The subset that is meant when none is named: the only one, or the one marked as the default."""
+def _subset(repository: str, wanted: str | None, configs: Mapping[str, Any]) -> str:
+    """The one of `configs` that is meant: the one `wanted`, else the only one, or the one marked as the default."""
+    if wanted is not None and wanted not in configs:
+        raise DataError(no_such(repository, "subset", wanted, sorted(configs)))
     default = [name for name, config in configs.items() if config.get("default") is True]
-    for names in (list(configs), default, [name for name in configs if name == "default"]):
+    for names in ([wanted] if wanted else [], list(configs), default, [name for name in configs if name == "default"]):
         if len(names) == 1:
             return names[0]
     raise DataError(
@@ -152,29 +146,24 @@ def _data_files(listed: Any) -> list[tuple[str, str]]:
 
 def _listed(contents: Contents, request: Request) -> Selection | None:
     """The data files of a repository that says nothing about them; None where a script would have to make them."""
-    if _has_script(contents):
+    forms: defaultdict[str, list[HubFile]] = defaultdict(list)
+    for file in contents.files:
+        kind = data_type(file.path)
+        if kind and (request.subset is None or request.subset in PurePosixPath(file.path).parts[:-1]):
+            forms[kind].append(file)
+    if not forms or _has_script(contents):
         return None
-    found = [
-        file
-        for file in contents.files
-        if data_type(file.path) and (request.subset is None or request.subset in PurePosixPath(file.path).parts[:-1])
-    ]
-    if not found:
-        return None
-    sizes: Counter[str] = Counter()
-    for file in found:
-        sizes[data_type(file.path)] += file.size
-    # A dataset that comes in several forms is taken once.
-    form = ".parquet" if ".parquet" in sizes else max(sorted(sizes), key=lambda name: sizes[name])
-    in_form = [file for file in found if data_type(file.path) == form]
-    return Selection(request, contents, request.subset, _in_order(in_form))
+    # A dataset that comes in several forms is taken once: as Parquet, or as what is largest.
+    form = max(sorted(forms), key=lambda kind: (kind == ".parquet", sum(file.size for file in forms[kind])))
+    return Selection(request, contents, request.subset, _in_order(forms[form]))
 
 
 def _converted(contents: Contents, converted: Contents | None, request: Request) -> Selection:
     """The hub's conversion to Parquet, which it makes of datasets that are otherwise made by running a script."""
-    repository = contents.repository
-    files = [file for file in converted.files if file.path.endswith(".parquet")] if converted is not None else []
-    subsets = sorted({file.path.split("/")[0] for file in files if file.path.count("/") == 2})
+    subsets: defaultdict[str, list[HubFile]] = defaultdict(list)
+    for file in converted.files if converted is not None else ():
+        if match := _CONVERTED_FILE.fullmatch(file.path):
+            subsets[match["subset"]].append(replace(file, split=match["split"]))
     if converted is None or not subsets:
         why = f"has no files of a type that SheepOp can read ({', '.join(_TYPES)})"
         if request.patterns:
@@ -182,21 +171,17 @@ def _converted(contents: Contents, converted: Contents | None, request: Request)
         if _has_script(contents):
             why = "is made by a script, which SheepOp does not run"
         raise DataError(
-            f"{repository} {why}, and the hub has no conversion of it to Parquet (branch {CONVERTED}). So it cannot "
-            "be downloaded; no other dataset is used in its place."
+            f"{contents.repository} {why}, and the hub has no conversion of it to Parquet (branch {CONVERTED}). So it "
+            "cannot be downloaded; no other dataset is used in its place."
         )
-    subset = request.subset or _only_subset(repository, {name: {} for name in subsets})
-    if subset not in subsets:
-        raise DataError(no_such(repository, "subset", subset, subsets))
-    folders = {file: file.path.split("/")[1] for file in files if file.path.split("/")[0] == subset}
-    splits = {file: folder.removeprefix(_PARTIAL) for file, folder in folders.items()}
-    partial = splits != folders
-    return Selection(request, converted, subset, _in_order(splits, splits), converted=True, partial=partial)
+    subset = _subset(contents.repository, request.subset, {name: {} for name in subsets})
+    partial = any(file.path.startswith(f"{subset}/{_PARTIAL}") for file in subsets[subset])
+    return Selection(request, converted, subset, _in_order(subsets[subset]), converted=True, partial=partial)
 
 
-def _in_order(files: Iterable[HubFile], splits: Mapping[HubFile, str] = _NO_SPLITS) -> tuple[HubFile, ...]:
-    """`files`, each with its split: that of `splits`, or where there is none, the one that its path names."""
-    named = [replace(file, split=splits.get(file) or split_of(file.path)) for file in files]
+def _in_order(files: Iterable[HubFile]) -> tuple[HubFile, ...]:
+    """`files`, each with the split that its path names where it has none yet, and those of the training split first."""
+    named = [replace(file, split=file.split or split_of(file.path)) for file in files]
     return tuple(sorted(named, key=lambda file: (file.split != "train", file.split, file.path)))
 
 
