@@ -13,7 +13,7 @@ from typing import Any
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import DataError, StorageError
 from sheepop.core.facts import counted
-from sheepop.core.files import read_json, remove_tree, sha256_file, storage_errors, sync_directory, write_json
+from sheepop.core.files import read_json, remove_tree, storage_errors, sync_directory, write_json
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.download.catalog import Request, find
 from sheepop.data.download.excerpt import take_excerpt, text_column
@@ -194,11 +194,8 @@ def _damage(path: Path, file: HubFile) -> str | None:
     size = path.stat().st_size
     if size != file.size:
         return f"it has {size:,} bytes instead of {file.size:,}"
+    hasher = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with path.open("rb") as content:
+        found = hashlib.file_digest(content, lambda: hasher).hexdigest()
     expected = file.sha256 or file.git_sha1
-    if expected is None:
-        return None
-    if file.sha256:
-        found = sha256_file(path)
-    else:
-        found = hashlib.sha1(b"blob %d\0" % size + path.read_bytes(), usedforsecurity=False).hexdigest()
-    return None if found == expected else f"its hash is {found} instead of {expected}"
+    return None if expected in (None, found) else f"its hash is {found} instead of {expected}"

@@ -174,16 +174,12 @@ def _columns(hub: Hub, selection: Selection) -> dict[str, bool]:
         return {}
     length = _BEGINNING_OF.get(PurePosixPath(file.path).suffix.lower(), _BEGINNING)
     beginning = first_bytes(hub, selection.contents, file, length).decode("utf-8", errors="replace")
-    if kind in _DELIMITERS:
-        try:
-            names = next(csv.reader(io.StringIO(beginning), delimiter=_DELIMITERS[kind]), [])
-        except csv.Error:
-            names = []
-        return dict.fromkeys(names, True)
     try:
+        if kind in _DELIMITERS:
+            return dict.fromkeys(next(csv.reader(io.StringIO(beginning), delimiter=_DELIMITERS[kind]), []), True)
         # The first of JSON lines, or of an array.
         record, _ = json.JSONDecoder().raw_decode(beginning.lstrip("\ufeff \t\r\n["))
-    except (ValueError, RecursionError):
+    except (csv.Error, ValueError, RecursionError):
         return {}
     return {name: isinstance(value, str) for name, value in record.items()} if isinstance(record, dict) else {}
 

@@ -133,12 +133,10 @@ def _subset(repository: str, wanted: str | None, configs: Mapping[str, Any]) -> 
 
 def _data_files(listed: Any) -> list[tuple[str, str]]:
     """Pairs of split and pattern, in each form that a README may use; the split is empty where none is named."""
-    if isinstance(listed, str):
-        return [("", listed)]
     if isinstance(listed, dict):
         listed = [{"split": split, "path": path} for split, path in listed.items()]
     pairs = []
-    for item in listed if isinstance(listed, list) else []:
+    for item in listed if isinstance(listed, list) else [listed]:
         split, paths = (item.get("split"), item.get("path")) if isinstance(item, dict) else ("", item)
         pairs += [(str(split or ""), str(path)) for path in (paths if isinstance(paths, list) else [paths]) if path]
     return pairs
