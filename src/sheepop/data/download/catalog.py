@@ -136,7 +136,12 @@ def find(name: str, limit: int | None = None) -> Request:
     key, colon, option = name.partition(":")
     row = CATALOG.get(key.lower())
     if row is None:
-        raise UsageError(_unknown(name))
+        close = difflib.get_close_matches(name.lower(), CATALOG, n=3, cutoff=0.5)
+        close = [f"{HUB}{name}"] if "/" in name and _HUB_NAME.fullmatch(name) else close
+        raise UsageError(
+            f"There is no dataset {name!r} in the catalogue.{_meant(close)} It has {', '.join(CATALOG)}; for any other "
+            "dataset on the hub, write hub:OWNER/DATASET."
+        )
     if colon and not row.option:
         raise UsageError(f"{key} has no parts to choose from, but {name!r} names one. Ask for {row.name}.")
     if colon and not _OPTION.fullmatch(option):
@@ -160,16 +165,6 @@ def _from_hub(name: str, limit: int | None) -> Request:
         )
     subset, split, column = (match[part] or None for part in ("subset", "split", "column"))
     return Request(name, match["repository"], subset, split=split, column=column, limit=limit)
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), CATALOG, n=3, cutoff=0.5)
-    if _HUB_NAME.fullmatch(name) and "/" in name:
-        close = [f"{HUB}{name}"]
-    return (
-        f"There is no dataset {name!r} in the catalogue.{_meant(close)} It has {', '.join(CATALOG)}; for any other "
-        "dataset on the hub, write hub:OWNER/DATASET."
-    )
 
 
 def no_such(place: str, what: str, name: str, names: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ class Hub:
         if constants.HF_HUB_OFFLINE:
             raise DataError("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it to download.")
         api = HfApi(endpoint=self.endpoint, token=self._token)
-        with self.explained(repository):
+        with self._explained(repository):
             try:
                 info: Any = retried(
                     lambda: api.dataset_info(
@@ -155,7 +155,7 @@ class Hub:
         def counted(**options: Any) -> Iterator[Any]:
             yield SimpleNamespace(update=lambda count: progress.advance(count / 1e6))
 
-        with part.open("ab") as output, self.explained(contents.repository):
+        with part.open("ab") as output, self._explained(contents.repository):
             if output.tell() > file.size:
                 output.seek(0)
                 output.truncate()
@@ -179,12 +179,12 @@ class Hub:
         system = HfFileSystem(endpoint=self.endpoint, token=self._token, skip_instance_cache=True)
         path = f"datasets/{contents.repository}@{contents.revision}/{file.path}"
         cache, size = ("none", file.size) if size is None else ("readahead", min(size, file.size))
-        with self.explained(contents.repository):
+        with self._explained(contents.repository):
             opened = system.open(path, "rb", block_size=_BLOCK, cache_type=cache, size=size)
         fetch = opened.cache.fetcher
 
         def checked(start: int, stop: int) -> bytes:
-            with self.explained(contents.repository):
+            with self._explained(contents.repository):
                 received: bytes = fetch(start, stop)
             if len(received) != stop - start:
                 raise DataError(f"{self.name} sends only whole files, so neither Parquet nor a limit works with it.")
@@ -194,7 +194,7 @@ class Hub:
         return opened
 
     @contextmanager
-    def explained(self, repository: str) -> Iterator[None]:
+    def _explained(self, repository: str) -> Iterator[None]:
         """Faults of network and hub within the block become a `DataError` that says what to do."""
         try:
             yield
