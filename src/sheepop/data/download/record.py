@@ -113,8 +113,8 @@ def extent(limit: int | None) -> str:
 
 def publish(selection: Selection, hub: str, directory: Path, target: Path) -> dict[str, Any]:
     """Records the download from `hub` beside its files in `directory`, and renames that folder to `target`."""
-    paths = {file: directory / file.target for file in selection.taken}
-    files = [_file_record(file, path) for file, path in paths.items() if path.is_file()]
+    places = [(file, directory / file.target) for file in selection.taken]
+    files = [_file_record(file, path) for file, path in places if path.is_file()]
     request = selection.request
     record = {
         "format_version": _FORMAT_VERSION,
