@@ -29,12 +29,12 @@ class Shelf:
 
 
 def chosen(shelf: Shelf, name: str) -> list[tuple[str, str]]:
-    selection = select(shelf, find(name), {})  # type: ignore[arg-type]
-    return [(item.split, item.file.path) for item in selection.files]
+    selection = select(shelf, find(name))  # type: ignore[arg-type]
+    return [(item.split, item.path) for item in selection.files]
 
 
 def selected(shelf: Shelf, name: str) -> Selection:
-    return select(shelf, find(name), {})  # type: ignore[arg-type]
+    return select(shelf, find(name))  # type: ignore[arg-type]
 
 
 def test_an_entry_of_the_catalogue_takes_its_own_subset_only_and_training_files_first():
@@ -92,7 +92,7 @@ def test_a_dataset_made_by_a_script_is_taken_from_the_conversion_of_the_hub():
     )
     selection = selected(shelf, "bookcorpus")
     assert selection.converted and not selection.partial and selection.contents.revision == "b" * 40
-    assert [item.file.path for item in selection.files] == [
+    assert [item.path for item in selection.files] == [
         "plain_text/train/0000.parquet",
         "plain_text/train/0001.parquet",
     ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import UsageError, first_few
 
 HUB = "hub:"
+# As many as a message lists.
+MOST_NAMES = 40
 _REPOSITORY_PART = r"[A-Za-z0-9](?:[\w.-]{0,95})"
 _HUB_NAME = re.compile(
     rf"(?P<repository>{_REPOSITORY_PART}/{_REPOSITORY_PART})(?:/(?P<subset>[^/:][^:]*))?"
@@ -20,77 +23,81 @@ _OPTION = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one name asks for.
+    """What one name asks for, or a row of the catalogue, in which ``{}`` stands for the option that `option` describes.
 
     `repository` and `subset` (a configuration of the dataset) are names on the hub; `patterns` are those of its files
-    that hold the data, none when the repository itself must say. `split` null takes every split, `column` null the
-    one that can only be meant. `licence` is what is known of it beforehand.
+    that hold the data, none when the repository itself must say. `licence` is what is known of it beforehand. `split`
+    null takes every split, `column` null the one that can only be meant, `limit` (bytes to transfer) null all of it.
     """
 
     name: str
-    folder: str
     repository: str
     subset: str | None
-    split: str | None = None
-    column: str | None = None
     patterns: tuple[str, ...] = ()
     licence: str | None = None
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A row of the catalogue. ``{}`` in `subset` and `patterns` stands for the option, which `option` describes."""
-
-    repository: str
-    subset: str
-    patterns: tuple[str, ...]
-    licence: str | None
-    note: str
-    column: str = "text"
     option: str = ""
     default: str = ""
+    split: str | None = None
+    column: str | None = "text"
+    limit: int | None = None
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder for it."""
+        if not self.name.startswith(HUB):
+            return self.name.replace(":", "-")
+        parts = (*self.repository.split("/"), self.subset, self.split)
+        return re.sub(r"[^\w.-]+", "-", "--".join(part for part in parts if part))
 
 
 _WIKIPEDIA_LICENCE = "CC BY-SA 3.0 and GFDL"
-_WIKITEXT = "Good and featured articles of the English Wikipedia (Merity et al. 2016), unprocessed. A row is a line."
-
-CATALOG: dict[str, Entry] = {
-    "wikitext-2": Entry(
-        "Salesforce/wikitext", "wikitext-2-raw-v1", ("wikitext-2-raw-v1/*.parquet",), _WIKIPEDIA_LICENCE, _WIKITEXT
+_ROWS = (
+    *(
+        Request(
+            f"wikitext-{size}",
+            "Salesforce/wikitext",
+            f"wikitext-{size}-raw-v1",
+            (f"wikitext-{size}-raw-v1/*.parquet",),
+            _WIKIPEDIA_LICENCE,
+            "Good and featured articles of the English Wikipedia (Merity et al. 2016), unprocessed. A row is a line.",
+        )
+        for size in (2, 103)
     ),
-    "wikitext-103": Entry(
-        "Salesforce/wikitext", "wikitext-103-raw-v1", ("wikitext-103-raw-v1/*.parquet",), _WIKIPEDIA_LICENCE, _WIKITEXT
-    ),
-    "tinyshakespeare": Entry(
+    Request(
+        "tinyshakespeare",
         "karpathy/tiny_shakespeare",
         "default",
         ("data/*.parquet",),
         None,
         "40,000 lines of Shakespeare's plays, which are in the public domain. A split is one row.",
     ),
-    "tinystories": Entry(
+    Request(
+        "tinystories",
         "roneneldan/TinyStories",
         "default",
         ("data/*.parquet",),
         "CDLA-Sharing-1.0",
         "Short stories in the words of a small child, written by GPT-3.5 and GPT-4 (Eldan and Li 2023).",
     ),
-    "openwebtext": Entry(
+    Request(
+        "openwebtext",
         "Skylion007/openwebtext",
         "plain_text",
         ("plain_text/*.parquet", "data/*.parquet"),
         "CC0 1.0 for the collection",
         "Web pages that were linked on Reddit (Gokaslan and Cohen 2019). The pages belong to their authors.",
     ),
-    "fineweb-edu": Entry(
+    Request(
+        "fineweb-edu",
         "HuggingFaceFW/fineweb-edu",
         "sample-10BT",
         ("sample/10BT/*.parquet",),
         "ODC-By 1.0",
         "Educational web pages (Penedo et al. 2024): the sample of about 10 billion tokens.",
     ),
-    "wikipedia": Entry(
+    Request(
+        "wikipedia",
         "wikimedia/wikipedia",
         "20231101.{}",
         ("20231101.{}/*.parquet",),
@@ -99,7 +106,8 @@ CATALOG: dict[str, Entry] = {
         option="a language, such as wikipedia:de",
         default="en",
     ),
-    "amazon-reviews": Entry(
+    Request(
+        "amazon-reviews",
         "McAuley-Lab/Amazon-Reviews-2023",
         "raw_review_{}",
         ("raw/review_categories/{}.jsonl",),
@@ -108,62 +116,62 @@ CATALOG: dict[str, Entry] = {
         option="a category, such as amazon-reviews:All_Beauty",
         default="*",
     ),
-    "bookcorpus": Entry(
+    Request(
+        "bookcorpus",
         "bookcorpus/bookcorpus",
         "plain_text",
         ("plain_text/*.parquet", "data/*.parquet"),
         None,
         "Unpublished novels (Zhu et al. 2015), one sentence a row. Their authors were not asked.",
     ),
-}
+)
+CATALOG = {row.name: row for row in _ROWS}
 
 
-def find(name: str) -> Request:
+def find(name: str, limit: int | None = None) -> Request:
     """What `name` asks for; raises `UsageError` with the nearest names when nothing of that name is known."""
     name = name.strip()
     if name.startswith(HUB):
-        return _from_hub(name)
+        return _from_hub(name, limit)
     key, colon, option = name.partition(":")
-    entry = CATALOG.get(key.lower())
-    if entry is None:
-        raise UsageError(_unknown(name))
-    if colon and not entry.option:
-        raise UsageError(f"{key} has no parts to choose from, but {name!r} names one. Ask for {key.lower()}.")
+    row = CATALOG.get(key.lower())
+    if row is None:
+        close = difflib.get_close_matches(name.lower(), CATALOG, n=3, cutoff=0.5)
+        close = [f"{HUB}{name}"] if "/" in name and _HUB_NAME.fullmatch(name) else close
+        raise UsageError(
+            f"There is no dataset {name!r} in the catalogue.{_meant(close)} It has {', '.join(CATALOG)}; for any other "
+            "dataset on the hub, write hub:OWNER/DATASET."
+        )
+    if colon and not row.option:
+        raise UsageError(f"{key} has no parts to choose from, but {name!r} names one. Ask for {row.name}.")
     if colon and not _OPTION.fullmatch(option):
-        raise UsageError(f"{name!r} does not name {entry.option}.")
-    chosen = option or entry.default
-    return Request(
-        name=key.lower() + colon + option,
-        folder=f"{key.lower()}-{option}" if colon else key.lower(),
-        repository=entry.repository,
-        subset=entry.subset.format(chosen) if chosen != "*" else None,
-        column=entry.column,
-        patterns=tuple(pattern.format(chosen) for pattern in entry.patterns),
-        licence=entry.licence,
-        note=entry.note,
+        raise UsageError(f"{name!r} does not name {row.option}.")
+    chosen = option or row.default
+    return replace(
+        row,
+        name=row.name + colon + option,
+        subset=row.subset.format(chosen) if row.subset is not None and chosen != "*" else None,
+        patterns=tuple(pattern.format(chosen) for pattern in row.patterns),
+        limit=limit,
     )
 
 
-def _from_hub(name: str) -> Request:
+def _from_hub(name: str, limit: int | None) -> Request:
     match = _HUB_NAME.fullmatch(name.removeprefix(HUB))
     if match is None:
         raise UsageError(
             f"{name!r} is not the name of a dataset on the hub. Write hub:OWNER/DATASET, then /SUBSET, :SPLIT and "
             ":COLUMN where you want one, such as hub:allenai/c4/en:validation:text."
         )
-    parts = [match[part] or None for part in ("repository", "subset", "split", "column")]
-    repository, subset, split, column = parts
-    assert repository is not None
-    folder = re.sub(r"[^\w.-]+", "-", "--".join(part for part in (*repository.split("/"), subset, split) if part))
-    return Request(name, folder, repository, subset, split, column)
+    subset, split, column = (match[part] or None for part in ("subset", "split", "column"))
+    return Request(name, match["repository"], subset, split=split, column=column, limit=limit)
 
 
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), CATALOG, n=3, cutoff=0.5)
-    if _HUB_NAME.fullmatch(name) and "/" in name:
-        close = [f"{HUB}{name}"]
-    meant = f" Did you mean {' or '.join(close)}?" if close else ""
-    return (
-        f"There is no dataset {name!r} in the catalogue.{meant} It has {', '.join(CATALOG)}; for any other dataset "
-        "on the hub, write hub:OWNER/DATASET."
-    )
+def no_such(place: str, what: str, name: str, names: Sequence[str]) -> str:
+    """The message that nothing at `place` has that name, with the nearest of the `names` that are there."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"{place} has no {what} {name!r}.{_meant(close)} It has: {first_few(names, MOST_NAMES)}."
+
+
+def _meant(close: list[str]) -> str:
+    return f" Did you mean {' or '.join(close)}?" if close else ""

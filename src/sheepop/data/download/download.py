@@ -6,20 +6,19 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import DataError, StorageError
 from sheepop.core.facts import counted
-from sheepop.core.files import read_json, remove_tree, sha256_file, storage_errors, sync_directory, write_json
+from sheepop.core.files import read_json, remove_tree, storage_errors, sync_directory, write_json
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.download.catalog import Request, find
-from sheepop.data.download.columns import text_column
-from sheepop.data.download.excerpt import take_excerpt
-from sheepop.data.download.hub import CONVERTED, MAIN, Contents, Hub, HubFile
-from sheepop.data.download.plan import Plan, PlannedFile, make_plan
-from sheepop.data.download.record import extent, publish, read_finished, suggestion
+from sheepop.data.download.excerpt import take_excerpt, text_column
+from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
+from sheepop.data.download.record import extent, plan, publish, read_finished, suggestion
 from sheepop.data.download.selection import Selection, select
 from sheepop.report.formatting import data_size
 
@@ -39,18 +38,23 @@ def download_dataset(
     have, `StorageError` when there is no room.
     """
     console = console or Console.silent()
-    request = find(name)
+    request = find(name, limit)
     target = output / request.folder
     hub = Hub(token)
     with _held(target) as workplace:
-        record = read_finished(target, request, limit)
+        record = read_finished(target, request)
         if record is None:
-            plan = _plan(hub, request, limit, workplace, console)
-            _announce(plan, hub, workplace, console)
-            _transfer(hub, plan, workplace / _FILES, console)
-            record = publish(plan, hub.name, workplace / _FILES, target)
+            selection = _planned(hub, request, workplace, console)
+            _announce(selection, hub, workplace, console)
+            _transfer(hub, selection, workplace / _FILES, console)
+            record = publish(selection, hub.name, workplace / _FILES, target)
         else:
-            _say_newer(hub, request, record, target, console)
+            revision = record["revision"]
+            newer = hub.newer(record["repository"], revision, converted=record["converted"])
+            console.info(
+                f"{target} already holds {request.name} at commit {revision[:12]}."
+                + (f" The hub now has {newer[:12]}; remove the folder to download that commit." if newer else "")
+            )
         _clear(workplace)
     return {"path": str(target), **record, "next": suggestion(target, record)}
 
@@ -74,38 +78,30 @@ def _clear(workplace: Path) -> None:
             remove_tree(entry)
 
 
-def _say_newer(hub: Hub, request: Request, record: dict[str, Any], target: Path, console: Console) -> None:
-    """Says that the download is there, and whether the hub has another version by now; it need not be reachable."""
-    revision = record["revision"]
-    try:
-        newest = hub.contents(record["repository"], CONVERTED if record["converted"] else MAIN)
-    except DataError:
-        newest = None
-    message = f"{target} already holds {request.name} at commit {revision[:12]}."
-    if newest is not None and newest.revision != revision:
-        message += f" The hub now has {newest.revision[:12]}; remove the folder to download that commit."
-    console.info(message)
-
-
-def _plan(hub: Hub, request: Request, limit: int | None, workplace: Path, console: Console) -> Plan:
+def _planned(hub: Hub, request: Request, workplace: Path, console: Console) -> Selection:
     """What to transfer: of the commits that a download which was stopped here began with, else of the newest."""
-    asked = {"name": request.name, "limit": limit, "hub": hub.name}
-    commits = _begun(workplace, asked)
-    selection = select(hub, request, commits)
-    if commits:
-        _warn_newer(hub, selection, workplace, console)
-    column, names = text_column(hub, selection, request.column)
-    if column is None and names and not commits:
+    asked = {"name": request.name, "limit": request.limit, "hub": hub.name}
+    hub.commits = _begun(workplace, asked)
+    resumed = bool(hub.commits)
+    selection = select(hub, request)
+    repository, revision = selection.contents.repository, selection.contents.revision
+    if resumed and (newer := hub.newer(repository, revision, converted=selection.converted)):
+        console.warn(
+            f"{repository} has changed since this download began. It continues with the commit it began with, "
+            f"{revision[:12]}; remove {workplace} to start again with {newer[:12]}."
+        )
+    column, names = text_column(hub, selection)
+    if column is None and names and not resumed:
         console.warn(
             f"SheepOp cannot tell which column is the text. {request.name} has {', '.join(names)}: set "
             "data.extract.column or data.extract.template when you build with it."
         )
-    plan = make_plan(request, selection, column, limit)
-    if not commits:
+    selection = plan(replace(selection, column=column))
+    if not resumed:
         _clear(workplace)
         with storage_errors(workplace):
-            write_json(workplace / _BEGUN, {**asked, "commits": selection.commits})
-    return plan
+            write_json(workplace / _BEGUN, {**asked, "commits": hub.commits})
+    return selection
 
 
 def _begun(workplace: Path, asked: dict[str, Any]) -> dict[str, str]:
@@ -124,30 +120,20 @@ def _begun(workplace: Path, asked: dict[str, Any]) -> dict[str, str]:
     return commits
 
 
-def _warn_newer(hub: Hub, selection: Selection, workplace: Path, console: Console) -> None:
-    contents = selection.contents
-    newest = hub.contents(contents.repository, selection.branch)
-    if newest is not None and newest.revision != contents.revision:
-        console.warn(
-            f"{contents.repository} has changed since this download began. It continues with the commit it began "
-            f"with, {contents.revision[:12]}; remove {workplace} to start again with {newest.revision[:12]}."
-        )
-
-
-def _announce(plan: Plan, hub: Hub, workplace: Path, console: Console) -> None:
+def _announce(selection: Selection, hub: Hub, workplace: Path, console: Console) -> None:
     """Says what will be transferred; raises `StorageError` when the disk has no room for it."""
     there = sum(path.stat().st_size for path in workplace.rglob("*") if path.is_file())
-    left = max(0, plan.transfer - there)
+    left = max(0, selection.transfer - there)
     free = shutil.disk_usage(workplace).free
-    request, contents, listed = plan.request, plan.selection.contents, plan.selection.files
-    all_bytes = sum(chosen.file.size for chosen in listed)
-    of_all = "" if plan.limit is None else f" of {data_size(all_bytes)} in {counted(len(listed), 'file')}"
-    branch = f", branch {CONVERTED}" if plan.selection.converted else ""
+    request, contents, listed = selection.request, selection.contents, selection.files
+    all_bytes = sum(file.size for file in listed)
+    of_all = "" if request.limit is None else f" of {data_size(all_bytes)} in {counted(len(listed), 'file')}"
+    branch = f", branch {CONVERTED}" if selection.converted else ""
     console.info(
         f"{request.name} is {contents.repository} on {hub.name}, commit {contents.revision[:12]}{branch}: "
-        f"{counted(len(plan.files), 'file')}, {data_size(plan.transfer)}{of_all}"
+        f"{counted(len(selection.taken), 'file')}, {data_size(selection.transfer)}{of_all}"
         f"{f', of which {data_size(left)} is still to come' if there > 2**12 else ''}; {data_size(free)} is free. "
-        f"Licence: {plan.licence or 'not stated by its publisher'}.{f' {request.note}' if request.note else ''}"
+        f"Licence: {selection.licence or 'not stated by its publisher'}.{f' {request.note}' if request.note else ''}"
     )
     if left + _MARGIN > free:
         raise StorageError(
@@ -156,64 +142,51 @@ def _announce(plan: Plan, hub: Hub, workplace: Path, console: Console) -> None:
         )
 
 
-def _transfer(hub: Hub, plan: Plan, directory: Path, console: Console) -> None:
-    """Brings every file of the plan below `directory`."""
-    with console.progress(f"Downloading {plan.request.name}", plan.transfer / 1e6, "MB") as progress:
-        for planned in plan.files:
-            progress.describe(planned.target)
-            target = directory / planned.target
-            if planned.limit is None:
-                _bring(hub, plan.selection.contents, planned.file, target, progress)
-            else:
-                _excerpt(hub, plan, planned, planned.limit, target, progress)
+def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console) -> None:
+    """Brings every file that is taken below `directory`, where it has its name once it is whole."""
+    with console.progress(f"Downloading {selection.request.name}", selection.transfer / 1e6, "MB") as progress:
+        for file in selection.taken:
+            progress.describe(file.target)
+            target = directory / file.target
+            if target.is_file():
+                progress.advance(file.transfer / 1e6)
+                continue
+            part = target.with_name(f"{target.name}.part")
+            with storage_errors(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if file.limit is None:
+                    _bring(hub, selection.contents, file, part, progress)
+                else:
+                    if not take_excerpt(hub, selection.contents, file, part, file.limit):
+                        part.unlink()
+                        # After other files it may be that nothing of the last one fits.
+                        if len(selection.taken) == 1:
+                            raise DataError(
+                                f"No whole row or line of {file.path} ({file.size:,} bytes) fits in the limit of "
+                                f"{file.limit:,} bytes. Raise the limit, or leave it out."
+                            )
+                    progress.advance(file.limit / 1e6)
+                if part.is_file():
+                    part.rename(target)
+                    sync_directory(target.parent)
 
 
-def _excerpt(hub: Hub, plan: Plan, planned: PlannedFile, limit: int, target: Path, progress: Progress) -> None:
-    """Brings the beginning of the last file; after others it may also be that nothing of it fits."""
-    if not target.is_file():
-        part = _part(target)
-        if take_excerpt(hub, plan.selection.contents, planned.file, part, limit):
-            part.rename(target)
-        else:
-            part.unlink(missing_ok=True)
-            if len(plan.files) == 1:
-                raise DataError(
-                    f"No whole row or line of {planned.file.path} ({planned.file.size:,} bytes) fits in the limit "
-                    f"of {plan.limit:,} bytes. Raise the limit, or leave it out."
-                )
-    progress.advance(limit / 1e6)
-
-
-def _bring(hub: Hub, contents: Contents, file: HubFile, target: Path, progress: Progress) -> None:
-    """Makes `target` the whole file of the repository, going on with what an earlier transfer left beside it.
+def _bring(hub: Hub, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
+    """Makes `part` the whole file of the repository, going on with what an earlier transfer left there.
 
     Raises `DataError` when what comes is twice not the file that the hub lists.
     """
-    if target.is_file() and target.stat().st_size == file.size:
-        progress.advance(file.size / 1e6)
-        return
-    part = _part(target)
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for attempt in (1, 2):
-            hub.download(contents, file, part, progress)
-            problem = _damage(part, file)
-            if problem is None:
-                break
-            part.unlink()
-            progress.advance(-file.size / 1e6)
-            if attempt == 2:
-                raise DataError(
-                    f"What {hub.name} sends for {file.path} of {contents.repository} is not the file that it lists: "
-                    f"{problem}. This happened twice. Run the command again later, or ask the owner."
-                )
-        part.rename(target)
-        sync_directory(target.parent)
-
-
-def _part(target: Path) -> Path:
-    """Where a file is gathered until it is whole."""
-    return target.with_name(target.name + ".part")
+    for _ in range(2):
+        hub.download(contents, file, part, progress)
+        problem = _damage(part, file)
+        if problem is None:
+            return
+        part.unlink()
+        progress.advance(-file.size / 1e6)
+    raise DataError(
+        f"What {hub.name} sends for {file.path} of {contents.repository} is not the file that it lists: {problem}. "
+        "This happened twice. Run the command again later, or ask the owner."
+    )
 
 
 def _damage(path: Path, file: HubFile) -> str | None:
@@ -221,12 +194,8 @@ def _damage(path: Path, file: HubFile) -> str | None:
     size = path.stat().st_size
     if size != file.size:
         return f"it has {size:,} bytes instead of {file.size:,}"
+    hasher = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with path.open("rb") as content:
+        found = hashlib.file_digest(content, lambda: hasher).hexdigest()
     expected = file.sha256 or file.git_sha1
-    if expected is None:
-        return None
-    found = sha256_file(path) if file.sha256 else _git_sha1(path.read_bytes())
-    return None if found == expected else f"its hash is {found} instead of {expected}"
-
-
-def _git_sha1(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return None if expected in (None, found) else f"its hash is {found} instead of {expected}"

@@ -1,44 +1,47 @@
-"""The beginning of a file, as much as a limit on the transfer allows: whole rows of Parquet, whole lines of text."""
+"""The beginning of a file: whole rows or lines as far as a limit on the transfer allows, and which columns it has."""
 
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import io
+import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import zstandard
 
 from sheepop.core.errors import DataError
-from sheepop.core.files import storage_errors
+from sheepop.data.download.catalog import no_such
 from sheepop.data.download.hub import Contents, Hub, HubFile
-from sheepop.data.download.selection import data_type
+from sheepop.data.download.selection import Selection, data_type
 
 _STEP = 2**20
 _LEAST_BLOCK, _LARGEST_BLOCK = 2**12, 2**21
 _ROWS_AT_ONCE = 1000
 # Compressed text that grows more than this is no text, and would fill the disk.
 _MOST_EXPANSION = 50
-_BY_LINES = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-_DECOMPRESSED: dict[str, Callable[[Any], IO[bytes]]] = {
-    ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),  # type: ignore[dict-item, return-value, unused-ignore]
+_DECOMPRESSED: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
     ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
     ".zst": lambda raw: io.BufferedReader(
         zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)  # type: ignore[arg-type, unused-ignore]
     ),
 }
-EXCERPT = ".excerpt"
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# Bytes that tell the columns. The compressed ones give nothing before a whole block of theirs has come.
+_BEGINNING, _BEGINNING_OF = 2**15, {".zst": 2**18, ".bz2": 2**20}
 
 
 def can_be_cut(path: str) -> bool:
     """Whether the beginning of such a file is of use without the rest."""
-    return data_type(path) in (*_BY_LINES, ".parquet")
+    return data_type(path) not in ("", ".arrow")
 
 
 def excerpt_name(path: str) -> str:
@@ -46,7 +49,7 @@ def excerpt_name(path: str) -> str:
     kind = data_type(path)
     name = PurePosixPath(path).name
     stem = name[: name.lower().rindex(kind)]
-    return str(PurePosixPath(path).with_name(f"{stem}{EXCERPT}{kind}"))
+    return str(PurePosixPath(path).with_name(f"{stem}.excerpt{kind}"))
 
 
 def take_excerpt(hub: Hub, contents: Contents, file: HubFile, target: Path, limit: int) -> bool:
@@ -54,11 +57,9 @@ def take_excerpt(hub: Hub, contents: Contents, file: HubFile, target: Path, limi
 
     Returns whether a whole row or line came within them. Raises `DataError` for a damaged file.
     """
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if data_type(file.path) == ".parquet":
-            return _copy_rows(hub.open(contents, file, cache="none"), file.path, target, limit) > 0
-        return _copy_lines(_beginning(hub, contents, file, limit), file.path, target, limit) > 0
+    if data_type(file.path) == ".parquet":
+        return _copy_rows(hub.open(contents, file), file.path, target, limit)
+    return _copy_lines(_beginning(hub, contents, file, limit), file.path, target, limit)
 
 
 def first_bytes(hub: Hub, contents: Contents, file: HubFile, limit: int) -> bytes:
@@ -89,8 +90,8 @@ def _pieces(read: Callable[[int], bytes], path: str) -> Iterator[bytes]:
         yield piece
 
 
-def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> int:
-    """Writes the whole lines of `stream`, or rows of CSV; returns how many bytes they are."""
+def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> bool:
+    """Writes the whole lines of `stream`, or rows of CSV; returns whether there is one."""
     kind = data_type(path)
     kept = length = marks = 0
     begun = kind != ".json"
@@ -109,21 +110,20 @@ def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> int:
             if length > limit * _MOST_EXPANSION + _STEP:
                 raise DataError(f"{path} grows more than {_MOST_EXPANSION} times when decompressed. It is not text.")
         output.truncate(kept)
-    return kept
+    return kept > 0
 
 
-def _copy_rows(remote: Any, path: str, target: Path, limit: int) -> int:
-    """Writes the rows that lie in the first `limit` bytes of the file; returns how many."""
-    _, parquet = parquet_library()
+def _copy_rows(remote: Any, path: str, target: Path, limit: int) -> bool:
+    """Writes the rows that lie in the first `limit` bytes of the file; returns whether there is one."""
     block = min(max(limit // 64, _LEAST_BLOCK), _LARGEST_BLOCK)
     rows = 0
-    with damaged_parquet(path):
-        file = parquet.ParquetFile(remote, pre_buffer=False, buffer_size=block)
-        with parquet.ParquetWriter(target, file.schema_arrow, compression="zstd") as writer:
+    with _parquet(path) as arrow:
+        file = arrow.parquet.ParquetFile(remote, pre_buffer=False, buffer_size=block)
+        with arrow.parquet.ParquetWriter(target, file.schema_arrow, compression="zstd") as writer:
             for batch in _batches(file, limit):
                 writer.write_batch(batch)
                 rows += batch.num_rows
-    return rows
+    return rows > 0
 
 
 def _batches(file: Any, limit: int) -> Iterator[Any]:
@@ -145,21 +145,54 @@ def _batches(file: Any, limit: int) -> Iterator[Any]:
             return
 
 
+def text_column(hub: Hub, selection: Selection) -> tuple[str | None, list[str]]:
+    """The column that holds the text, and all columns, as the first file has them.
+
+    The column is None for text without columns, and where it cannot be told which is meant. Raises `DataError` when
+    there is no column of the name asked for.
+    """
+    path, wanted = selection.files[0].path, selection.request.column
+    found = _columns(hub, selection)
+    if wanted is not None and found and wanted not in found:
+        raise DataError(no_such(path, "column", wanted, list(found)))
+    if wanted is not None and data_type(path) == ".txt":
+        raise DataError(f"{path} is plain text and has no column {wanted!r}. Leave it out.")
+    texts = [name for name, is_text in found.items() if is_text]
+    meant_only = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+    return wanted or meant_only, list(found)
+
+
+def _columns(hub: Hub, selection: Selection) -> dict[str, bool]:
+    """Name of each column, and whether it holds strings; empty where there is none or its beginning does not tell."""
+    file, kind = selection.files[0], data_type(selection.files[0].path)
+    if kind == ".parquet":
+        with _parquet(file.path) as arrow:
+            schema = arrow.parquet.read_schema(hub.open(selection.contents, file))
+        texts = (arrow.types.is_string, arrow.types.is_large_string)
+        return {field.name: any(is_text(field.type) for is_text in texts) for field in schema}
+    if kind in (".txt", ".arrow") or not file.size:
+        return {}
+    length = _BEGINNING_OF.get(PurePosixPath(file.path).suffix.lower(), _BEGINNING)
+    beginning = first_bytes(hub, selection.contents, file, length).decode("utf-8", errors="replace")
+    try:
+        if kind in _DELIMITERS:
+            return dict.fromkeys(next(csv.reader(io.StringIO(beginning), delimiter=_DELIMITERS[kind]), []), True)
+        # The first of JSON lines, or of an array.
+        record, _ = json.JSONDecoder().raw_decode(beginning.lstrip("\ufeff \t\r\n["))
+    except (csv.Error, ValueError, RecursionError):
+        return {}
+    return {name: isinstance(value, str) for name, value in record.items()} if isinstance(record, dict) else {}
+
+
 @contextmanager
-def damaged_parquet(path: str) -> Iterator[None]:
-    """What pyarrow says of a damaged file within the block becomes a `DataError` that names `path`."""
-    arrow, _ = parquet_library()
+def _parquet(path: str) -> Iterator[Any]:
+    """pyarrow, with its part for Parquet; what it says of a damaged file becomes a `DataError` that names `path`."""
     try:
-        yield
-    except arrow.ArrowInvalid as error:
-        raise DataError(f"{path} is not a complete Parquet file: {error}".rstrip(".") + ".") from None
-
-
-def parquet_library() -> tuple[Any, Any]:
-    """pyarrow and its part for Parquet; raises `DataError` where it is not installed."""
-    try:
-        import pyarrow  # type: ignore[import-untyped, unused-ignore]
-        import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError:
         raise DataError("Parquet files need the library pyarrow: pip install 'sheepop[data]'.") from None
-    return pyarrow, pyarrow.parquet
+    try:
+        yield pyarrow
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path} is not a complete Parquet file: {error}".rstrip(".") + ".") from None

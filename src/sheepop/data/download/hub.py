@@ -12,9 +12,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from huggingface_hub import HfApi, HfFileSystem, constants, get_token, hf_hub_url
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
+
 import sheepop
 from sheepop.core.console import Progress
-from sheepop.core.errors import DataError, SheepOpError, UsageError
+from sheepop.core.errors import DataError, UsageError
 
 T = TypeVar("T")
 
@@ -27,20 +38,33 @@ _PASSING_STATUS = (None, 408, 500, 502, 503, 504)
 # How much of a file is asked for at once where only its beginning is read.
 _BLOCK = 2**20
 _CHUNK = 2**16
+# That of the HTTP client of the hub's library, which has changed clients.
+_CLIENT_ERROR = next(
+    kind for kind in HfHubHTTPError.__mro__ if issubclass(kind, Exception) and kind.__name__ == "HTTPError"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository: its path, size in bytes, and the hash it must have.
+    """A file of a repository: its path, size in bytes, the hash it must have, and what is made of it.
 
-    `sha256` is that of its content for a large file; a small one has `git_sha1`, that of its git object.
+    `sha256` is that of its content for a large file; a small one has `git_sha1`, that of its git object. `target` is
+    its path in the folder. Where `limit` is not null, only what comes within so many bytes is taken.
     """
 
     path: str
     size: int
     sha256: str | None
     git_sha1: str | None
+    split: str = ""
+    target: str = ""
+    limit: int | None = None
+
+    @property
+    def transfer(self) -> int:
+        """Bytes to transfer at most."""
+        return self.size if self.limit is None else self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +80,11 @@ class Contents:
 class Hub:
     """A hub, at ``HF_ENDPOINT`` or where the hub's library finds it, asked with `token` or the one stored for it.
 
-    Raises `DataError` in plain words for whatever the hub or the network refuses.
+    `commits` has the commit that is used of each branch, from its first use on. Raises `DataError` in plain words for
+    whatever the hub or the network refuses.
     """
 
     def __init__(self, token: str | None = None) -> None:
-        from huggingface_hub import constants
-
         # The library would otherwise fetch a list of programs to report on, and store it in the home folder.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         # Of 10 MiB, as the library has it, a stopped transfer would lose the last.
@@ -71,20 +94,32 @@ class Hub:
             raise UsageError(f"HF_ENDPOINT = {self.endpoint!r} is not the address of a hub, such as https://host.")
         # As it is shown and recorded: without a password.
         self.name = re.sub(r"//[^/@]*@", "//", self.endpoint)
+        self.commits: dict[str, str] = {}
         self._token = token or None
 
-    def contents(self, repository: str, revision: str = MAIN) -> Contents | None:
-        """What `repository` holds at the commit `revision`, or the newest of that branch; None where there is none.
+    def contents(self, repository: str, branch: str = MAIN) -> Contents | None:
+        """What `repository` holds at the commit in `commits`, or the newest of the branch; None without that branch.
 
-        Raises `DataError` when there is no such repository for this user.
+        Raises `DataError` when there is no such repository for this user, or the commit is gone.
         """
-        from huggingface_hub import HfApi, constants
-        from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
+        contents = self._at(repository, self.commits.get(branch, branch))
+        if contents is not None:
+            self.commits[branch] = contents.revision
+        return contents
 
+    def newer(self, repository: str, revision: str, *, converted: bool) -> str | None:
+        """The commit that there is by now after `revision`; None where there is none, or the hub does not tell."""
+        try:
+            newest = self._at(repository, CONVERTED if converted else MAIN)
+        except DataError:
+            return None
+        return newest.revision if newest is not None and newest.revision != revision else None
+
+    def _at(self, repository: str, revision: str) -> Contents | None:
         if constants.HF_HUB_OFFLINE:
             raise DataError("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it to download.")
         api = HfApi(endpoint=self.endpoint, token=self._token)
-        with self.explained(repository):
+        with self._explained(repository):
             try:
                 info: Any = retried(
                     lambda: api.dataset_info(
@@ -92,7 +127,9 @@ class Hub:
                     )
                 )
             except RevisionNotFoundError:
-                return None
+                if revision in (MAIN, CONVERTED):
+                    return None
+                raise
             except HFValidationError as error:
                 raise UsageError(f"{repository!r} is not the name of a dataset on the hub: {error}") from None
             except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -105,14 +142,10 @@ class Hub:
         if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
             raise DataError(f"{self.name} does not say which commit of {repository} it has. See HF_ENDPOINT.")
         card = info.card_data.to_dict() if info.card_data is not None else {}
-        return Contents(info.id, info.sha, tuple(_file(sibling) for sibling in info.siblings or ()), card)
+        return Contents(info.id, info.sha, tuple(map(_file, info.siblings or ())), card)
 
     def download(self, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
         """Appends to `part` what it lacks of the file; `progress` is advanced by megabytes."""
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
-
         url = hf_hub_url(
             contents.repository, file.path, repo_type="dataset", revision=contents.revision, endpoint=self.endpoint
         )
@@ -122,7 +155,7 @@ class Hub:
         def counted(**options: Any) -> Iterator[Any]:
             yield SimpleNamespace(update=lambda count: progress.advance(count / 1e6))
 
-        with part.open("ab") as output, self.explained(contents.repository):
+        with part.open("ab") as output, self._explained(contents.repository):
             if output.tell() > file.size:
                 output.seek(0)
                 output.truncate()
@@ -141,19 +174,17 @@ class Hub:
             output.flush()
             os.fsync(output.fileno())
 
-    def open(self, contents: Contents, file: HubFile, size: int | None = None, cache: str = "readahead") -> Any:
-        """The first `size` bytes of a file to read from and to seek in; what is not read is hardly transferred."""
-        from huggingface_hub import HfFileSystem
-
+    def open(self, contents: Contents, file: HubFile, size: int | None = None) -> Any:
+        """A file, to seek in what is read of it; or its first `size` bytes, to read from the beginning on."""
         system = HfFileSystem(endpoint=self.endpoint, token=self._token, skip_instance_cache=True)
         path = f"datasets/{contents.repository}@{contents.revision}/{file.path}"
-        size = file.size if size is None else min(size, file.size)
-        with self.explained(contents.repository):
+        cache, size = ("none", file.size) if size is None else ("readahead", min(size, file.size))
+        with self._explained(contents.repository):
             opened = system.open(path, "rb", block_size=_BLOCK, cache_type=cache, size=size)
         fetch = opened.cache.fetcher
 
         def checked(start: int, stop: int) -> bytes:
-            with self.explained(contents.repository):
+            with self._explained(contents.repository):
                 received: bytes = fetch(start, stop)
             if len(received) != stop - start:
                 raise DataError(f"{self.name} sends only whole files, so neither Parquet nor a limit works with it.")
@@ -163,53 +194,44 @@ class Hub:
         return opened
 
     @contextmanager
-    def explained(self, repository: str) -> Iterator[None]:
+    def _explained(self, repository: str) -> Iterator[None]:
         """Faults of network and hub within the block become a `DataError` that says what to do."""
         try:
             yield
-        except SheepOpError:
-            raise
-        except (_client_errors(), ConnectionError, TimeoutError) as error:
+        except (_CLIENT_ERROR, ConnectionError, TimeoutError) as error:
             raise self._error(repository, error) from error
 
-    def _error(self, repository: str, error: BaseException) -> DataError:
-        status, code = _status_of(error), _header(error, "X-Error-Code")
-        if code == "GatedRepo" or type(error).__name__ == "GatedRepoError":
+    def _error(self, repository: str, error: Exception) -> DataError:
+        status = _status_of(error)
+        if isinstance(error, GatedRepoError):
             return DataError(
                 f"{repository} is available only to those who accept its terms. Accept them on "
                 f"{self.name}/datasets/{repository} while logged in, create an access token at "
                 f"{self.name}/settings/tokens, set it as HF_TOKEN and run the command again."
             )
-        if status in (401, 403, 404) and code in ("EntryNotFound", "RevisionNotFound"):
-            return self.gone(repository, "file" if code == "EntryNotFound" else "commit")
+        if isinstance(error, (EntryNotFoundError, RevisionNotFoundError)):
+            what = "file" if isinstance(error, EntryNotFoundError) else "commit"
+            return DataError(
+                f"{self.name} no longer has the {what} of {repository} that this download began with. Remove the "
+                "hidden folder of this download and run it again."
+            )
         if status in (401, 403, 404):
-            token = "the token in use may not read it" if self._uses_token() else "it is private; then set HF_TOKEN"
+            has_token = self._token or get_token()
+            token = "the token in use may not read it" if has_token else "it is private; then set HF_TOKEN"
             return DataError(f"There is no dataset {repository} on {self.name} (status {status}), or {token}.")
         if status == 429:
             return DataError(
                 f"{self.name} asks for fewer requests (status 429). Run the same command again in a few minutes; "
                 "with an access token in HF_TOKEN it allows more."
             )
-        lines = str(error).strip().splitlines()
-        words = (lines[0] if lines else type(error).__name__).rstrip(".")[:300]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        words = lines[0].rstrip(".")[:300]
         if status is not None:
             return DataError(f"{self.name} failed (status {status}): {words}. Run the command again.")
         return DataError(
             f"{self.name} cannot be reached, or keeps breaking off: {words}. Check the network (and HF_ENDPOINT, if "
             "set), then run the same command again: it keeps what has arrived."
         )
-
-    def gone(self, repository: str, what: str) -> DataError:
-        """The error of a stopped download of which the hub no longer has something."""
-        return DataError(
-            f"{self.name} no longer has the {what} of {repository} that this download began with. Remove the hidden "
-            "folder of this download and run it again."
-        )
-
-    def _uses_token(self) -> bool:
-        from huggingface_hub import get_token
-
-        return bool(self._token or get_token())
 
 
 def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
@@ -221,7 +243,7 @@ def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
     while True:
         try:
             return work()
-        except _client_errors() as error:
+        except _CLIENT_ERROR as error:
             failures, before = failures if reached() == before else 0, reached()
             if _status_of(error) not in _PASSING_STATUS or failures == len(WAITS):
                 raise
@@ -229,32 +251,13 @@ def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
         failures += 1
 
 
-def _client_errors() -> type[Exception]:
-    """The base class of the errors of the HTTP client that the hub's library uses, whichever that is."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    base = next(kind for kind in HfHubHTTPError.__mro__[1:] if kind.__name__ == "HTTPError")
-    assert issubclass(base, Exception)
-    return base
-
-
-def _status_of(error: BaseException) -> int | None:
+def _status_of(error: Exception) -> int | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
-
-
-def _header(error: BaseException, name: str) -> str:
-    headers: Any = getattr(getattr(error, "response", None), "headers", {})
-    return str(headers.get(name, ""))
 
 
 def _file(sibling: Any) -> HubFile:
     if not isinstance(sibling.size, int) or sibling.size < 0:
         raise DataError(f"The hub does not say how large {sibling.rfilename!r} is. Run the command again later.")
-    large = sibling.lfs is not None
-    return HubFile(
-        sibling.rfilename,
-        sibling.size,
-        sibling.lfs.sha256 if large else None,
-        None if large else sibling.blob_id,
-    )
+    sha256 = sibling.lfs.sha256 if sibling.lfs is not None else None
+    return HubFile(sibling.rfilename, sibling.size, sha256, None if sha256 else sibling.blob_id)

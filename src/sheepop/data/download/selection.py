@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from sheepop.core.errors import DataError
-from sheepop.data.download.catalog import Request
-from sheepop.data.download.hub import CONVERTED, MAIN, Contents, Hub, HubFile
+from sheepop.core.errors import DataError, first_few
+from sheepop.data.download.catalog import MOST_NAMES, Request, no_such
+from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
 
 _TYPES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".arrow")
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -25,61 +24,65 @@ _SPLIT_NAMES = {
 }
 _SPLIT_WORD = re.compile(rf"(?<![A-Za-z])({'|'.join(_SPLIT_NAMES)})(?![A-Za-z])", re.IGNORECASE)
 _PARTIAL = "partial-"
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenFile:
-    """A file of the repository and the split that it belongs to."""
-
-    file: HubFile
-    split: str
+_CONVERTED_FILE = re.compile(rf"(?P<subset>[^/]+)/(?:{_PARTIAL})?(?P<split>[^/]+)/[^/]+\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files to transfer, those of the training split first, from one commit.
+    """The `files` that a request means, those of the training split first, from one commit.
 
     `converted` when they are the hub's own conversion to Parquet; `partial` when that holds the beginning only.
-    `commits` has that of each branch that was looked at.
+    `column` is the one that holds the text, where that is known. `taken` are the files to transfer.
     """
 
+    request: Request
     contents: Contents
     subset: str | None
-    files: tuple[ChosenFile, ...]
+    files: tuple[HubFile, ...]
     converted: bool = False
     partial: bool = False
-    commits: Mapping[str, str] = field(default_factory=dict)
+    column: str | None = None
+    taken: tuple[HubFile, ...] = ()
 
     @property
-    def branch(self) -> str:
-        """The branch of the repository that has the files."""
-        return CONVERTED if self.converted else MAIN
+    def transfer(self) -> int:
+        """Bytes to transfer at most."""
+        return sum(file.transfer for file in self.taken)
+
+    @property
+    def licence(self) -> str | None:
+        """What the card of the dataset says, else what was known beforehand."""
+        said = self.contents.card.get("license")
+        if isinstance(said, list):
+            said = ", ".join(str(item) for item in said)
+        if said == "other":
+            said = self.contents.card.get("license_name")
+        if isinstance(said, str) and said.strip().lower() not in ("", "unknown", "other"):
+            return " ".join(said.split())[:200]
+        return self.request.licence
 
 
-def select(hub: Hub, request: Request, commits: Mapping[str, str]) -> Selection:
-    """The files that `request` means at the commits of `commits`, or the newest of a branch that is not in it.
+def select(hub: Hub, request: Request) -> Selection:
+    """The files that `request` means.
 
     Raises `DataError` when the repository holds no data that can be read, when it must be said which subset is meant,
     or when the subset or split asked for is not there. No other dataset ever takes its place.
     """
-    contents = _at(hub, request.repository, MAIN, commits)
+    contents = hub.contents(request.repository)
     if contents is None:
         raise DataError(f"{request.repository} on {hub.name} is empty.")
     if request.patterns:
         found = _matching(contents, request.patterns)
-        selection = Selection(contents, request.subset, _by_name(found)) if found else None
+        selection = Selection(request, contents, request.subset, _in_order(found)) if found else None
     else:
-        selection = _described(contents, request.subset) or _listed(contents, request)
-    selection = selection or _converted(contents, _at(hub, contents.repository, CONVERTED, commits), request)
-    seen = {MAIN: contents.revision, selection.branch: selection.contents.revision}
-    return replace(_of_split(selection, request.split), commits=seen)
-
-
-def _at(hub: Hub, repository: str, branch: str, commits: Mapping[str, str]) -> Contents | None:
-    contents = hub.contents(repository, commits.get(branch, branch))
-    if contents is None and branch in commits:
-        raise hub.gone(repository, "commit")
-    return contents
+        selection = _described(contents, request) or _listed(contents, request)
+    selection = selection or _converted(contents, hub.contents(contents.repository, CONVERTED), request)
+    splits = {file.split for file in selection.files}
+    if request.split is None:
+        return selection
+    if request.split not in splits:
+        raise DataError(no_such(contents.repository, "split", request.split, sorted(splits)))
+    return replace(selection, files=tuple(file for file in selection.files if file.split == request.split))
 
 
 def _matching(contents: Contents, patterns: Iterable[str]) -> list[HubFile]:
@@ -91,7 +94,7 @@ def _matching(contents: Contents, patterns: Iterable[str]) -> list[HubFile]:
     return []
 
 
-def _described(contents: Contents, subset: str | None) -> Selection | None:
+def _described(contents: Contents, request: Request) -> Selection | None:
     """The files that the header of the dataset's README lists for the subset; None where it lists none."""
     listed = contents.card.get("configs")
     configs = {
@@ -101,42 +104,39 @@ def _described(contents: Contents, subset: str | None) -> Selection | None:
     }
     if not configs:
         return None
-    name = subset or _only_subset(contents.repository, configs)
-    if name not in configs:
-        raise DataError(_no_such("subset", name, configs, contents.repository))
-    chosen: dict[str, ChosenFile] = {}
+    name = _subset(contents.repository, request.subset, configs)
+    chosen: dict[str, HubFile] = {}
     for split, pattern in _data_files(configs[name].get("data_files") or f"{configs[name]['data_dir']}/**"):
         for file in _matching(contents, [pattern]):
             if data_type(file.path):
-                chosen.setdefault(file.path, ChosenFile(file, split or split_of(file.path)))
+                chosen.setdefault(file.path, replace(file, split=split))
     if not chosen:
         raise DataError(
             f"{contents.repository} has no files in its subset {name} that SheepOp can read ({', '.join(_TYPES)})."
         )
-    return Selection(contents, name, _in_order(chosen.values()))
+    return Selection(request, contents, name, _in_order(chosen.values()))
 
 
-def _only_subset(repository: str, configs: dict[str, Any]) -> str:
-    """The subset that is meant when none is named: the only one, or the one marked as the default."""
+def _subset(repository: str, wanted: str | None, configs: Mapping[str, Any]) -> str:
+    """The one of `configs` that is meant: the one `wanted`, else the only one, or the one marked as the default."""
+    if wanted is not None and wanted not in configs:
+        raise DataError(no_such(repository, "subset", wanted, sorted(configs)))
     default = [name for name, config in configs.items() if config.get("default") is True]
-    for names in (list(configs), default, [name for name in configs if name == "default"]):
+    for names in ([wanted] if wanted else [], list(configs), default, [name for name in configs if name == "default"]):
         if len(names) == 1:
             return names[0]
-    shown = ", ".join(sorted(configs)[:40])
     raise DataError(
-        f"{repository} has several subsets; name one, such as hub:{repository}/{min(configs)}. They are: {shown}"
-        f"{', ...' if len(configs) > 40 else ''}."
+        f"{repository} has several subsets; name one, such as hub:{repository}/{min(configs)}. They are: "
+        f"{first_few(sorted(configs), MOST_NAMES)}."
     )
 
 
 def _data_files(listed: Any) -> list[tuple[str, str]]:
     """Pairs of split and pattern, in each form that a README may use; the split is empty where none is named."""
-    if isinstance(listed, str):
-        return [("", listed)]
     if isinstance(listed, dict):
         listed = [{"split": split, "path": path} for split, path in listed.items()]
     pairs = []
-    for item in listed if isinstance(listed, list) else []:
+    for item in listed if isinstance(listed, list) else [listed]:
         split, paths = (item.get("split"), item.get("path")) if isinstance(item, dict) else ("", item)
         pairs += [(str(split or ""), str(path)) for path in (paths if isinstance(paths, list) else [paths]) if path]
     return pairs
@@ -144,28 +144,24 @@ def _data_files(listed: Any) -> list[tuple[str, str]]:
 
 def _listed(contents: Contents, request: Request) -> Selection | None:
     """The data files of a repository that says nothing about them; None where a script would have to make them."""
-    if _has_script(contents):
+    forms: defaultdict[str, list[HubFile]] = defaultdict(list)
+    for file in contents.files:
+        kind = data_type(file.path)
+        if kind and (request.subset is None or request.subset in PurePosixPath(file.path).parts[:-1]):
+            forms[kind].append(file)
+    if not forms or _has_script(contents):
         return None
-    if request.subset is not None:
-        found = [file for file in contents.files if request.subset in PurePosixPath(file.path).parts[:-1]]
-    else:
-        found = list(contents.files)
-    found = [file for file in found if data_type(file.path)]
-    if not found:
-        return None
-    sizes: Counter[str] = Counter()
-    for file in found:
-        sizes[data_type(file.path)] += file.size
-    # A dataset that comes in several forms is taken once.
-    form = ".parquet" if ".parquet" in sizes else max(sorted(sizes), key=lambda name: sizes[name])
-    return Selection(contents, request.subset, _by_name(file for file in found if data_type(file.path) == form))
+    # A dataset that comes in several forms is taken once: as Parquet, or as what is largest.
+    form = max(sorted(forms), key=lambda kind: (kind == ".parquet", sum(file.size for file in forms[kind])))
+    return Selection(request, contents, request.subset, _in_order(forms[form]))
 
 
 def _converted(contents: Contents, converted: Contents | None, request: Request) -> Selection:
     """The hub's conversion to Parquet, which it makes of datasets that are otherwise made by running a script."""
-    repository = contents.repository
-    files = [file for file in converted.files if file.path.endswith(".parquet")] if converted is not None else []
-    subsets = sorted({file.path.split("/")[0] for file in files if file.path.count("/") == 2})
+    subsets: defaultdict[str, list[HubFile]] = defaultdict(list)
+    for file in converted.files if converted is not None else ():
+        if match := _CONVERTED_FILE.fullmatch(file.path):
+            subsets[match["subset"]].append(replace(file, split=match["split"]))
     if converted is None or not subsets:
         why = f"has no files of a type that SheepOp can read ({', '.join(_TYPES)})"
         if request.patterns:
@@ -173,33 +169,18 @@ def _converted(contents: Contents, converted: Contents | None, request: Request)
         if _has_script(contents):
             why = "is made by a script, which SheepOp does not run"
         raise DataError(
-            f"{repository} {why}, and the hub has no conversion of it to Parquet (branch {CONVERTED}). So it cannot "
-            "be downloaded; no other dataset is used in its place."
+            f"{contents.repository} {why}, and the hub has no conversion of it to Parquet (branch {CONVERTED}). So it "
+            "cannot be downloaded; no other dataset is used in its place."
         )
-    subset = request.subset or _only_subset(repository, {name: {} for name in subsets})
-    if subset not in subsets:
-        raise DataError(_no_such("subset", subset, subsets, repository))
-    chosen = [(file, file.path.split("/")[1]) for file in files if file.path.split("/")[0] == subset]
-    partial = any(split.startswith(_PARTIAL) for _, split in chosen)
-    in_order = _in_order(ChosenFile(file, split.removeprefix(_PARTIAL)) for file, split in chosen)
-    return Selection(converted, subset, in_order, converted=True, partial=partial)
+    subset = _subset(contents.repository, request.subset, {name: {} for name in subsets})
+    partial = any(file.path.startswith(f"{subset}/{_PARTIAL}") for file in subsets[subset])
+    return Selection(request, converted, subset, _in_order(subsets[subset]), converted=True, partial=partial)
 
 
-def _of_split(selection: Selection, split: str | None) -> Selection:
-    if split is None:
-        return selection
-    splits = {chosen.split for chosen in selection.files}
-    if split not in splits:
-        raise DataError(_no_such("split", split, splits, selection.contents.repository))
-    return replace(selection, files=tuple(chosen for chosen in selection.files if chosen.split == split))
-
-
-def _by_name(files: Iterable[HubFile]) -> tuple[ChosenFile, ...]:
-    return _in_order(ChosenFile(file, split_of(file.path)) for file in files)
-
-
-def _in_order(files: Iterable[ChosenFile]) -> tuple[ChosenFile, ...]:
-    return tuple(sorted(files, key=lambda chosen: (chosen.split != "train", chosen.split, chosen.file.path)))
+def _in_order(files: Iterable[HubFile]) -> tuple[HubFile, ...]:
+    """`files`, each with the split that its path names where it has none yet, and those of the training split first."""
+    named = [replace(file, split=file.split or split_of(file.path)) for file in files]
+    return tuple(sorted(named, key=lambda file: (file.split != "train", file.split, file.path)))
 
 
 def split_of(path: str) -> str:
@@ -231,11 +212,3 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     for token in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern):
         translated += {"**/": r"(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or re.escape(token)
     return re.compile(translated)
-
-
-def _no_such(what: str, name: str, names: Iterable[str], repository: str) -> str:
-    names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=1)
-    meant = f" Did you mean {close[0]}?" if close else ""
-    shown = ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
-    return f"{repository} has no {what} {name!r}.{meant} It has: {shown}."
