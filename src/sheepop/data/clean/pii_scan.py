@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# Between the digits of one number; whatever is not ASCII may be such a sign, as the narrow space of French typography.
+_JOINT = r"[ .\-/()?\u0080-\U0010ffff]"
 _RUN = re.compile(
-    # Six digits or more with few signs between; whatever is not ASCII may be one, such as French typography's space.
-    r"[0-9](?:(?:[ .\-/()?\u0080-\U0010ffff]{0,3}[0-9]){5,}+"
+    r"[0-9](?<![0-9].)(?<![0-9]\..)(?:"
+    # Six digits or more that are no decimal fraction.
+    rf"(?![0-9]*\.[0-9]++(?!{_JOINT}{{1,3}}[0-9]))(?:{_JOINT}{{0,3}}[0-9]){{5,}}+|"
     # Fewer are part of an address, or follow two capital letters.
-    r"|[0-9]?(?:\.[0-9]{1,2}){3}|(?<=[A-Z]{2}[0-9])[0-9]|(?<=[23])[0-9A-Fa-f]{3}:)"
+    r"[0-9]?(?:\.[0-9]{1,2}){3}|(?<=[A-Z]{2}[0-9])[0-9]|(?<=[23])[0-9A-Fa-f]{3}:)"
 )
 _DOT = re.compile(r"[0-9]\.(?=[0-9])")
 _LETTERED = re.compile(r"[A-Z]{2}[0-9]{2}")
@@ -42,8 +45,7 @@ def find_runs(text: str) -> list[Run]:
         digits = len(literal.encode("ascii", "replace").translate(None, _NOT_DIGITS))
         dots = len(_DOT.findall(literal)) if "." in literal else 0
         is_lettered = start >= 2 and _LETTERED.match(text, start - 2) is not None
-        is_decimal = dots == len(literal) - digits == 1
-        is_enough = (digits >= 7 and not is_decimal) or (digits == 6 and _GOES_ON.match(text, end))
-        if is_enough or dots >= 3 or is_lettered or literal.endswith(":"):
+        goes_on = digits == 6 and _GOES_ON.match(text, end)
+        if digits >= 7 or dots >= 3 or is_lettered or goes_on or literal.endswith(":"):
             runs.append(Run(start, end, digits, dots, is_lettered))
     return runs
