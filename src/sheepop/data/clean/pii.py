@@ -23,11 +23,6 @@ class PiiReplacement(Replacement):
     name = "pii"
     config: PiiConfig
 
-    @property
-    def salt(self) -> str:
-        """What the configuration gives."""
-        return self.config.salt
-
     def findings(self, text: str, document: Draft) -> list[Finding]:
         """The personal values in a segment of the document."""
         return find_personal(text, self.config, is_code=document.kind == "code")
