@@ -69,25 +69,28 @@ class LanguageConfig(Config):
 PiiKind = Literal["email", "phone", "ip", "card", "iban", "national_id"]
 
 
-class PiiConfig(Config):
+class PlaceholderConfig(Config):
+    """What stages that leave placeholders share."""
+
+    salt: str = ""
+    """A secret of your own, kept apart from the corpus: without it nobody can test a guess against a placeholder."""
+
+
+class PiiConfig(PlaceholderConfig):
     """Which personal identifiers are replaced by placeholders."""
 
     kinds: tuple[PiiKind, ...] = ("email", "phone", "ip", "card", "iban", "national_id")
     """Which kinds of identifiers are replaced; names and postal addresses never are."""
     addresses: Literal["public", "all"] = "public"
     """IP addresses that are replaced: `public` ones, which can be reached from the internet, or `all`."""
-    salt: str = ""
-    """A secret of your own, kept apart from the corpus: without it nobody can test a guess against a placeholder."""
 
 
-class SecretsConfig(Config):
+class SecretsConfig(PlaceholderConfig):
     """How keys and passwords are found: by their shapes, and by detect-secrets' other plugins where asked for."""
 
     detectors: tuple[Literal["entropy", "keyword"], ...] = ()
     """Also look for what is random (`entropy`) or has a telling name (`keyword`); both flag many ordinary words and
     are slow."""
-    salt: str = ""
-    """A secret of your own, as for `data.clean.pii`."""
 
 
 class ToxicityConfig(Config):

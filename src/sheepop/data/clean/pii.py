@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sheepop.data.clean.config import PiiConfig
-from sheepop.data.clean.pii_accounts import find_cards, find_ibans
 from sheepop.data.clean.pii_hosts import find_addresses, find_emails
-from sheepop.data.clean.pii_ids import find_national_ids
+from sheepop.data.clean.pii_numbers import find_cards, find_ibans, find_national_ids
 from sheepop.data.clean.pii_phone import find_phones
-from sheepop.data.clean.pii_scan import Candidates, find_candidates
+from sheepop.data.clean.pii_scan import find_runs
 from sheepop.data.clean.placeholders import Finding, Replacement
 from sheepop.data.documents import Draft
 
@@ -23,11 +22,6 @@ class PiiReplacement(Replacement):
 
     name = "pii"
     config: PiiConfig
-
-    @property
-    def salt(self) -> str:
-        """What the configuration gives."""
-        return self.config.salt
 
     def findings(self, text: str, document: Draft) -> list[Finding]:
         """The personal values in a segment of the document."""
@@ -51,15 +45,14 @@ def _all_findings(text: str, config: PiiConfig, is_code: bool) -> Iterator[Findi
     kinds = config.kinds
     if "email" in kinds and "@" in text:
         yield from find_emails(text, is_code=is_code)
-    every = config.addresses == "all"
-    candidates = find_candidates(text) if set(kinds) - {"email"} else Candidates()
+    runs = find_runs(text) if set(kinds) - {"email"} else []
     if "iban" in kinds:
-        yield from find_ibans(text, candidates)
+        yield from find_ibans(text, runs)
     if "ip" in kinds:
-        yield from find_addresses(text, candidates, every=every)
+        yield from find_addresses(text, runs, every=config.addresses == "all")
     if "card" in kinds:
-        yield from find_cards(text, candidates, is_code=is_code)
+        yield from find_cards(text, runs, is_code=is_code)
     if "national_id" in kinds:
-        yield from find_national_ids(text, candidates, is_code=is_code)
+        yield from find_national_ids(text, runs, is_code=is_code)
     if "phone" in kinds:
-        yield from find_phones(text, candidates, is_code=is_code)
+        yield from find_phones(text, runs, is_code=is_code)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-from sheepop.data.clean.pii_scan import Candidates
+from sheepop.data.clean.pii_scan import Run
 from sheepop.data.clean.placeholders import Finding
 
 _LONGEST_LOCAL, _LONGEST_HOST = 64, 253
@@ -120,6 +120,8 @@ _IPV4 = re.compile(
 )
 _IPV6 = re.compile(r"[0-9A-Fa-f:]{2,39}(?:(?<=:)[0-9.]{7,15})?")
 _ANY_IPV6 = re.compile(r"(?<![A-Za-z0-9_:.])(?:[0-9A-Fa-f]{1,4}:|::)[0-9A-Fa-f:]{1,38}(?![A-Za-z0-9_:])")
+# Global unicast addresses begin with 2 or 3 (RFC 4291).
+_PUBLIC_IPV6 = re.compile(r"[23](?<![A-Za-z0-9_].)[0-9A-Fa-f]{3}:")
 _INDEX = re.compile(r"[A-Za-z0-9_\])]\[\Z")
 _VERSION_WORDS = re.compile(
     r"(?:version|versions|release|released|ver\.?|v\.?|firmware|build|revision|specification|spec|section|sec\.|§|chapter|appendix|clause|"
@@ -139,22 +141,21 @@ _RESERVED = (
     "192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3"
 )
 _RESERVED_V4 = tuple(IPv4Network(network) for network in _RESERVED.split())
-_PUBLIC_V6 = IPv6Network("2000::/3")
 _RESERVED_V6 = tuple(IPv6Network(network) for network in ("2001:db8::/32", "3fff::/20", "2001:10::/28", "2001:2::/48"))
 
 
-def find_addresses(text: str, candidates: Candidates, *, every: bool) -> Iterator[Finding]:
+def find_addresses(text: str, runs: list[Run], *, every: bool) -> Iterator[Finding]:
     """IP addresses of hosts; with `every`, also private, loopback, documentation and other reserved ones."""
-    for run in candidates.runs:
+    for run in runs:
         if run.dots >= 3:
             for match in _IPV4.finditer(text, run.start, run.end + 7):
                 if _is_host(text, match, every):
                     yield Finding(match.start(1), match.end(1), "ip", "ipv4", match.group(1))
-    starts = [match.start() for match in _ANY_IPV6.finditer(text)] if every else candidates.ipv6
-    for start in starts:
-        finding = _ipv6_at(text, start, every)
-        if finding:
-            yield finding
+        if not every and text.find(":", run.end - 1, run.end + 4) >= 0:
+            for match in _PUBLIC_IPV6.finditer(text, max(run.start, run.end - 5), run.end + 4):
+                yield from _ipv6_at(text, match.start(), every)
+    for match in _ANY_IPV6.finditer(text) if every else ():
+        yield from _ipv6_at(text, match.start(), every)
 
 
 def _is_host(text: str, match: re.Match[str], every: bool) -> bool:
@@ -175,23 +176,18 @@ def _is_host(text: str, match: re.Match[str], every: bool) -> bool:
     return not any(address in network for network in _RESERVED_V4)
 
 
-def _ipv6_at(text: str, start: int, every: bool) -> Finding | None:
+def _ipv6_at(text: str, start: int, every: bool) -> Iterator[Finding]:
     match = _IPV6.match(text, start)
     if not match or (start and text[start - 1] in ":.") or _INDEX.search(text[max(0, start - 2) : start]):
-        return None
-    literal = match.group()
-    following = text[match.end() : match.end() + 1]
-    if following.isalnum() or following == "_":
-        return None
+        return
+    literal, following = match.group(), text[match.end() : match.end() + 1]
     if literal.endswith(":") and not literal.endswith("::"):
         literal = literal[:-1]
     try:
         address = IPv6Address(literal)
     except AddressValueError:
-        return None
+        return
     groups = sum(bool(group) for group in literal.split(":"))
-    if not every:
-        is_public = address in _PUBLIC_V6 and not any(address in network for network in _RESERVED_V6)
-        if not is_public or groups < _FEWEST_IPV6_GROUPS:
-            return None
-    return Finding(start, start + len(literal), "ip", "ipv6", address.compressed)
+    is_public = groups >= _FEWEST_IPV6_GROUPS and not any(address in network for network in _RESERVED_V6)
+    if (every or is_public) and not following.isalnum() and following != "_":
+        yield Finding(start, start + len(literal), "ip", "ipv6", address.compressed)

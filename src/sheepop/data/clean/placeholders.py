@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sheepop.core.random import derive_seed
+from sheepop.data.clean.config import PlaceholderConfig
 from sheepop.data.clean.stage import ChangeStage
 from sheepop.data.documents import Draft
 
@@ -36,10 +37,7 @@ class Replacement(ChangeStage):
     someone who knows the seed cannot read the number off. A secret salt also keeps others from testing a guess.
     """
 
-    @property
-    @abstractmethod
-    def salt(self) -> str:
-        """A secret that no one who has the corpus knows, or nothing."""
+    config: PlaceholderConfig
 
     @abstractmethod
     def findings(self, text: str, document: Draft) -> list[Finding]:
@@ -63,4 +61,4 @@ class Replacement(ChangeStage):
     @cached_property
     def _key(self) -> bytes:
         seed = derive_seed(self.seed, "placeholders")
-        return hashlib.blake2b(f"{seed}\0{self.salt}".encode("utf-8", "surrogatepass")).digest()
+        return hashlib.blake2b(f"{seed}\0{self.config.salt}".encode("utf-8", "surrogatepass")).digest()

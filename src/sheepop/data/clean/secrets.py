@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,22 +22,17 @@ from sheepop.data.documents import Draft
 class Shape(NamedTuple):
     """A segment to show to a detector, and the part of it that is the secret: the group `value`, or all of it.
 
-    Text that holds none of `hints` has no such segment. Without a detector the shape is proof enough; `title` is
-    then the name that the account counts by.
+    Text that holds none of `hints` has no such segment. Where detect-secrets has no detector of this name, the shape
+    is proof enough, and the account counts by the name.
     """
 
-    detector: str | None
-    title: str
+    name: str
     hints: tuple[str, ...]
     segment: re.Pattern[str]
 
 
-def _shape(detector: str, hints: str, segment: str, flags: re.RegexFlag = re.ASCII) -> Shape:
-    return Shape(detector, detector, tuple(hints.split()), re.compile(segment, flags | re.ASCII))
-
-
-def _proof(title: str, hint: str, segment: str) -> Shape:
-    return Shape(None, title, (hint,), re.compile(segment, re.ASCII))
+def _shape(name: str, hints: str, segment: str) -> Shape:
+    return Shape(name, tuple(hints.split()), re.compile(segment, re.ASCII))
 
 
 # Found by a run of at least this many letters, digits, hyphens and underscores, which all of them contain.
@@ -64,19 +59,18 @@ RUN_SHAPES = (
     _shape(
         "SoftlayerDetector",
         "/soap/ /SOAP/",
-        r"https?://api.softlayer.com/soap/v3(?:.1)?/(?P<value>[a-z0-9]{64})",
-        re.IGNORECASE,
+        r"(?i:https?://api.softlayer.com/soap/v3(?:.1)?/(?P<value>[a-z0-9]{64}))",
     ),
     _shape("SquareOAuthDetector", "sq0csp-", r"sq0csp-[0-9A-Za-z\\\-_]{43}"),
     _shape("StripeDetector", "k_live_", r"[rs]k_live_[0-9a-zA-Z]{24,128}"),
     _shape("TelegramBotTokenDetector", ":", rf"(?<![0-9])[0-9]{{8,10}}:{_T}{{35}}(?!{_T})"),
     _shape("TwilioKeyDetector", "AC SK", r"(?<![A-Za-z0-9+/])(?:AC|SK)[a-z0-9]{32}(?![A-Za-z0-9+/])"),
-    _proof("Google API Key", "AIza", rf"(?<!{_T})AIza{_T}{{35}}(?!{_T})"),
-    _proof("GitHub Fine-Grained Token", "github_pat_", r"github_pat_[A-Za-z0-9_]{60,255}"),
-    _proof("Hugging Face Token", "hf_", r"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{34,40}(?![A-Za-z0-9_])"),
-    _proof("Anthropic API Key", "sk-ant-", rf"sk-ant-{_T}{{60,200}}"),
-    _proof("NPM Access Token", "npm_", r"(?<![A-Za-z0-9_])npm_[A-Za-z0-9]{36}(?![A-Za-z0-9_])"),
-    _proof("DigitalOcean Token", "_v1_", r"do[opr]_v1_[a-f0-9]{64}"),
+    _shape("Google API Key", "AIza", rf"(?<!{_T})AIza{_T}{{35}}(?!{_T})"),
+    _shape("GitHub Fine-Grained Token", "github_pat_", r"github_pat_[A-Za-z0-9_]{60,255}"),
+    _shape("Hugging Face Token", "hf_", r"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{34,40}(?![A-Za-z0-9_])"),
+    _shape("Anthropic API Key", "sk-ant-", rf"sk-ant-{_T}{{60,200}}"),
+    _shape("NPM Access Token", "npm_", r"(?<![A-Za-z0-9_])npm_[A-Za-z0-9]{36}(?![A-Za-z0-9_])"),
+    _shape("DigitalOcean Token", "_v1_", r"do[opr]_v1_[a-f0-9]{64}"),
 )
 
 # The rare run without any digit is worth a look only when it begins like this.
@@ -125,7 +119,6 @@ DUMMY_PASSWORD = re.compile(
     re.IGNORECASE,
 )
 
-
 _BEFORE, _AFTER = 64, 2
 _LONGEST_LINE = 2000
 _TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
@@ -138,15 +131,6 @@ _CONFIGURABLE = {
 }
 
 
-class Detector(Protocol):
-    """What is used of a detector of detect-secrets."""
-
-    secret_type: str
-
-    def analyze_string(self, string: str) -> Iterator[str]:
-        """The secrets in a string; unlike ``analyze_line`` it never asks a server whether they are valid."""
-
-
 class SecretsReplacement(Replacement):
     """Replaces every secret that a detector of detect-secrets finds.
 
@@ -156,11 +140,6 @@ class SecretsReplacement(Replacement):
 
     name = "secrets"
     config: SecretsConfig
-
-    @property
-    def salt(self) -> str:
-        """What the configuration gives."""
-        return self.config.salt
 
     def findings(self, text: str, document: Draft) -> list[Finding]:
         """The secrets in a segment of the document."""
@@ -190,33 +169,23 @@ def _without_overlaps(found: list[Finding]) -> list[Finding]:
 
 
 def _private_keys(text: str) -> Iterator[Finding]:
-    if "PRIVATE KEY" in text:
-        begin = KEY_BEGINS.search(text)
-        end = KEY_ENDS.search(text)
-        while begin:
-            following = KEY_BEGINS.search(text, begin.end())
-            if end and end.start() < begin.end():
-                end = KEY_ENDS.search(text, begin.end())
-            key_end = _end_of_key(text, begin.end(), following and following.start(), end)
-            if KEY_BODY.search(text, begin.end(), key_end):
-                yield _secret(text, begin.start(), key_end, "Private Key")
-            begin = following
-    if "PuTTY-User-Key-File-" in text:
-        for match in PUTTY_KEY.finditer(text):
-            yield _secret(text, match.start(), match.end(), "Private Key")
-
-
-def _end_of_key(text: str, start: int, following: int | None, end: re.Match[str] | None) -> int:
-    """Where a key ends whose material begins at `start`, before the next key begins."""
-    limit = min(start + LONGEST_KEY, len(text) if following is None else following)
-    if end and end.start() <= limit:
-        return end.end()
-    # The key was cut short: what is left of it ends with its last line of key material.
-    return _key_lines(text, start, limit)
+    begin = KEY_BEGINS.search(text) if "PRIVATE KEY" in text else None
+    end = KEY_ENDS.search(text) if begin else None
+    while begin:
+        start, following = begin.end(), KEY_BEGINS.search(text, begin.end())
+        limit = min(start + LONGEST_KEY, following.start() if following else len(text))
+        if end and end.start() < start:
+            end = KEY_ENDS.search(text, start)
+        key_end = end.end() if end and end.start() <= limit else _key_lines(text, start, limit)
+        if KEY_BODY.search(text, start, key_end):
+            yield _secret(text, begin.start(), key_end, "Private Key")
+        begin = following
+    for match in PUTTY_KEY.finditer(text) if "PuTTY-User-Key-File-" in text else ():
+        yield _secret(text, match.start(), match.end(), "Private Key")
 
 
 def _key_lines(text: str, start: int, limit: int) -> int:
-    """Where the lines that hold nothing but key material, and perhaps quotes, end."""
+    """Where the lines of a key that was cut short end, which hold nothing but key material and perhaps quotes."""
     end = start
     for line in text[start:limit].splitlines(keepends=True):
         material = _NOT_KEY_MATERIAL.sub("", line)
@@ -256,25 +225,25 @@ def _around(text: str, start: int, end: int) -> Iterator[Finding]:
     if end - start in ASSIGNED_LENGTHS and ASSIGNMENT.search(text[before:start]):
         run = text[start:end]
         for name in ASSIGNED:
-            found = any(value == run for value in _detectors()[name].analyze_string(text[before : end + 1]))
+            detector = _detectors()[name]
+            found = run in detector.analyze_string(text[before : end + 1])
             if found and (name == "CloudantDetector" or _HAS_DIGIT.search(run)):
-                yield _secret(text, start, end, _detectors()[name].secret_type)
+                yield _secret(text, start, end, detector.secret_type)
                 return
 
 
 def _confirmed(text: str, match: re.Match[str], shape: Shape) -> Iterator[Finding]:
     start, end = match.span("value" if "value" in shape.segment.groupindex else 0)
-    if shape.detector is None:
-        yield _secret(text, start, end, shape.title)
+    detector = _detectors().get(shape.name)
+    if not detector:
+        yield _secret(text, start, end, shape.name)
         return
-    if shape.detector == "BasicAuthDetector":
-        if DUMMY_PASSWORD.fullmatch(text, start, end):
-            return
-    elif not _HAS_DIGIT.search(text, start, end):
-        return
-    detector = _detectors()[shape.detector]
-    context = text[max(0, match.start() - 1) : match.end() + 1]
-    if any(True for _ in detector.analyze_string(context)):
+    if shape.name == "BasicAuthDetector":
+        is_real = not DUMMY_PASSWORD.fullmatch(text, start, end)
+    else:
+        is_real = _HAS_DIGIT.search(text, start, end) is not None
+    # Unlike `analyze_line`, `analyze_string` never asks a server whether a secret is valid.
+    if is_real and any(True for _ in detector.analyze_string(text[max(0, match.start() - 1) : match.end() + 1])):
         yield _secret(text, start, end, detector.secret_type)
 
 
@@ -282,25 +251,20 @@ def _in_lines(text: str, names: list[str]) -> Iterator[Finding]:
     """What the named detectors find line by line; lines of more than 2,000 characters hold data and are passed over."""
     position = 0
     for line in text.splitlines(keepends=True):
-        if len(line) <= _LONGEST_LINE:
-            for name in names:
-                for value in _values_in_line(name, line):
+        for detector in (_detectors()[name] for name in names if len(line) <= _LONGEST_LINE):
+            # Only analyze_line holds a string's entropy against the limit; the set that it returns has no fixed order.
+            found = detector.analyze_line(filename="", line=line)
+            for value in sorted(str(secret.secret_value) for secret in found):
+                if value and value in line:
                     start = position + line.index(value)
-                    yield _secret(text, start, start + len(value), _detectors()[name].secret_type)
+                    yield _secret(text, start, start + len(value), detector.secret_type)
         position += len(line)
 
 
-def _values_in_line(name: str, line: str) -> list[str]:
-    detector: Any = _detectors()[name]
-    # Only analyze_line holds a string's entropy against the limit; the set that it returns has no fixed order.
-    values = sorted(str(secret.secret_value) for secret in detector.analyze_line(filename="", line=line))
-    return [value for value in values if value and value in line]
-
-
 @cache
-def _detectors() -> Mapping[str, Detector]:
+def _detectors() -> Mapping[str, Any]:
     """The detectors of detect-secrets by the names of their classes."""
     from detect_secrets.settings import default_settings, get_plugins
 
     with default_settings():
-        return {type(plugin).__name__: cast(Detector, plugin) for plugin in get_plugins()}
+        return {type(plugin).__name__: plugin for plugin in get_plugins()}
