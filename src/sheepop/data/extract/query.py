@@ -34,10 +34,8 @@ _EXAMPLE = "postgresql://user:password@host:5432/name or sqlite:///path/to/file.
 _DRIVERS = {"postgresql": "postgresql+pg8000", "postgres": "postgresql+pg8000"}
 _TIME_LIMITS = {
     "pg8000": ("timeout",),
-    "psycopg": ("connect_timeout",),
-    "psycopg2": ("connect_timeout",),
-    "pymysql": ("connect_timeout", "read_timeout"),
-    "mysqldb": ("connect_timeout", "read_timeout"),
+    **dict.fromkeys(("psycopg", "psycopg2"), ("connect_timeout",)),
+    **dict.fromkeys(("pymysql", "mysqldb"), ("connect_timeout", "read_timeout")),
     "mysqlconnector": ("connection_timeout",),
 }
 _SECRET_OPTIONS = ("password", "passwd", "pwd", "passfile", "sslkey", "sslpassword")
@@ -46,13 +44,9 @@ _NO_LOG = logging.NullHandler()
 # What a session is told before the query; times are given in UTC, whatever the server's zone is.
 _SESSIONS = {
     "postgresql": ("SET TIME ZONE 'UTC'",),
-    "mysql": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'"),
-    "mariadb": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'"),
+    **dict.fromkeys(("mysql", "mariadb"), ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'")),
     "oracle": ("SET TRANSACTION READ ONLY",),
 }
-# SQLAlchemy takes a colon and a word for a parameter, and a backslash in front of them away.
-_PARAMETER = re.compile(r"(?<![:\w\\]):(?=[\w$]+(?![:\w$]))")
-_ESCAPED_PARAMETER = re.compile(r"\\(?=:[\w$]*(?![:\w$]))")
 _READS = frozenset({"select", "with", "values", "table"})
 # What can change something inside a statement that begins with one of these.
 _WRITES = frozenset({"insert", "update", "delete", "merge", "replace", "into"})
@@ -109,11 +103,7 @@ def _file_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Re
     if not path.is_file():
         raise ExtractionError("missing", f"there is no database file {name}")
     with _faults_named(address, _NOT_OPENED):
-        connection: Any = (
-            open_sqlite(path, longest_record(config))
-            if kind == "sqlite"
-            else open_duckdb(path, config.max_memory_bytes // 2)
-        )
+        connection: Any = open_sqlite(path, longest_record(config)) if kind == "sqlite" else open_duckdb(path, config)
     with closing(connection):
         with _faults_named(address, _FAILED):
             result = connection.execute(query)
@@ -123,7 +113,7 @@ def _file_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Re
 
 @contextmanager
 def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Result]:
-    from sqlalchemy import create_engine, text
+    from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
     # What fails while a broken connection is left is of no interest; without a handler it would go to stderr.
@@ -141,7 +131,9 @@ def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
             for statement in _SESSIONS.get(backend, ()):
                 connection.exec_driver_sql(statement)
         with _faults_named(address, _FAILED):
-            result = connection.execute(text(without_parameters(query)), execution_options={"stream_results": True})
+            # Without parameters the driver gets the query as it is, with its colons and percent signs.
+            options = {"stream_results": True, "no_parameters": True}
+            result = connection.exec_driver_sql(query, execution_options=options)
             columns = list(result.keys())
         yield columns, result.fetchmany
     finally:
@@ -152,11 +144,6 @@ def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
             except Exception as error:
                 _let_go(error)
                 connection.invalidate()
-
-
-def without_parameters(query: str) -> str:
-    """The query as `sqlalchemy.text` needs it, so that the database gets it as it is, colons and all."""
-    return _PARAMETER.sub(r"\\:", _ESCAPED_PARAMETER.sub(r"\\\\", query))
 
 
 @contextmanager
@@ -172,10 +159,8 @@ def _faults_named(address: URL, where: str) -> Iterator[None]:
         name = error.name or address.get_driver_name()
         raise ExtractionError("not_installed", f"the driver {name} is not installed: pip install {name}") from None
     except NoSuchModuleError:
-        kind = address.drivername
-        raise ExtractionError(
-            "not_installed", f"{kind} is not a known kind of database; is its package installed?"
-        ) from None
+        detail = f"{address.drivername} is not a known kind of database; is its package installed?"
+        raise ExtractionError("not_installed", detail) from None
     except Exception as error:
         _let_go(error)
         raise ExtractionError("unreadable", f"{where}: {without_secrets(_message(error), address)}") from None
@@ -206,16 +191,14 @@ def parse_address(url: str) -> URL:
         from sqlalchemy import make_url
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
-        raise ExtractionError(
-            "not_installed", f"a query needs SQLAlchemy: pip install 'sheepop[data]' ({error})"
-        ) from None
+        detail = f"a query needs SQLAlchemy: pip install 'sheepop[data]' ({error})"
+        raise ExtractionError("not_installed", detail) from None
     try:
         address = make_url(url)
     except (SQLAlchemyError, ValueError):
         # What went wrong is not quoted: it may hold the password.
-        raise ExtractionError(
-            "invalid", f"the address of the database cannot be read; it must look like {_EXAMPLE}"
-        ) from None
+        detail = f"the address of the database cannot be read; it must look like {_EXAMPLE}"
+        raise ExtractionError("invalid", detail) from None
     if address.get_backend_name() not in _FILE_DATABASES and "@" in f"{address.host}{address.database}":
         raise ExtractionError("invalid", "the password in the address contains @ or /; write %40 for @ and %2F for /")
     return address.set(drivername=_DRIVERS.get(address.drivername, address.drivername))
