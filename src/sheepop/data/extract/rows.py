@@ -121,13 +121,12 @@ def _row_line(row: Row, width: int, delimiter: str, most: int) -> tuple[int, str
         line = _line([*values, *[""] * (width - len(values))]) if width else delimiter.join(values)
         line += "\n"
         size = len(line) if line.isascii() else len(line.encode("utf-8"))
+        if size > most:
+            raise ExtractionError("oversized", f"{size:,} bytes, over what data.extract.max_document_bytes leaves")
     except ExtractionError as error:
         return Refused(f"row {number}", error.reason, error.detail)
     except UnicodeEncodeError as error:
         return Refused(f"row {number}", "undecodable", f"{error.object[error.start]!r} is half of a surrogate pair")
-    if size > most:
-        detail = f"{size:,} bytes, over what data.extract.max_document_bytes leaves"
-        return Refused(f"row {number}", "oversized", detail)
     return number, line, size
 
 

@@ -25,6 +25,7 @@ _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
 # Among equals a delimiter that is rarer in words wins, and quotes that are doubled.
 _DELIMITERS = ("\t", ";", "|", ",")
 Quoting = Literal["doubled", "escaped", "none"]
+Line = tuple[int, str | ExtractionError]
 # A character that parts nothing gives one cell in every row, which is as regular as can be and says little.
 _SINGLE_COLUMN = 0.7
 _PARTS_NOTHING = "\x1f"
@@ -106,10 +107,9 @@ def _documents(rows: _Rows, width: int, context: Context) -> Iterator[Extracted 
 def _sample(lines: Lines) -> list[str]:
     sample: list[str] = []
     size = 0
-    for _, line in islice(lines, _SAMPLE_LINES):
-        if isinstance(line, str):
-            sample.append(line)
-            size += len(line)
+    for line in (line for _, line in islice(lines, _SAMPLE_LINES) if isinstance(line, str)):
+        sample.append(line)
+        size += len(line)
         if size >= _SAMPLE_CHARACTERS:
             break
     return sample
@@ -141,8 +141,8 @@ def _delimiters(lines: list[str]) -> list[str]:
 
 
 def _candidates(text: str, delimiters: list[str]) -> Iterator[Dialect]:
-    quotings: dict[Quoting, bool] = {"doubled": True, "escaped": '\\"' in text, "none": '"' in text}
-    for quoting in (quoting for quoting, is_possible in quotings.items() if is_possible):
+    signs: dict[Quoting, str] = {"doubled": "", "escaped": '\\"', "none": '"'}
+    for quoting in (quoting for quoting, sign in signs.items() if sign in text):
         for delimiter in delimiters:
             yield Dialect(delimiter, quoting)
             if quoting != "none" and f'{delimiter} "' in text:
@@ -174,13 +174,11 @@ def _widths(lines: list[str], dialect: Dialect) -> tuple[Counter[int], bool]:
 class _Rows:
     """The cells of each row; a row that breaks the rules is refused with the lines that it stood in."""
 
-    def __init__(
-        self, lines: Iterator[tuple[int, str | ExtractionError]], dialect: Dialect, max_characters: int
-    ) -> None:
+    def __init__(self, lines: Iterator[Line], dialect: Dialect, max_characters: int) -> None:
         self._lines, self.dialect, self._max = lines, dialect, max_characters
         # The lines of the current row, and those that will come again.
-        self._row: list[tuple[int, str | ExtractionError]] = []
-        self._again: list[tuple[int, str | ExtractionError]] = []
+        self._row: list[Line] = []
+        self._again: list[Line] = []
         self._returned = 0
 
     def __iter__(self) -> Iterator[list[str] | Refused]:
