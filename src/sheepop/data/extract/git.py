@@ -97,8 +97,8 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
 }
 
+# Reason and detail.
 _Refusal = tuple[str, str]
-"""Reason and detail."""
 
 
 class _Tracked(NamedTuple):
@@ -271,11 +271,10 @@ def _git_output(
     with _start_git(repository, *arguments, environment=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             output, errors = process.communicate(data, timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             process.kill()
-            raise DataError(f"git {arguments[0]} in {repository} did not finish within {_SECONDS:g} s.") from None
-        except BaseException:
-            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise DataError(f"git {arguments[0]} in {repository} did not finish within {_SECONDS:g} s.") from None
             raise
     if process.returncode:
         words = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]

@@ -212,8 +212,6 @@ def source_label(url: str) -> str:
     except ExtractionError:
         return f"{kind}://..." if kind.isalnum() and kind != url else "a database"
     kind = address.get_backend_name()
-    if kind in _FILE_DATABASES:
-        return f"{kind}:///{address.database or ''}"
     port = f":{address.port}" if address.port else ""
     return f"{kind}://{address.host or ''}{port}/{address.database or ''}"
 
