@@ -58,8 +58,7 @@ class _Member(NamedTuple):
 def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The members of a zip file in the order of its directory.
 
-    Raises `ExtractionError`: ``damaged`` when the directory cannot be read, ``bomb`` for members that overlap, too
-    many members, or too much that they unpack to.
+    Raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` for members that overlap or come to too much.
     """
     with _opened_zip(content) as archive:
         yield from _documents(_zip_members(archive), content.size, context)
@@ -193,8 +192,7 @@ class _Header(tarfile.TarInfo):
 def _opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
     """The zip in `content`.
 
-    Raises `ExtractionError`: ``damaged`` when its directory cannot be read, ``bomb`` for members that share bytes, as
-    those do that are made to unpack to far more than the archive holds.
+    Raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` for members that share bytes to unpack to more.
     """
     with content.open() as file:
         try:
@@ -214,9 +212,8 @@ def _opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
 def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
     """The zip in `content`, of which every member may be unpacked without harm, one at a time.
 
-    Raises `ExtractionError`: ``encrypted``; ``damaged`` when its directory cannot be read or a member in use breaks
-    off; ``bomb`` for overlapping members, too many of them, or too much that they declare to unpack to (no more than
-    that can come out); ``unsupported`` for rare ways of compression.
+    Raises `ExtractionError`: ``encrypted``; ``damaged`` for its directory or a member in use; ``bomb`` for members that
+    overlap, are too many, or declare too much (no more than that can come out); ``unsupported`` for rare compression.
     """
     with _opened_zip(content) as archive:
         members = archive.infolist()

@@ -32,9 +32,8 @@ Table = tuple[str, Sequence[str], Iterable[Row | Refused]]
 def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The rows of every table of a SQLite database, in the order of their names and row numbers.
 
-    A table with a text column gives one document for each row, with the place ``table T row N``, any other one
-    document in Markdown. Views are left out; virtual tables, and what has not been written back from a log beside
-    the file, are refused.
+    A table with a text column gives a document for each row, at ``table T row N``, any other one document in Markdown.
+    Views are left out; virtual tables, and what a log beside the file has not written back, are refused.
     """
     path = content.path(context.scratch)
     # Only a program that may write can put what is in a log into its place.

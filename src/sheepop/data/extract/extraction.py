@@ -37,9 +37,8 @@ _state = attrgetter("st_size", "st_mtime_ns", "st_ino")
 class Extraction:
     """Extracts one file after another; make one for each process and close it at the end.
 
-    `scratch` is where a directory for temporary files is made, by default the system's place for them. Formats that
-    need a parser are read in a child process, which starts with the first of them and is bounded by
-    `config.max_seconds` and `config.max_memory_bytes`.
+    `scratch` is where a directory for temporary files is made, by default the system's place for them. The child starts
+    with the first file that needs a parser, bounded by `config.max_seconds` and `config.max_memory_bytes`.
     """
 
     def __init__(self, config: ExtractConfig, scratch: Path | None = None) -> None:

@@ -12,7 +12,6 @@ import ssl
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,8 @@ _TIME_LIMITS = {
 _SECRET_OPTIONS = ("password", "passwd", "pwd", "passfile", "sslkey", "sslpassword")
 _NOT_OPENED, _FAILED = "the database cannot be opened", "the query failed"
 _NO_LOG = logging.NullHandler()
+# The names of the columns, and what fetches so many rows more.
+Result = tuple[list[str], Callable[[int], Sequence[Any]]]
 # What a session is told before the query; times are given in UTC, whatever the server's zone is.
 _SESSIONS = {
     "postgresql": ("SET TIME ZONE 'UTC'",),
@@ -75,10 +76,9 @@ _QUOTES = {
 def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracted | Refused]:
     """The rows that `query` gives on the database at `url`, as `row_documents` makes them, with the place ``row N``.
 
-    Rows are fetched from a cursor of the server in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for
-    an address or query that is refused here, ``missing`` for a file or column, ``not_installed`` for a driver, and
-    ``unreadable`` with the words of the database where it refuses the query or goes away, after the documents of the
-    rows before.
+    Rows are fetched in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for an address or query refused
+    here, ``missing`` for a file or column, ``not_installed`` for a driver, and, after the documents of the rows before,
+    ``unreadable`` with the words of the database.
     """
     address = parse_address(url)
     backend = address.get_backend_name()
@@ -88,10 +88,6 @@ def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracte
         rows = fetched_rows(fetch, lambda row: _faults_named(address, f"after row {row}" if row else _FAILED))
         for item in row_documents(config, columns, rows):
             yield from pieces_of(item, config.max_document_bytes) if isinstance(item, Extracted) else (item,)
-
-
-Result = tuple[list[str], Callable[[int], Sequence[Any]]]
-"""The names of the columns, and what fetches so many rows more."""
 
 
 @contextmanager
@@ -280,11 +276,11 @@ def is_ordered(query: str, dialect: str = "") -> bool:
 def _words(query: str, dialect: str) -> Iterator[tuple[str, int]]:
     """The words in lower case, signs and quoted pieces outside comments, and in how many brackets each stands.
 
-    Databases differ in what is a comment, a string or a name: where one of them could find other words, it raises
-    `ExtractionError`.
+    Raises `ExtractionError` where databases differ in what is a comment, a string or a name.
     """
     depth = 0
-    for match in _pattern(dialect).finditer(query):
+    pattern = _PIECE % _QUOTES.get(dialect, ("", ""))
+    for match in re.finditer(pattern, query, re.VERBOSE | re.DOTALL):
         text = match[0]
         if match["unclear"]:
             raise _refused(
@@ -295,11 +291,6 @@ def _words(query: str, dialect: str) -> Iterator[tuple[str, int]]:
         if not match["space"]:
             yield text.lower(), depth
         depth += text == "("
-
-
-@lru_cache
-def _pattern(dialect: str) -> re.Pattern[str]:
-    return re.compile(_PIECE % _QUOTES.get(dialect, ("", "")), re.VERBOSE | re.DOTALL)
 
 
 def _refused(why: str) -> ExtractionError:

@@ -44,9 +44,8 @@ def extract_jsonl(content: Content, context: Context) -> Documents:
 def extract_json(content: Content, context: Context) -> Documents:
     """One document for each record of a list, with the place ``item N``; other JSON is one document of code.
 
-    Records are also found in the lists, columns or fields of a single record when they hold the text that the
-    configuration asks for, or one of the well-known fields. A list is streamed. A file with a record on every line
-    is read as JSON lines.
+    A list is streamed. Records are also found in the lists, columns or fields of a single record, when they hold the
+    text asked for or a well-known field. A file with a record on every line is read as JSON lines.
     """
     yield from _documents(content, context.config, _value_documents)
 
@@ -196,11 +195,11 @@ _decoder = json.JSONDecoder(object_pairs_hook=_record)
 
 
 def _text_blocks(content: Content) -> Iterator[str]:
-    with open_utf8(content) as file:
-        try:
+    try:
+        with open_utf8(content) as file:
             yield from codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), "utf-8")
-        except UnicodeDecodeError as error:
-            raise ExtractionError("undecodable", f"it is not UTF-8 ({error.reason})") from None
+    except UnicodeDecodeError as error:
+        raise ExtractionError("undecodable", f"it is not UTF-8 ({error.reason})") from None
 
 
 class JsonItems:

@@ -57,11 +57,10 @@ class Dialect:
 def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The rows of a CSV or TSV file: one document for each where a column holds text, else the table as Markdown.
 
-    Delimiter and quotes are found from the first lines, and so is whether there is a header; a file for which a
-    column or a template is configured must have one; a file of one column without a header is lines of text. A row
-    with another number of columns than most is kept, see `row_documents`; where a template or a pair needs to know
-    which column is which, it is refused when it has too many. So is one that breaks the rules of quotes, and the next
-    line begins a row.
+    Delimiter, quotes and header are found from the first lines. With a column or a template configured there must be a
+    header; a file of one column without one is lines of text. A row of another length is kept, see `row_documents`,
+    unless a template or a pair needs to know which column is which and it is too long. One that breaks the rules of
+    quotes is refused, and the next line begins a row.
     """
     # The standard limit is 128 KiB a cell; rows are bounded below.
     csv.field_size_limit(2**31 - 1)
