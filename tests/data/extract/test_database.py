@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 
 from sheepop.data.extract import database
 from sheepop.data.extract.config import ExtractConfig
@@ -26,7 +26,6 @@ from sheepop.data.extract.query import (
     read_query,
     require_reading,
     source_label,
-    without_parameters,
     without_secrets,
 )
 
@@ -502,19 +501,6 @@ def test_a_write_that_gets_past_the_words_is_refused_by_the_database(
 )
 def test_whether_a_query_orders_its_rows_is_told(query: str, expected: bool) -> None:
     assert is_ordered(query, "postgresql") is expected
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "SELECT ':a', '12:30:45', x::text, ':b::c', a[1:n], a[1:n::int]",
-        r"\:x \\:y \\\:z ':q\:r' \: :",
-        ":a:b ::c :::d :é:f$g",
-    ],
-)
-def test_colons_and_backslashes_reach_the_database_as_they_are(query: str) -> None:
-    compiled = text(without_parameters(query)).compile()
-    assert (str(compiled), compiled.params) == (query, {})
 
 
 @pytest.mark.parametrize(

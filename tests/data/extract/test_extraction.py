@@ -4,7 +4,6 @@ import gzip
 import os
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -291,32 +290,3 @@ def test_the_same_input_gives_the_same_items_again(extraction: Make, tmp_path: P
     again = extraction()
     assert list(again.documents(tmp_path / "a.zip", "a.zip")) == first
     assert list(again.documents(tmp_path / "a.zip", "a.zip")) == first
-
-
-def test_a_forked_copy_leaves_the_first_its_child_and_its_files(tmp_path: Path):
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"text\n"))
-    program = f"""
-import os, sys
-from pathlib import Path
-from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.extraction import Extraction
-
-def read():
-    return [item.text for item in extraction.documents(Path({str(tmp_path / "a.txt.gz")!r}), "a.txt.gz")]
-
-extraction = Extraction(ExtractConfig(), Path({str(tmp_path / "scratch")!r}))
-assert read() == ["text\\n"]
-pid = extraction._child.pid
-copy = os.fork()
-assert read() == ["text\\n"]
-if copy == 0:
-    assert extraction._child.pid != pid
-    sys.exit()
-assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 0
-assert read() == ["text\\n"]
-assert extraction._child.pid == pid
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list((tmp_path / "scratch").iterdir()) == []

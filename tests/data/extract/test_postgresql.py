@@ -179,6 +179,8 @@ def test_values_of_every_type_are_written_the_same_whatever_the_zone_of_the_serv
         ("row 1", "2: [1]")
     ]
     assert found(server, "SELECT '12:30:45'::time::text AS text, ':x' AS y") == [("row 1", "12:30:45")]
+    query = r"SELECT (ARRAY['a', ':b::c \:y 100% %s %(d)s'])[1:2]::text AS text"
+    assert found(server, query) == [("row 1", r'{a,":b::c \\:y 100% %s %(d)s"}')]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Archives and compressed files: their members, one at a time, never written to disk under the names they give.
 
 How much comes out is bounded by the size of the archive. What is encrypted, damaged, a link or named as if to leave
-the archive is refused by itself, and the other members are read.
+the archive is refused by itself, and the other members are read. Packages of documents (Office Open XML, EPUB) are
+examined before a library unpacks them as a whole, because the libraries believe what a package declares.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import re
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, cast
@@ -19,14 +22,28 @@ from sheepop.data.discovery import name_refusal, printable
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.magic import is_tar_header
 from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
-from sheepop.data.extract.zip_safety import ENCRYPTED_FLAG, opened_zip
 
 _TAR_BLOCK = 512
 _LONGEST_TAR_HEADER = 2**20
+_DESCRIBING = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _SEPARATOR = re.compile(r"[/\\]")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _NO_FILE = ("unsafe", "it is a link or device, not a file")
+_LOCAL_HEADER_BYTES = 30
+_ENCRYPTED_FLAG = 0x1
+# These two are bounded by zipfile while it unpacks; bzip2 and LZMA would come whole.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# What may stand in a part before its first element, and where the markup must have begun.
+_PROLOG_BYTES = 2**16
+_SPACE = b" \t\r\n\xef\xbb\xbf\xff\xfe"
+_NO_ELEMENT_YET = re.compile(rb"<\?.*?\?>|<!--.*?-->", re.DOTALL)
+_EBCDIC = b"\x4c\x6f\xa7\x94"
+_ENCODING = re.compile(rb"""<\?xml[^>]*?encoding\s*=\s*["']([^"']*)["']""")
+_ENCODINGS = frozenset({b"utf-8", b"utf8", b"utf-16", b"us-ascii", b"ascii", b"iso-8859-1", b"windows-1252"})
 
 
 class _Member(NamedTuple):
@@ -41,10 +58,9 @@ class _Member(NamedTuple):
 def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The members of a zip file in the order of its directory.
 
-    Raises `ExtractionError`: ``damaged`` when the directory cannot be read, ``bomb`` for members that overlap, too
-    many members, or too much that they unpack to.
+    Raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` for members that overlap or come to too much.
     """
-    with opened_zip(content) as archive:
+    with _opened_zip(content) as archive:
         yield from _documents(_zip_members(archive), content.size, context)
 
 
@@ -110,7 +126,7 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
         refusal = None
         if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
             refusal = _NO_FILE
-        elif member.flag_bits & ENCRYPTED_FLAG:
+        elif member.flag_bits & _ENCRYPTED_FLAG:
             refusal = "encrypted", "it needs a password"
         yield _Member(member.filename, member.is_dir(), refusal, partial(_opened, archive, member))
 
@@ -172,7 +188,70 @@ class _Header(tarfile.TarInfo):
         return header
 
 
-_DESCRIBING = (
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-)
+@contextmanager
+def _opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
+    """The zip in `content`.
+
+    Raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` for members that share bytes to unpack to more.
+    """
+    with content.open() as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+            raise ExtractionError("damaged", f"its directory cannot be read: {error}") from None
+        with archive:
+            end = 0
+            for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+                if member.header_offset < end:
+                    raise ExtractionError("bomb", "its members overlap")
+                end = member.header_offset + _LOCAL_HEADER_BYTES + member.compress_size
+            yield archive
+
+
+@contextmanager
+def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
+    """The zip in `content`, of which every member may be unpacked without harm, one at a time.
+
+    Raises `ExtractionError`: ``encrypted``; ``damaged`` for its directory or a member in use; ``bomb`` for members that
+    overlap, are too many, or declare too much (no more than that can come out); ``unsupported`` for rare compression.
+    """
+    with _opened_zip(content) as archive:
+        members = archive.infolist()
+        size = sum(member.file_size for member in members)
+        Allowance(content.size, context.config).spend(size, members=len(members))
+        for member in members:
+            if member.flag_bits & _ENCRYPTED_FLAG:
+                raise ExtractionError("encrypted", "it needs a password")
+            if member.compress_type not in _METHODS:
+                raise ExtractionError("unsupported", f"its parts use compression method {member.compress_type}")
+        try:
+            yield archive
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise ExtractionError("damaged", f"a part cannot be unpacked: {error}") from None
+
+
+@contextmanager
+def office_package(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
+    """The same for Office Open XML, whose parts must not define entities (ECMA-376, part 2, 7.2.3)."""
+    with safe_zip(content, context) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as part:
+                _refuse_definitions(member.filename, part.read(_PROLOG_BYTES))
+        yield archive
+
+
+def _refuse_definitions(name: str, beginning: bytes) -> None:
+    """Raises when a part that is XML has a document type, or hides what stands before its first element."""
+    # Without its NUL bytes, markup in UTF-16 and UTF-32 reads as ASCII.
+    head = beginning.replace(b"\0", b"").lstrip(_SPACE)
+    if head.startswith(_EBCDIC):
+        raise ExtractionError("unsupported", f"{name} is in an encoding that Office does not write")
+    if not head.startswith(b"<"):
+        return
+    encoding = _ENCODING.match(head)
+    if encoding and encoding.group(1).lower() not in _ENCODINGS:
+        raise ExtractionError("unsupported", f"{name} is in an encoding that Office does not write")
+    while match := _NO_ELEMENT_YET.match(head):
+        head = head[match.end() :].lstrip(_SPACE)
+    if head[:2] in (b"<!", b"<?", b"<", b""):
+        raise ExtractionError("bomb", f"{name} defines entities, or hides where it begins")

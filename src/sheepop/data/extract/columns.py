@@ -138,16 +138,12 @@ def _opened_arrow(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[s
         file.seek(0)
         reader = opened(file, options=ipc.IpcReadOptions(included_fields=fields, use_threads=False))
     batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-    return reader.schema.names, map(_validated_batch, batches)
-
-
-def _validated_batch(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """The batch with its offsets checked: those of a damaged file may point anywhere in memory."""
-    return batch.from_arrays([_validated(column) for column in batch.columns], batch.schema.names)
+    names = reader.schema.names
+    return names, (batch.from_arrays([_validated(column) for column in batch.columns], names) for batch in batches)
 
 
 def _validated(column: pyarrow.Array) -> pyarrow.Array:
-    """The column, or its bytes where they are no UTF-8, so that single rows can be refused."""
+    """The column with its offsets checked, which may point anywhere in memory, or its bytes where they are no UTF-8."""
     import pyarrow
 
     try:

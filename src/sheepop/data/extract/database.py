@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.template import longest_record
@@ -31,12 +32,16 @@ Table = tuple[str, Sequence[str], Iterable[Row | Refused]]
 def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The rows of every table of a SQLite database, in the order of their names and row numbers.
 
-    A table with a text column gives one document for each row, with the place ``table T row N``, any other one
-    document in Markdown. Views are left out; virtual tables, and what has not been written back from a log beside
-    the file, are refused.
+    A table with a text column gives a document for each row, at ``table T row N``, any other one document in Markdown.
+    Views are left out; virtual tables, and what a log beside the file has not written back, are refused.
     """
     path = content.path(context.scratch)
-    yield from _unread_logs(path)
+    # Only a program that may write can put what is in a log into its place.
+    for suffix in ("-wal", "-journal"):
+        log = path.with_name(path.name + suffix)
+        if log.is_file() and (size := log.stat().st_size):
+            detail = f"{size:,} bytes are not yet in the database; close it in the program that writes it"
+            yield Refused(f"the log {suffix}", "unsupported", detail)
     try:
         with closing(open_sqlite(path, longest_record(context.config), "&immutable=1")) as connection:
             yield from _documents(_sqlite_tables(connection), context)
@@ -73,20 +78,10 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
             raise ExtractionError(reason, f"after row {row}: {message}" if row else message) from None
 
     try:
-        with faults_named(), open_duckdb(link, context.config.max_memory_bytes // 2) as connection:
+        with faults_named(), open_duckdb(link, context.config) as connection:
             yield from _documents(_duckdb_tables(connection, faults_named), context)
     finally:
         link.unlink(missing_ok=True)
-
-
-def _unread_logs(path: Path) -> Iterator[Refused]:
-    """The logs beside a SQLite file, of which only a program that may write can put the content in its place."""
-    for suffix in ("-wal", "-journal"):
-        log = path.with_name(path.name + suffix)
-        size = log.stat().st_size if log.is_file() else 0
-        if size:
-            detail = f"{size:,} bytes are not yet in the database; close it in the program that writes it"
-            yield Refused(f"the log {suffix}", "unsupported", detail)
 
 
 def _documents(tables: Iterable[Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
@@ -189,8 +184,8 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def open_duckdb(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
-    """A connection that can only read this one file, within the memory given; raises `duckdb.Error`."""
+def open_duckdb(path: Path, config: ExtractConfig) -> duckdb.DuckDBPyConnection:
+    """A connection that can only read this one file, within half of the memory; raises `duckdb.Error`."""
     import duckdb
 
     settings: dict[str, Any] = {
@@ -198,7 +193,7 @@ def open_duckdb(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
         "autoload_known_extensions": False,
         "autoinstall_known_extensions": False,
         "threads": 1,
-        "memory_limit": f"{memory_bytes // 2**20}MiB",
+        "memory_limit": f"{config.max_memory_bytes // 2**21}MiB",
         "temp_directory": "",
     }
     connection = duckdb.connect(str(path), read_only=True, config=settings)

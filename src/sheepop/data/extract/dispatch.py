@@ -128,7 +128,11 @@ class Dispatcher:
                 raise ExtractionError("nested", f"it is nested {depth} containers deep; see data.extract.max_depth")
             context = Context(self.config, self.scratch, inner, self.alive)
             for item in row.load()(content, context):
-                yield _placed(item, place, file_type)
+                if place:
+                    item = replace(item, place=f"{place}, {item.place}" if item.place else place)
+                if file_type.name == "code" and isinstance(item, Extracted):
+                    item = replace(item, kind="code", language=file_type.language)
+                yield item
         except (MemoryError, StorageError):
             raise
         except ExtractionError as error:
@@ -165,23 +169,12 @@ class Dispatcher:
         return Refused(place, "unreadable", self._clean(error.strerror or str(error)).lower())
 
     def _clean(self, detail: str) -> str:
-        """The line of a message that says most, without what differs from run to run: temporary names and addresses.
-
-        It is the first, but the last of one that holds a traceback.
-        """
+        """The first line, or the last of a traceback, without names and addresses that differ from run to run."""
         lines = [line for line in detail.splitlines() if line.strip()] or [detail]
         line = lines[-1 if "Traceback (most recent call last)" in detail else 0].strip()
         line = re.sub(re.escape(str(self.scratch)) + r"[^\s'\"]*", "a temporary file", line)
         line = _ADDRESS.sub("0x…", line)[:_DETAIL_CHARACTERS]
         return line.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _placed(item: Extracted | Refused, place: str, file_type: FileType) -> Extracted | Refused:
-    if place:
-        item = replace(item, place=f"{place}, {item.place}" if item.place else place)
-    if file_type.name == "code" and isinstance(item, Extracted):
-        return replace(item, kind="code", language=file_type.language)
-    return item
 
 
 def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:

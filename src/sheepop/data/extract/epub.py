@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from sheepop.data.extract.archive import safe_zip
 from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import marked
 from sheepop.data.extract.office_parts import Element, local_name, parse_xml
 from sheepop.data.extract.page_blocks import Block, blocks_of, page_text
-from sheepop.data.extract.zip_safety import safe_zip
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"

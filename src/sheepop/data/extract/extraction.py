@@ -14,13 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
-from sheepop.core.bounded import (
-    BoundedProcess,
-    BoundedProcessError,
-    MemoryLimitError,
-    ProcessDiedError,
-    TimeLimitError,
-)
+from sheepop.core.bounded import BoundedProcess, BoundedProcessError, MemoryLimitError, ProcessDiedError, TimeLimitError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
 from sheepop.data.extract.dispatch import FORMATS, Dispatcher, clear, from_message
@@ -43,9 +37,8 @@ _state = attrgetter("st_size", "st_mtime_ns", "st_ino")
 class Extraction:
     """Extracts one file after another; make one for each process and close it at the end.
 
-    `scratch` is where a directory for temporary files is made, by default the system's place for them. Formats that
-    need a parser are read in a child process, which starts with the first of them and is bounded by
-    `config.max_seconds` and `config.max_memory_bytes`.
+    `scratch` is where a directory for temporary files is made, by default the system's place for them. The child starts
+    with the first file that needs a parser, bounded by `config.max_seconds` and `config.max_memory_bytes`.
     """
 
     def __init__(self, config: ExtractConfig, scratch: Path | None = None) -> None:
@@ -56,9 +49,8 @@ class Extraction:
         self._here = Dispatcher(config, Path(os.devnull))
         self._scratch: Path | None = None
         self._blobs: BlobReader | None = None
-        # What this process, and no forked copy of it, ends and removes.
-        self._owned, self._owner = ExitStack(), 0
-        self._notice_fork()
+        self._owned = ExitStack()
+        weakref.finalize(self, self._owned.close)
 
     def documents(self, path: Path, name: str) -> Iterator[Extracted | Refused]:
         """The documents of the file at `path`, whose printable name is `name`, and what in it was refused.
@@ -114,7 +106,6 @@ class Extraction:
 
     def close(self) -> None:
         """Ends the child process and removes temporary files."""
-        self._notice_fork()
         self._child.close()
         self._owned.close()
         self._scratch = self._blobs = None
@@ -131,13 +122,8 @@ class Extraction:
         return data
 
     def _bounded(self, name: str, path: Path, file_type: FileType) -> Iterator[Extracted | Refused]:
-        request = {
-            "path": str(path),
-            "name": name,
-            "type": astuple(file_type),
-            "config": self._config_text,
-            "scratch": str(self._directory("work")),
-        }
+        place = {"path": str(path), "name": name, "scratch": str(self._directory("work"))}
+        request = {**place, "type": astuple(file_type), "config": self._config_text}
         delivered = 0
         # What ends a process that has read other files before may be their doing: the file is tried in a new one.
         for is_last in (self._child.requests == 0, True):
@@ -155,15 +141,7 @@ class Extraction:
             finally:
                 clear(self._directory("work"))
 
-    def _notice_fork(self) -> None:
-        """In a forked copy, leaves what it was copied from its own processes and files."""
-        if self._owner != os.getpid():
-            self._owned.pop_all()
-            self._owner, self._scratch, self._blobs = os.getpid(), None, None
-            weakref.finalize(self, _release, self._owned, self._owner)
-
     def _reader(self, repository: Path) -> BlobReader:
-        self._notice_fork()
         if self._blobs is None or not self._blobs.is_open or self._blobs.path != repository:
             if self._blobs is not None:
                 self._blobs.close()
@@ -173,18 +151,12 @@ class Extraction:
 
     def _directory(self, name: str) -> Path:
         """A directory for temporary files, made with the first that is asked for."""
-        self._notice_fork()
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="sheepop-extract-", dir=self._below))
             self._owned.callback(shutil.rmtree, self._scratch, ignore_errors=True)
         directory = self._scratch / name
         directory.mkdir(exist_ok=True)
         return directory
-
-
-def _release(owned: ExitStack, owner: int) -> None:
-    if os.getpid() == owner:
-        owned.close()
 
 
 def _detected(content: Content, head: bytes | None = None) -> FileType:

@@ -39,8 +39,8 @@ _VENDORED_FOLDERS = frozenset(
 )
 _LICENSE_NAMES = ("license", "licence", "copying", "unlicense")
 _LICENSE_BYTES = 2**20
-# SPDX identifier, a pattern, and phrases that must be there too, all in lower case; where the pattern is found first
-# decides between licences, since one often mentions another further down. Among equals the first in the table wins.
+# SPDX identifier, a pattern, and phrases that must be there too, all in lower case. The pattern that is found first
+# decides, since a licence often mentions another further down; among equals the first in the table.
 _BSD = "redistribution and use in source and binary forms"
 _MIT = "permission is hereby granted, free of charge, to any person obtaining a copy"
 _LICENSES = (
@@ -97,8 +97,8 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
 }
 
+# Reason and detail.
 _Refusal = tuple[str, str]
-"""Reason and detail."""
 
 
 class _Tracked(NamedTuple):
@@ -115,9 +115,8 @@ def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] 
     """The inputs of a build that ``git+PATH@REVISION`` stands for, HEAD when no revision is given.
 
     They are named ``FOLDER@COMMIT/PATH``, in the order of their paths, and carry the revision and the licence: SPDX
-    identifiers and names of files, with commas. Skipped are hidden names, folders of foreign code (each named once),
-    generated files, what matches `ignore`, links, submodules, and empty and oversized files. Raises `DataError` when
-    the path, the repository or the revision does not exist.
+    identifiers and names of files, with commas. What is hidden, foreign (each folder named once), generated, ignored,
+    no file, empty or oversized is skipped. Raises `DataError` when path, repository or revision does not exist.
     """
     path, revision = parse_spec(spec)
     commit = _commit(path, revision)
@@ -271,11 +270,10 @@ def _git_output(
     with _start_git(repository, *arguments, environment=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             output, errors = process.communicate(data, timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             process.kill()
-            raise DataError(f"git {arguments[0]} in {repository} did not finish within {_SECONDS:g} s.") from None
-        except BaseException:
-            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise DataError(f"git {arguments[0]} in {repository} did not finish within {_SECONDS:g} s.") from None
             raise
     if process.returncode:
         words = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]

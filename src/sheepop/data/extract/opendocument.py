@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 
+from sheepop.data.extract.archive import safe_zip
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import heading, item, join, one_line, table
 from sheepop.data.extract.office_parts import (
@@ -23,7 +24,6 @@ from sheepop.data.extract.office_parts import (
     with_notes,
 )
 from sheepop.data.extract.word_styles import CODE_STYLES, LONGEST_CHAIN, count, numeral
-from sheepop.data.extract.zip_safety import safe_zip
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"

@@ -12,7 +12,6 @@ import ssl
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,25 +33,21 @@ _EXAMPLE = "postgresql://user:password@host:5432/name or sqlite:///path/to/file.
 _DRIVERS = {"postgresql": "postgresql+pg8000", "postgres": "postgresql+pg8000"}
 _TIME_LIMITS = {
     "pg8000": ("timeout",),
-    "psycopg": ("connect_timeout",),
-    "psycopg2": ("connect_timeout",),
-    "pymysql": ("connect_timeout", "read_timeout"),
-    "mysqldb": ("connect_timeout", "read_timeout"),
+    **dict.fromkeys(("psycopg", "psycopg2"), ("connect_timeout",)),
+    **dict.fromkeys(("pymysql", "mysqldb"), ("connect_timeout", "read_timeout")),
     "mysqlconnector": ("connection_timeout",),
 }
 _SECRET_OPTIONS = ("password", "passwd", "pwd", "passfile", "sslkey", "sslpassword")
 _NOT_OPENED, _FAILED = "the database cannot be opened", "the query failed"
 _NO_LOG = logging.NullHandler()
+# The names of the columns, and what fetches so many rows more.
+Result = tuple[list[str], Callable[[int], Sequence[Any]]]
 # What a session is told before the query; times are given in UTC, whatever the server's zone is.
 _SESSIONS = {
     "postgresql": ("SET TIME ZONE 'UTC'",),
-    "mysql": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'"),
-    "mariadb": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'"),
+    **dict.fromkeys(("mysql", "mariadb"), ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'")),
     "oracle": ("SET TRANSACTION READ ONLY",),
 }
-# SQLAlchemy takes a colon and a word for a parameter, and a backslash in front of them away.
-_PARAMETER = re.compile(r"(?<![:\w\\]):(?=[\w$]+(?![:\w$]))")
-_ESCAPED_PARAMETER = re.compile(r"\\(?=:[\w$]*(?![:\w$]))")
 _READS = frozenset({"select", "with", "values", "table"})
 # What can change something inside a statement that begins with one of these.
 _WRITES = frozenset({"insert", "update", "delete", "merge", "replace", "into"})
@@ -81,10 +76,9 @@ _QUOTES = {
 def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracted | Refused]:
     """The rows that `query` gives on the database at `url`, as `row_documents` makes them, with the place ``row N``.
 
-    Rows are fetched from a cursor of the server in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for
-    an address or query that is refused here, ``missing`` for a file or column, ``not_installed`` for a driver, and
-    ``unreadable`` with the words of the database where it refuses the query or goes away, after the documents of the
-    rows before.
+    Rows are fetched in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for an address or query refused
+    here, ``missing`` for a file or column, ``not_installed`` for a driver, and, after the documents of the rows before,
+    ``unreadable`` with the words of the database.
     """
     address = parse_address(url)
     backend = address.get_backend_name()
@@ -96,10 +90,6 @@ def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracte
             yield from pieces_of(item, config.max_document_bytes) if isinstance(item, Extracted) else (item,)
 
 
-Result = tuple[list[str], Callable[[int], Sequence[Any]]]
-"""The names of the columns, and what fetches so many rows more."""
-
-
 @contextmanager
 def _file_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Result]:
     kind, name = address.get_backend_name(), address.database
@@ -109,11 +99,7 @@ def _file_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Re
     if not path.is_file():
         raise ExtractionError("missing", f"there is no database file {name}")
     with _faults_named(address, _NOT_OPENED):
-        connection: Any = (
-            open_sqlite(path, longest_record(config))
-            if kind == "sqlite"
-            else open_duckdb(path, config.max_memory_bytes // 2)
-        )
+        connection: Any = open_sqlite(path, longest_record(config)) if kind == "sqlite" else open_duckdb(path, config)
     with closing(connection):
         with _faults_named(address, _FAILED):
             result = connection.execute(query)
@@ -123,7 +109,7 @@ def _file_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Re
 
 @contextmanager
 def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[Result]:
-    from sqlalchemy import create_engine, text
+    from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
     # What fails while a broken connection is left is of no interest; without a handler it would go to stderr.
@@ -141,7 +127,9 @@ def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
             for statement in _SESSIONS.get(backend, ()):
                 connection.exec_driver_sql(statement)
         with _faults_named(address, _FAILED):
-            result = connection.execute(text(without_parameters(query)), execution_options={"stream_results": True})
+            # Without parameters the driver gets the query as it is, with its colons and percent signs.
+            options = {"stream_results": True, "no_parameters": True}
+            result = connection.exec_driver_sql(query, execution_options=options)
             columns = list(result.keys())
         yield columns, result.fetchmany
     finally:
@@ -152,11 +140,6 @@ def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
             except Exception as error:
                 _let_go(error)
                 connection.invalidate()
-
-
-def without_parameters(query: str) -> str:
-    """The query as `sqlalchemy.text` needs it, so that the database gets it as it is, colons and all."""
-    return _PARAMETER.sub(r"\\:", _ESCAPED_PARAMETER.sub(r"\\\\", query))
 
 
 @contextmanager
@@ -172,10 +155,8 @@ def _faults_named(address: URL, where: str) -> Iterator[None]:
         name = error.name or address.get_driver_name()
         raise ExtractionError("not_installed", f"the driver {name} is not installed: pip install {name}") from None
     except NoSuchModuleError:
-        kind = address.drivername
-        raise ExtractionError(
-            "not_installed", f"{kind} is not a known kind of database; is its package installed?"
-        ) from None
+        detail = f"{address.drivername} is not a known kind of database; is its package installed?"
+        raise ExtractionError("not_installed", detail) from None
     except Exception as error:
         _let_go(error)
         raise ExtractionError("unreadable", f"{where}: {without_secrets(_message(error), address)}") from None
@@ -206,16 +187,14 @@ def parse_address(url: str) -> URL:
         from sqlalchemy import make_url
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
-        raise ExtractionError(
-            "not_installed", f"a query needs SQLAlchemy: pip install 'sheepop[data]' ({error})"
-        ) from None
+        detail = f"a query needs SQLAlchemy: pip install 'sheepop[data]' ({error})"
+        raise ExtractionError("not_installed", detail) from None
     try:
         address = make_url(url)
     except (SQLAlchemyError, ValueError):
         # What went wrong is not quoted: it may hold the password.
-        raise ExtractionError(
-            "invalid", f"the address of the database cannot be read; it must look like {_EXAMPLE}"
-        ) from None
+        detail = f"the address of the database cannot be read; it must look like {_EXAMPLE}"
+        raise ExtractionError("invalid", detail) from None
     if address.get_backend_name() not in _FILE_DATABASES and "@" in f"{address.host}{address.database}":
         raise ExtractionError("invalid", "the password in the address contains @ or /; write %40 for @ and %2F for /")
     return address.set(drivername=_DRIVERS.get(address.drivername, address.drivername))
@@ -229,8 +208,6 @@ def source_label(url: str) -> str:
     except ExtractionError:
         return f"{kind}://..." if kind.isalnum() and kind != url else "a database"
     kind = address.get_backend_name()
-    if kind in _FILE_DATABASES:
-        return f"{kind}:///{address.database or ''}"
     port = f":{address.port}" if address.port else ""
     return f"{kind}://{address.host or ''}{port}/{address.database or ''}"
 
@@ -299,11 +276,11 @@ def is_ordered(query: str, dialect: str = "") -> bool:
 def _words(query: str, dialect: str) -> Iterator[tuple[str, int]]:
     """The words in lower case, signs and quoted pieces outside comments, and in how many brackets each stands.
 
-    Databases differ in what is a comment, a string or a name: where one of them could find other words, it raises
-    `ExtractionError`.
+    Raises `ExtractionError` where databases differ in what is a comment, a string or a name.
     """
     depth = 0
-    for match in _pattern(dialect).finditer(query):
+    pattern = _PIECE % _QUOTES.get(dialect, ("", ""))
+    for match in re.finditer(pattern, query, re.VERBOSE | re.DOTALL):
         text = match[0]
         if match["unclear"]:
             raise _refused(
@@ -314,11 +291,6 @@ def _words(query: str, dialect: str) -> Iterator[tuple[str, int]]:
         if not match["space"]:
             yield text.lower(), depth
         depth += text == "("
-
-
-@lru_cache
-def _pattern(dialect: str) -> re.Pattern[str]:
-    return re.compile(_PIECE % _QUOTES.get(dialect, ("", "")), re.VERBOSE | re.DOTALL)
 
 
 def _refused(why: str) -> ExtractionError:

@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, count, islice
 from typing import Any
 
@@ -43,9 +44,8 @@ def extract_jsonl(content: Content, context: Context) -> Documents:
 def extract_json(content: Content, context: Context) -> Documents:
     """One document for each record of a list, with the place ``item N``; other JSON is one document of code.
 
-    Records are also found in the lists, columns or fields of a single record when they hold the text that the
-    configuration asks for, or one of the well-known fields. A list is streamed. A file with a record on every line
-    is read as JSON lines.
+    A list is streamed. Records are also found in the lists, columns or fields of a single record, when they hold the
+    text asked for or a well-known field. A file with a record on every line is read as JSON lines.
     """
     yield from _documents(content, context.config, _value_documents)
 
@@ -59,17 +59,11 @@ def _documents(
         begin = file.peek(_BLOCK).strip()[:1]
         lines = ((begin if line is None else line).strip() for line in byte_lines(file, longest_record(config)))
         first, second = [*islice(filter(None, lines), 2), b"", b""][:2]
-    if second and first.startswith((b"{", b"[")) and _is_json(first.decode("utf-8", "replace")):
-        return _line_documents(content, config)
+    if second and first.startswith((b"{", b"[")):
+        with suppress(ExtractionError):
+            parse_json(first.decode("utf-8", "replace"))
+            return _line_documents(content, config)
     return (_list_documents if first.startswith(b"[") else otherwise)(content, config)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        parse_json(text)
-    except ExtractionError:
-        return False
-    return True
 
 
 def _line_documents(content: Content, config: ExtractConfig) -> Documents:
@@ -116,12 +110,13 @@ def _is_record(item: object) -> bool:
 def _value_documents(content: Content, config: ExtractConfig) -> Documents:
     text, value = _whole(content, config)
     form = RecordFormat.of(config)
+    fields = value if isinstance(value, dict) else {}
     is_empty = True
-    for place, record in _records_within(value, form) if isinstance(value, dict) else ():
+    for place, record in _records_within(fields, form):
         is_empty = False
         yield form.document(record, place, longest_record(config))
     if is_empty and form.names:
-        raise ExtractionError("missing", no_column(form.names[0], tuple(value) if isinstance(value, dict) else ()))
+        raise ExtractionError("missing", no_column(form.names[0], tuple(fields)))
     if is_empty:
         yield Extracted(text, "code", "json")
 
@@ -167,10 +162,9 @@ def _whole(content: Content, config: ExtractConfig) -> tuple[str, Any]:
     try:
         return text, parse_json(text)
     except ExtractionError as error:
-        try:
+        with suppress(ExtractionError):
             return text, parse_json(_LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text)))
-        except ExtractionError:
-            raise error from None
+        raise error from None
 
 
 def parse_json(text: str) -> Any:
@@ -201,11 +195,11 @@ _decoder = json.JSONDecoder(object_pairs_hook=_record)
 
 
 def _text_blocks(content: Content) -> Iterator[str]:
-    with open_utf8(content) as file:
-        try:
+    try:
+        with open_utf8(content) as file:
             yield from codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), "utf-8")
-        except UnicodeDecodeError as error:
-            raise ExtractionError("undecodable", f"it is not UTF-8 ({error.reason})") from None
+    except UnicodeDecodeError as error:
+        raise ExtractionError("undecodable", f"it is not UTF-8 ({error.reason})") from None
 
 
 class JsonItems:
@@ -225,8 +219,11 @@ class JsonItems:
             raise ExtractionError("invalid", "it does not begin with a list")
         for self._number in count(1):
             self._at += 1
-            if self._mark() == "]" and self._number == 1:
+            mark = self._mark()
+            if mark == "]" and self._number == 1:
                 break
+            if not mark:
+                raise ExtractionError("invalid", f"the list breaks off before item {self._number}")
             yield self._number, self._item()
             mark = self._mark()
             if mark == "]":
@@ -238,8 +235,6 @@ class JsonItems:
             raise ExtractionError("invalid", f"after the list, {_found(mark)}")
 
     def _item(self) -> Any:
-        if self._at >= len(self._text):
-            raise ExtractionError("invalid", f"the list breaks off before item {self._number}")
         while True:
             try:
                 value, end = _decoder.raw_decode(self._text, self._at)
@@ -300,13 +295,10 @@ class JsonItems:
     def _read(self, least: int = 1) -> bool:
         """Reads at least so many characters more, and forgets those passed over; False when there were none."""
         blocks, size = [self._text[self._at :]], 0
-        while size < least:
-            block = next(self._blocks, None)
-            if block is None:
-                self._is_ended = True
-                break
-            blocks.append(block)
-            size += len(block)
+        while size < least and not self._is_ended:
+            blocks.append(next(self._blocks, ""))
+            self._is_ended = not blocks[-1]
+            size += len(blocks[-1])
         self._text, self._at = "".join(blocks), 0
         return size > 0
 

@@ -24,12 +24,9 @@ def row_documents(
 ) -> Iterator[Extracted | Refused]:
     """The documents that the rows of a table make as `config` asks, in order, refused rows among them.
 
-    `place` goes in front of every place. Where a `delimiter` parts cells, rows may be of any length: what is missing
-    at the end of a row is empty, and what is too much was part of its text. Without any columns, the rows are lines
-    of text of one cell each.
-
-    Raises `ExtractionError` when a column that was asked for is missing; what the rows raise, it raises after
-    the documents of the rows before.
+    `place` goes in front of every place. Where a `delimiter` parts cells, rows may be of any length: what is missing at
+    the end is empty, and what is too much was part of the text. Without columns, rows are lines of text of one cell.
+    Raises `ExtractionError` for a missing column, and what the rows raise, after the documents of the rows before.
     """
     rows = iter(rows)
     head: list[Row | Refused] = []
@@ -121,13 +118,12 @@ def _row_line(row: Row, width: int, delimiter: str, most: int) -> tuple[int, str
         line = _line([*values, *[""] * (width - len(values))]) if width else delimiter.join(values)
         line += "\n"
         size = len(line) if line.isascii() else len(line.encode("utf-8"))
+        if size > most:
+            raise ExtractionError("oversized", f"{size:,} bytes, over what data.extract.max_document_bytes leaves")
     except ExtractionError as error:
         return Refused(f"row {number}", error.reason, error.detail)
     except UnicodeEncodeError as error:
         return Refused(f"row {number}", "undecodable", f"{error.object[error.start]!r} is half of a surrogate pair")
-    if size > most:
-        detail = f"{size:,} bytes, over what data.extract.max_document_bytes leaves"
-        return Refused(f"row {number}", "oversized", detail)
     return number, line, size
 
 

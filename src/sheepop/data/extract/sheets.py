@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from sheepop.data.extract.archive import office_package, safe_zip
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import cell_text, rule, table_line
 from sheepop.data.extract.opendocument import refuse_encryption
-from sheepop.data.extract.zip_safety import office_package, safe_zip
 
 _BLOCK = 2**20
 # A formula whose value the writing program left to be computed when the file is opened.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sheepop.data.extract.archive import office_package
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import heading, item, one_line, table
 from sheepop.data.extract.office_parts import (
@@ -20,7 +21,6 @@ from sheepop.data.extract.office_parts import (
     with_notes,
 )
 from sheepop.data.extract.word_styles import count, numeral
-from sheepop.data.extract.zip_safety import office_package
 
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"

@@ -25,6 +25,7 @@ _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
 # Among equals a delimiter that is rarer in words wins, and quotes that are doubled.
 _DELIMITERS = ("\t", ";", "|", ",")
 Quoting = Literal["doubled", "escaped", "none"]
+Line = tuple[int, str | ExtractionError]
 # A character that parts nothing gives one cell in every row, which is as regular as can be and says little.
 _SINGLE_COLUMN = 0.7
 _PARTS_NOTHING = "\x1f"
@@ -56,11 +57,10 @@ class Dialect:
 def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The rows of a CSV or TSV file: one document for each where a column holds text, else the table as Markdown.
 
-    Delimiter and quotes are found from the first lines, and so is whether there is a header; a file for which a
-    column or a template is configured must have one; a file of one column without a header is lines of text. A row
-    with another number of columns than most is kept, see `row_documents`; where a template or a pair needs to know
-    which column is which, it is refused when it has too many. So is one that breaks the rules of quotes, and the next
-    line begins a row.
+    Delimiter, quotes and header are found from the first lines. With a column or a template configured there must be a
+    header; a file of one column without one is lines of text. A row of another length is kept, see `row_documents`,
+    unless a template or a pair needs to know which column is which and it is too long. One that breaks the rules of
+    quotes is refused, and the next line begins a row.
     """
     # The standard limit is 128 KiB a cell; rows are bounded below.
     csv.field_size_limit(2**31 - 1)
@@ -106,10 +106,9 @@ def _documents(rows: _Rows, width: int, context: Context) -> Iterator[Extracted 
 def _sample(lines: Lines) -> list[str]:
     sample: list[str] = []
     size = 0
-    for _, line in islice(lines, _SAMPLE_LINES):
-        if isinstance(line, str):
-            sample.append(line)
-            size += len(line)
+    for line in (line for _, line in islice(lines, _SAMPLE_LINES) if isinstance(line, str)):
+        sample.append(line)
+        size += len(line)
         if size >= _SAMPLE_CHARACTERS:
             break
     return sample
@@ -141,8 +140,8 @@ def _delimiters(lines: list[str]) -> list[str]:
 
 
 def _candidates(text: str, delimiters: list[str]) -> Iterator[Dialect]:
-    quotings: dict[Quoting, bool] = {"doubled": True, "escaped": '\\"' in text, "none": '"' in text}
-    for quoting in (quoting for quoting, is_possible in quotings.items() if is_possible):
+    signs: dict[Quoting, str] = {"doubled": "", "escaped": '\\"', "none": '"'}
+    for quoting in (quoting for quoting, sign in signs.items() if sign in text):
         for delimiter in delimiters:
             yield Dialect(delimiter, quoting)
             if quoting != "none" and f'{delimiter} "' in text:
@@ -174,13 +173,11 @@ def _widths(lines: list[str], dialect: Dialect) -> tuple[Counter[int], bool]:
 class _Rows:
     """The cells of each row; a row that breaks the rules is refused with the lines that it stood in."""
 
-    def __init__(
-        self, lines: Iterator[tuple[int, str | ExtractionError]], dialect: Dialect, max_characters: int
-    ) -> None:
+    def __init__(self, lines: Iterator[Line], dialect: Dialect, max_characters: int) -> None:
         self._lines, self.dialect, self._max = lines, dialect, max_characters
         # The lines of the current row, and those that will come again.
-        self._row: list[tuple[int, str | ExtractionError]] = []
-        self._again: list[tuple[int, str | ExtractionError]] = []
+        self._row: list[Line] = []
+        self._again: list[Line] = []
         self._returned = 0
 
     def __iter__(self) -> Iterator[list[str] | Refused]:

@@ -42,7 +42,6 @@ class RecordFormat:
     """Which text a record becomes: the field `column`, or `template` filled in, or by default what the record offers.
 
     With `pair` it becomes a pair of the texts of two fields, see `sheepop.data.extract.pair`.
-
     By default a conversation becomes its turns (see `chat_text`), a record with one of `TEXT_FIELDS` that text, and
     any other record one line ``name: value`` for every field. Names with dots lead into nested records, after a
     field with exactly that name was looked for.
@@ -107,10 +106,9 @@ class RecordFormat:
         """The format for the rows of a table, from its first rows; None when they are cells and hold no text."""
         chosen = self
         if not self.names and not any(map(is_chat, sample)):
-            column = text_field(columns, sample)
-            if column is None:
+            chosen = RecordFormat(text_field(columns, sample))
+            if chosen.column is None:
                 return None
-            chosen = RecordFormat(column)
         chosen.needed(columns)
         return chosen
 
@@ -156,8 +154,7 @@ class RecordFormat:
 def longest_record(config: ExtractConfig) -> int:
     """The bytes that a record, as it stands in its file, and its text may take: twice those of the longest document.
 
-    A text that is longer than a document is cut by whoever takes it. Escapes may make a record twice as long as its
-    text.
+    A text longer than a document is cut by whoever takes it. Escapes may make a record twice as long as its text.
     """
     return 2 * config.max_document_bytes
 
@@ -172,17 +169,14 @@ def is_chat(record: Mapping[str, Any]) -> bool:
 
 def text_field(columns: Iterable[str], sample: Sequence[Mapping[str, Any]]) -> str | None:
     """The first of `TEXT_FIELDS` among the columns, in whose values in `sample` there is text."""
-    known: dict[str, str] = {}
-    for column in columns:
-        known.setdefault(column.lower(), column)
-    return next((known[name] for name in TEXT_FIELDS if name in known and _is_text(name, known[name], sample)), None)
-
-
-def _is_text(name: str, column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
-    values = [value for row in sample if (value := row.get(column)) is not None]
-    if not all(isinstance(value, str | bytes) for value in values):
-        return False
-    return name not in _NEEDS_WORDS or any(len(value.split(None, 1)) > 1 for value in values)
+    known = {column.lower(): column for column in reversed([*columns])}
+    for name in TEXT_FIELDS:
+        if name in known:
+            values = [value for row in sample if (value := row.get(known[name])) is not None]
+            is_text = all(isinstance(value, str | bytes) for value in values)
+            if is_text and (name not in _NEEDS_WORDS or any(len(value.split(None, 1)) > 1 for value in values)):
+                return known[name]
+    return None
 
 
 def as_text(value: object) -> str:
@@ -246,10 +240,8 @@ def _value(record: Mapping[str, Any], name: str) -> Any:
 
 def _lookup(record: Mapping[str, Any], name: str) -> Any:
     """The value of the field `name`, or of the field inside fields that its dots lead to."""
-    if name in record:
-        return record[name]
     value: Any = record
-    for part in name.split("."):
+    for part in [name] if name in record else name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             return _MISSING
         value = value[part]
@@ -257,14 +249,11 @@ def _lookup(record: Mapping[str, Any], name: str) -> Any:
 
 
 def _field_document(record: Mapping[str, Any], name: str, value: object, place: str) -> Extracted:
-    if isinstance(value, str):
-        text = value
-    elif (chat := turns_text(value)) is not None:
+    if not isinstance(value, str) and (chat := turns_text(value)) is not None:
         return Extracted(chat, "chat", "", place)
-    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        text = "\n".join(value)
-    else:
-        text = as_text(value)
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        value = "\n".join(value)
+    text = as_text(value)
     for field in LANGUAGE_FIELDS:
         language = record.get(field)
         named = _SAME_LANGUAGES.get(language.lower(), language.lower()) if isinstance(language, str) else ""
@@ -274,8 +263,8 @@ def _field_document(record: Mapping[str, Any], name: str, value: object, place: 
 
 
 def _pair_document(record: Mapping[str, Any], names: tuple[str, str], place: str) -> Extracted:
-    source, target = (_value(record, name) for name in names)
-    for name, value in zip(names, (source, target), strict=True):
+    source, target = values = [_value(record, name) for name in names]
+    for name, value in zip(names, values, strict=True):
         if not isinstance(value, str):
             raise ExtractionError("invalid", f"its field {name!r} is {_kind_of(value)}, but a pair needs two texts")
         if not value or value.isspace():

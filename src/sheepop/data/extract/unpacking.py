@@ -124,14 +124,17 @@ def decompressed(file: BinaryIO, encoding: str = "") -> io.BufferedReader:
     as some servers send it, without; otherwise the signature tells the format.
     """
     first = {"br": lambda _: _Brotli(), "deflate": _deflate}.get(encoding, _by_signature)
-    return io.BufferedReader(_Plain(_plain_blocks(file, first)), _OUTPUT)
+    return buffered(file, _plain_blocks(file, first))
 
 
-class _Plain(io.RawIOBase):
-    """Blocks as a file."""
+def buffered(file: BinaryIO, blocks: Iterator[bytes]) -> io.BufferedReader:
+    """A file of the bytes that `blocks`, none of them empty, makes of another, which is closed with it."""
+    return io.BufferedReader(_Blocks(file, blocks), _OUTPUT)
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._out = blocks, memoryview(b"")
+
+class _Blocks(io.RawIOBase):
+    def __init__(self, file: BinaryIO, blocks: Iterator[bytes]) -> None:
+        self._file, self._blocks, self._out = file, blocks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -142,6 +145,10 @@ class _Plain(io.RawIOBase):
         buffer[:count] = self._out[:count]
         self._out = self._out[count:]
         return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _plain_blocks(file: BinaryIO, first: Callable[[bytes], Any]) -> Iterator[bytes]:

@@ -29,10 +29,10 @@ _SUFFIXES = {
     "text/csv": ".csv",
     "text/markdown": ".md",
 }
-# What belongs to the looks of pages; the names of a type, or how they begin.
-_NOT_READ = ("image/", "audio/", "video/", "font/", "application/font", "application/x-font", "text/css")
-_SCRIPTS = frozenset(
-    {"text/javascript", "application/javascript", "application/x-javascript", "application/ecmascript"}
+# What belongs to the looks of pages: how the names of its types begin.
+_NOT_READ = (
+    *("image/", "audio/", "video/", "font/", "application/font", "application/x-font", "text/css", "text/javascript"),
+    *("application/javascript", "application/x-javascript", "application/ecmascript"),
 )
 _LONGEST_NAME = 100
 # Text of another encoding is decoded as a whole; longer content is left as it is.
@@ -96,34 +96,29 @@ def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | 
     facts = {"url": url, "date": headers.get_header("WARC-Date"), "truncated": headers.get_header("WARC-Truncated")}
     known = {name: value for name, value in facts.items() if value}
     media_type, charset = _media_type(record)
-    problem = _problem(record, media_type, context)
-    if problem is None:
-        try:
-            with _payload(record, _name(url, media_type), context) as payload:
-                if payload.size:
-                    for item in context.inner(_in_utf8(payload, media_type, charset), place):
-                        if isinstance(item, Extracted):
-                            item = replace(item, metadata={**item.metadata, **known})
-                        yield item
-                else:
-                    problem = "empty", "0 bytes"
-        except MemberError as error:
-            problem = error.reason, error.detail
-    if problem:
-        yield Refused(place, *problem)
+    try:
+        _require_readable(record, media_type, context)
+        with _payload(record, _name(url, media_type), context) as payload:
+            if not payload.size:
+                raise MemberError("empty", "0 bytes")
+            for item in context.inner(_in_utf8(payload, media_type, charset), place):
+                if isinstance(item, Extracted):
+                    item = replace(item, metadata={**item.metadata, **known})
+                yield item
+    except MemberError as error:
+        yield Refused(place, error.reason, error.detail)
 
 
-def _problem(record: Any, media_type: str, context: Context) -> tuple[str, str] | None:
-    """Reason and detail why a record is not read."""
+def _require_readable(record: Any, media_type: str, context: Context) -> None:
+    """Raises `MemberError` for a record that is not read."""
     if record.rec_headers.get_header("WARC-Segment-Number"):
-        return "unsupported", "it is one segment of several"
+        raise MemberError("unsupported", "it is one segment of several")
     if (record.length or 0) > context.config.max_member_bytes:
-        return "oversized", f"over data.extract.max_member_bytes = {context.config.max_member_bytes:,}"
+        raise MemberError("oversized", f"over data.extract.max_member_bytes = {context.config.max_member_bytes:,}")
     if record.http_headers is not None and record.http_headers.get_statuscode() != _OK:
-        return "unsupported", f"HTTP status {record.http_headers.statusline}"[:200]
-    if media_type.startswith(_NOT_READ) or media_type in _SCRIPTS:
-        return "unsupported", f"content of type {media_type} is not read from web archives"
-    return None
+        raise MemberError("unsupported", f"HTTP status {record.http_headers.statusline}"[:200])
+    if media_type.startswith(_NOT_READ):
+        raise MemberError("unsupported", f"content of type {media_type} is not read from web archives")
 
 
 def _media_type(record: Any) -> tuple[str, str]:
