@@ -35,6 +35,11 @@ def below(
     return Removal(reason, f"{what.format(value)}, {less} than {least:{spelled}}") if value < least else None
 
 
+def named(rules: str, removal: Removal | None) -> Removal | None:
+    """The removal with the name of the rules before its reason and its detail."""
+    return removal and Removal(f"{rules} {removal.reason}", f"{rules}: {removal.detail}")
+
+
 class Stage(ABC):
     """A step with a `name` of the configuration, its settings, and a ledger, which all steps of a pass share."""
 
