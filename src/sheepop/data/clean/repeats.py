@@ -23,7 +23,7 @@ def screened(all_tokens: Sequence[Tokens], sizes: Sequence[int], config: Repetit
     if suspects.any():
         full = np.flatnonzero(suspects)
         room = np.array(sizes, np.float64)[full]
-        screen = _Screen([all_tokens[number] for number in full])
+        screen = _Screen([tokens for tokens in all_tokens if len(tokens)])
         found = np.zeros(len(full), np.bool_)
         for n, most in sorted(config.top_ngrams):
             found |= screen.most_frequent(n) > most * room

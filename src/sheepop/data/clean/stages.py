@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sheepop.core.config import Config
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.clean.decontamination import Decontamination
 from sheepop.data.clean.formatting import Formatting
@@ -15,18 +16,16 @@ from sheepop.data.clean.secrets import SecretsReplacement
 from sheepop.data.clean.stage import Stage
 from sheepop.data.clean.toxicity import ToxicityFilter
 
-_STAGES: tuple[type[Stage], ...] = (
-    Formatting,
-    LanguageFilter,
-    QualityFilter,
-    ToxicityFilter,
-    PiiReplacement,
-    SecretsReplacement,
-    Decontamination,
-)
-
 
 def local_stages(config: CleanConfig, names: Iterable[str], ledger: Ledger, seed: int) -> list[Stage]:
     """The steps with these names, in this order; raises KeyError for a name that is no stage of single documents."""
-    stages = {stage.name: stage for stage in _STAGES}
-    return [stages[name](ledger, getattr(config, name), seed=seed) for name in names]
+    stages: dict[str, tuple[type[Stage], Config]] = {
+        "formatting": (Formatting, config.formatting),
+        "language": (LanguageFilter, config.language),
+        "quality": (QualityFilter, config.quality),
+        "toxicity": (ToxicityFilter, config.toxicity),
+        "pii": (PiiReplacement, config.pii),
+        "secrets": (SecretsReplacement, config.secrets),
+        "decontamination": (Decontamination, config.decontamination),
+    }
+    return [stage(ledger, settings, seed=seed) for stage, settings in map(stages.__getitem__, names)]
