@@ -253,16 +253,13 @@ class TableConfig(Config):
     """Most text in rows that repeat earlier ones, as a share of it; from 20 rows on."""
 
 
-_CODE_OF_PRESET: dict[str, dict[str, Any]] = {
-    "gentle": {},
-    "web": {
-        "generated": True,
-        "max_line_length": 1000,
-        "max_mean_line_length": 100.0,
-        "min_alphanumeric": 0.25,
-        "max_digits": 0.5,
-        "max_encoded": 0.25,
-    },
+_CODE_IN_WEB = {
+    "generated": True,
+    "max_line_length": 1000,
+    "max_mean_line_length": 100.0,
+    "min_alphanumeric": 0.25,
+    "max_digits": 0.5,
+    "max_encoded": 0.25,
 }
 
 
@@ -294,12 +291,10 @@ class QualityConfig(Config):
     @classmethod
     def _bounds_of_the_preset(cls, given: Any) -> Any:
         """Writes the bounds that follow from the preset into the config, where they can be seen and are kept."""
-        if not isinstance(given, Mapping):
-            return given
-        preset, code = given.get("preset", cls.model_fields["preset"].default), given.get("code", {})
-        if preset not in _CODE_OF_PRESET or not isinstance(code, Mapping):
-            return given
-        return {**given, "code": {**_CODE_OF_PRESET[preset], **code}}
+        code = given.get("code", {}) if isinstance(given, Mapping) else None
+        if isinstance(code, Mapping) and given.get("preset") == "web":
+            return {**given, "code": {**_CODE_IN_WEB, **code}}
+        return given
 
 
 STAGES = (

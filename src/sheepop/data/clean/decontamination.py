@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import unicodedata
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from sheepop.data.duplicates.shingles import (
     shingles_of_words,
     word_hashes,
 )
+from sheepop.data.extract.lines import byte_lines
 
 # One rule for documents of every kind, for an evaluation set does not say what its texts are.
 _RULE = "prose"
@@ -58,13 +60,9 @@ class Decontamination(FilterStage):
         found = list(islice(self._sets.matches(document.text), self.config.min_matches))
         if len(found) < self.config.min_matches:
             return None
-        return Removal("evaluation text", _described(found[0]))
-
-
-def _described(match: Match) -> str:
-    words = spelled_words(match.text.text)[match.word : match.word + match.words]
-    shown = " ".join(words)[:_SHOWN_CHARACTERS]
-    return f"{match.words} words of {match.text.path}, line {match.text.line}: {shown}"
+        text, word, words = found[0].text, found[0].word, found[0].words
+        shown = " ".join(spelled_words(text.text)[word : word + words])[:_SHOWN_CHARACTERS]
+        return Removal("evaluation text", f"{words} words of {text.path}, line {text.line}: {shown}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,6 @@ class Match:
     text: EvaluationText
     word: int
     words: int
-    hash: int
 
 
 class EvaluationSets:
@@ -109,22 +106,17 @@ class EvaluationSets:
         self._texts: list[EvaluationText] = []
         grams: dict[int, list[tuple[Hashes, int]]] = {}
         for path in config.paths:
-            self._read(path, config, grams)
+            before, too_short, digest = len(self._texts), 0, hashlib.sha256()
+            for text in _texts(path, config.fields, digest):
+                hashes = hashed_words(text.text)
+                words = min(config.ngram, hashes.size)
+                if words < min(config.min_words, config.ngram):
+                    too_short += 1
+                    continue
+                grams.setdefault(words, []).append((shingles_of_words(hashes, _RULE, words), len(self._texts)))
+                self._texts.append(text)
+            self.files.append(EvaluationFile(path, digest.hexdigest(), len(self._texts) - before, too_short))
         self._grams = {words: _Grams(entries) for words, entries in sorted(grams.items())}
-
-    def _read(self, path: str, config: DecontaminationConfig, grams: dict[int, list[tuple[Hashes, int]]]) -> None:
-        texts = too_short = 0
-        digest = hashlib.sha256()
-        for text in _texts(path, config.fields, digest):
-            hashes = hashed_words(text.text)
-            words = min(config.ngram, hashes.size)
-            if words < min(config.min_words, config.ngram):
-                too_short += 1
-                continue
-            texts += 1
-            grams.setdefault(words, []).append((shingles_of_words(hashes, _RULE, words), len(self._texts)))
-            self._texts.append(text)
-        self.files.append(EvaluationFile(path, digest.hexdigest(), texts, too_short))
 
     def matches(self, text: str) -> Iterator[Match]:
         """The different n-grams that `text` shares with evaluation texts, shorter ones first, else in its order."""
@@ -133,9 +125,8 @@ class EvaluationSets:
         hashes = hashed_words(text)
         for words, grams in self._grams.items():
             if hashes.size >= words:
-                for gram, entry in grams.among(shingles_of_words(hashes, _RULE, words)):
-                    number, word = grams.place(entry)
-                    yield Match(self._texts[number], word, words, gram)
+                for number, word in grams.among(shingles_of_words(hashes, _RULE, words)):
+                    yield Match(self._texts[number], word, words)
 
 
 class _Grams:
@@ -153,17 +144,13 @@ class _Grams:
         self._filter = np.zeros(2**bits, dtype=bool)
         self._filter[self._hashes >> self._shift] = True
 
-    def among(self, hashes: Hashes) -> list[tuple[int, int]]:
-        """Those of `hashes` that are here, each once in order, and their entries."""
+    def among(self, hashes: Hashes) -> Iterator[tuple[int, int]]:
+        """For those of `hashes` that are here, each once in order, the text and the word where it first stands."""
         candidates = hashes[self._filter[hashes >> self._shift]]
         entries = np.searchsorted(self._hashes, candidates)
         entries[entries == self._hashes.size] = 0
-        found = self._hashes[entries] == candidates
-        return list(dict(zip(candidates[found].tolist(), entries[found].tolist(), strict=True)).items())
-
-    def place(self, entry: int) -> tuple[int, int]:
-        """The number of the text in which the n-gram of an entry first stands, and with which word it begins."""
-        return int(self._numbers[entry]), int(self._words[entry])
+        for entry in dict.fromkeys(entries[self._hashes[entries] == candidates].tolist()):
+            yield int(self._numbers[entry]), int(self._words[entry])
 
 
 def hashed_words(text: str) -> Hashes:
@@ -189,58 +176,44 @@ def spelled_words(text: str) -> list[str]:
 
 def load_evaluation_sets(config: DecontaminationConfig) -> EvaluationSets:
     """The evaluation sets, read once in each process; again when a file changed. Raises `DataError`."""
-    return _load(config.model_dump_json(), tuple(_signature(path) for path in config.paths))
+    try:
+        states = [Path(path).stat() for path in config.paths]
+        return _load(config, tuple((state.st_size, state.st_mtime_ns) for state in states))
+    except OSError as error:
+        path = error.filename or " or ".join(config.paths)
+        raise DataError(f"The evaluation set {path} cannot be read: {(error.strerror or '').lower()}.") from None
 
 
 @lru_cache(maxsize=2)
-def _load(config: str, signatures: tuple[tuple[int, int], ...]) -> EvaluationSets:
-    return EvaluationSets(DecontaminationConfig.model_validate_json(config))
-
-
-def _signature(path: str) -> tuple[int, int]:
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        raise DataError(f"The evaluation set {path} cannot be read: {(error.strerror or '').lower()}.") from None
-    return status.st_size, status.st_mtime_ns
+def _load(config: DecontaminationConfig, signatures: tuple[tuple[int, int], ...]) -> EvaluationSets:
+    return EvaluationSets(config)
 
 
 def _texts(path: str, fields: tuple[str, ...], digest: Any) -> Iterator[EvaluationText]:
     """The texts of a JSONL file: of the given fields, or of all."""
-    seen: set[str] = set()
-    try:
-        with Path(path).open("rb") as file:
-            for number, line in _lines(file, path):
-                digest.update(line)
-                if line.strip():
-                    record = _record(line, path, number)
-                    seen.update(field for field in fields if field in record)
-                    values = [record[field] for field in fields if field in record] if fields else [record]
-                    for text in _strings(values):
-                        yield EvaluationText(path, number, text)
-    except OSError as error:
-        raise DataError(f"The evaluation set {path} cannot be read: {(error.strerror or '').lower()}.") from None
-    if missing := [field for field in fields if field not in seen]:
+    missing = set(fields)
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(byte_lines(file, _LONGEST_LINE), 1):
+            if line is None:
+                what = f"longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item"
+                raise DataError(f"{path}, line {number}: {what}.")
+            digest.update(line)
+            if line.strip():
+                record = _record(line, path, number)
+                missing.difference_update(record)
+                values = [record[field] for field in fields if field in record] if fields else [record]
+                for text in _strings(values):
+                    yield EvaluationText(path, number, text)
+    if missing:
         raise DataError(
-            f"The evaluation set {path} has no field {', '.join(missing)}. Give its own fields in "
-            "data.clean.decontamination.fields, or none to take all text."
+            f"The evaluation set {path} has no field {', '.join(filter(missing.__contains__, fields))}. Give its own "
+            "fields in data.clean.decontamination.fields, or none to take all text."
         )
-
-
-def _lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    while line := file.readline(_LONGEST_LINE):
-        number += 1
-        if len(line) == _LONGEST_LINE:
-            raise DataError(
-                f"{path}, line {number}: longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item."
-            )
-        yield number, line
 
 
 def _record(line: bytes, path: str, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+        record = json.loads(line.removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError):
         raise DataError(
             f"{path}, line {number}: not valid JSON; an evaluation set must have one JSON object per line."

@@ -70,12 +70,16 @@ def _block_at(lines: list[str], number: int, after_blank: bool, above: str) -> t
     line = lines[number]
     content = line.strip()
     if content[:3] in _FENCES and (fence := _FENCE.match(content)):
-        return number, _end_of_fence(lines, number, fence.group(1))
+        marks = fence.group(1)
+        return number, _end(
+            lines, number + 1, lambda line: line.strip().startswith(marks) and not line.strip().strip(marks[0])
+        )
     if content.startswith(">>> "):
         blank = (n for n in range(number, len(lines)) if not lines[n].strip())
         return number, next(blank, len(lines))
     if "\\begin{" in content and (latex := _LATEX_BEGIN.search(content)):
-        return number, _first_line_with(lines, number, f"\\end{{{latex.group(1)}}}")
+        phrase = f"\\end{{{latex.group(1)}}}"
+        return number, _end(lines, number, lambda line: phrase in line)
     if after_blank and _INDENTED.match(line) and not _INDENTED.match(above) and not _LIST_ITEM.match(above):
         return number, _end_of_indented(lines, number, 3)
     is_directive = content.startswith(".. ")
@@ -84,16 +88,9 @@ def _block_at(lines: list[str], number: int, after_blank: bool, above: str) -> t
     return number, number
 
 
-def _end_of_fence(lines: list[str], number: int, fence: str) -> int:
-    for end in range(number + 1, len(lines)):
-        closing = lines[end].strip()
-        if closing.startswith(fence) and not closing.strip(fence[0]):
-            return end + 1
-    return len(lines)
-
-
-def _first_line_with(lines: list[str], number: int, phrase: str) -> int:
-    return next((n + 1 for n in range(number, len(lines)) if phrase in lines[n]), len(lines))
+def _end(lines: list[str], number: int, is_last: Callable[[str], bool]) -> int:
+    """The end of the lines from `number` to the first that is the last of its block, or to the last of all."""
+    return next((n + 1 for n in range(number, len(lines)) if is_last(lines[n])), len(lines))
 
 
 def _end_of_indented(lines: list[str], number: int, indent: int) -> int:

@@ -105,33 +105,21 @@ def code_quality(text: str, name: str, config: CodeConfig) -> Removal | None:
     if not found.visible:
         return Removal("no letters", "it contains only white space")
     lines = text.removesuffix("\n").split("\n")
-    return _lengths_of_lines(lines, found, config) or _content(text, found, config)
-
-
-def _lengths_of_lines(lines: list[str], found: CharacterCounts, config: CodeConfig) -> Removal | None:
     mean, longest = found.characters / len(lines), max(map(len, lines))
-    removal = above(
-        "long lines", "lines of {:,.0f} characters on average", mean, config.max_mean_line_length, ",.0f"
-    ) or above("long lines", "a line of {:,} characters", longest, config.max_line_length, ",")
-    if removal or longest <= LONG_LINE:
-        return removal
-    share = characters_in_long_lines(lines) / found.characters
-    what = f"{{:.1%}} of the file is in lines of more than {LONG_LINE:,} characters"
-    return above("long lines", what, share, config.max_in_long_lines)
-
-
-def _content(text: str, found: CharacterCounts, config: CodeConfig) -> Removal | None:
+    in_long_lines = characters_in_long_lines(lines) / found.characters if longest > LONG_LINE else 0.0
+    long_lines = f"{{:.1%}} of the file is in lines of more than {LONG_LINE:,} characters"
     alphanumeric, digits = (found.letters + found.digits) / found.characters, found.digits / found.visible
-    return (
-        below("few letters", "{:.1%} letters and digits", alphanumeric, config.min_alphanumeric)
+    removal = (
+        above("long lines", "lines of {:,.0f} characters on average", mean, config.max_mean_line_length, ",.0f")
+        or above("long lines", "a line of {:,} characters", longest, config.max_line_length, ",")
+        or above("long lines", long_lines, in_long_lines, config.max_in_long_lines)
+        or below("few letters", "{:.1%} letters and digits", alphanumeric, config.min_alphanumeric)
         or above("data", "{:.1%} of the characters are digits", digits, config.max_digits)
-        or above(
-            "data",
-            "{:.1%} is base64 or hexadecimal data",
-            encoded_characters(text) / found.visible,
-            config.max_encoded,
-        )
     )
+    if removal:
+        return removal
+    encoded = encoded_characters(text) / found.visible
+    return above("data", "{:.1%} is base64 or hexadecimal data", encoded, config.max_encoded)
 
 
 def table_quality(text: str, config: TableConfig) -> Removal | None:

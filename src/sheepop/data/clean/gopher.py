@@ -10,7 +10,7 @@ import numpy as np
 from sheepop.core.facts import counted
 from sheepop.data.clean.config import GopherConfig, RepetitionConfig
 from sheepop.data.clean.repeats import RepeatedRuns, screened
-from sheepop.data.clean.stage import Removal, above, below
+from sheepop.data.clean.stage import Removal, above, below, named
 from sheepop.data.clean.words import Tokens
 
 _STOP_WORD = re.compile(r"\b(?:the|be|to|of|and|that|have|with)\b")
@@ -28,7 +28,8 @@ def quality(text: str, tokens: Tokens, config: GopherConfig) -> Removal | None:
     with_letter = int(np.count_nonzero(tokens.has_letter)) / max(1, num_tokens)
     words, mean = counted(num_words, "word"), "words of {:.2f} letters on average"
     per_word = config.max_symbols_per_word
-    return _named(
+    return named(
+        "gopher",
         below("length", words, num_words, config.min_words, ",", "fewer")
         or above("length", words, num_words, config.max_words, ",")
         or below("word length", mean, mean_length, config.min_mean_word_length, "g", "fewer")
@@ -37,7 +38,7 @@ def quality(text: str, tokens: Tokens, config: GopherConfig) -> Removal | None:
         or above("symbols", "{:.2f} ellipses per word", ellipses, per_word, "g")
         or below("letters", "{:.1%} of the words have a letter", with_letter, config.min_words_with_letter)
         or _line_shapes(text, num_ellipses, config)
-        or _stop_words(text, config)
+        or _stop_words(text, config),
     )
 
 
@@ -67,7 +68,7 @@ def _stop_words(text: str, config: GopherConfig) -> Removal | None:
 def repeated_lines(text: str, config: RepetitionConfig) -> Removal | None:
     """How much of the text is lines and paragraphs that came before, when it is too much."""
     if not text:
-        return _named(Removal("repetition", "no text"))
+        return Removal("gopher repetition", "gopher: no text")
     stripped = text.strip()
     paragraphs = _PARAGRAPH_END.split(stripped) if "\n\n\n" in stripped else stripped.split("\n\n")
     lines = [line for line in text.split("\n") if line]
@@ -81,7 +82,7 @@ def repeated_lines(text: str, config: RepetitionConfig) -> Removal | None:
             "repetition", f"repeated {name} make up {{:.1%}} of the text", characters / len(text), most_characters
         )
         if found:
-            return _named(found)
+            return named("gopher", found)
     return None
 
 
@@ -104,13 +105,9 @@ def _repeated_runs(size: int, runs: RepeatedRuns, config: RepetitionConfig) -> R
     for n, most in sorted(config.top_ngrams):
         what = f"one run of {n} words makes up {{:.1%}} of the text"
         if found := above("repetition", what, runs.most_frequent(n, most * size) / size, most):
-            return _named(found)
+            return named("gopher", found)
     for n, most in sorted(config.duplicate_ngrams):
         what = f"repeated runs of {n} words make up {{:.1%}} of the text"
         if found := above("repetition", what, runs.repeated(n) / size, most):
-            return _named(found)
+            return named("gopher", found)
     return None
-
-
-def _named(removal: Removal | None) -> Removal | None:
-    return removal and Removal(f"gopher {removal.reason}", f"gopher: {removal.detail}")

@@ -87,13 +87,10 @@ class Samples:
 
     def offer(self, key: str, record: dict[str, Any]) -> None:
         """Takes the record when its key (hexadecimal) is among the lowest so far."""
-        if not self.would_take(key):
-            return
-        entry = (-int(key, 16), json.dumps(record, ensure_ascii=False, sort_keys=True))
-        if len(self._heap) < SAMPLES:
-            heapq.heappush(self._heap, entry)
-        elif entry > self._heap[0]:
-            heapq.heapreplace(self._heap, entry)
+        if self.would_take(key):
+            heapq.heappush(self._heap, (-int(key, 16), json.dumps(record, ensure_ascii=False, sort_keys=True)))
+            if len(self._heap) > SAMPLES:
+                heapq.heappop(self._heap)
 
     def as_record(self) -> list[dict[str, Any]]:
         """The chosen records with their keys, lowest key first."""

@@ -18,7 +18,7 @@ from sheepop.core.facts import counted
 from sheepop.data.clean.characters import ENDS_SENTENCE
 from sheepop.data.clean.config import C4Config, FineWebConfig
 from sheepop.data.clean.gopher import duplicates
-from sheepop.data.clean.stage import Removal, above, below
+from sheepop.data.clean.stage import Removal, above, below, named
 from sheepop.data.clean.words import tokens_of
 
 _LINE_ENDS = frozenset(".?!\"'")
@@ -64,7 +64,7 @@ def kept_lines(text: str, config: C4Config) -> KeptLines | Removal:
     ]
     if len(text) > config.max_word_length:
         longest = config.max_word_length
-        numbers = [n for n in numbers if len(lines[n]) <= longest or _longest_word(lines[n]) <= longest]
+        numbers = [n for n in numbers if len(lines[n]) <= longest or max(map(len, lines[n].split())) <= longest]
     lowered = text.lower()
     if "{" in text or any(phrase in lowered for phrase in _UNWANTED):
         chosen = _wanted(numbers, bare)
@@ -77,10 +77,6 @@ def kept_lines(text: str, config: C4Config) -> KeptLines | Removal:
         what = f"{counted(count, 'sentence')} in lines that end like one"
         return Removal("c4 sentences", f"c4: {what}, fewer than {config.min_sentences}")
     return KeptLines(kept, numbers)
-
-
-def _longest_word(line: str) -> int:
-    return max(map(len, line.split()), default=0)
 
 
 def _wanted(numbers: list[int], lines: list[str]) -> list[int] | Removal:
@@ -107,14 +103,9 @@ def num_sentences(lines: list[str], enough: int) -> int:
 
 def fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
     """Why the lines of the text do not read like a page worth keeping, or None."""
-    found = _fineweb_quality(text, config)
-    return found and Removal(f"fineweb {found.reason}", f"fineweb: {found.detail}")
-
-
-def _fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if not lines:
-        return Removal("length", "no text")
+        return Removal("fineweb length", "fineweb: no text")
     ended = sum(ENDS_SENTENCE.match(line[-1]) is not None for line in lines) / len(lines)
     short = sum(len(line) <= config.short_line for line in lines) / len(lines)
     num_breaks = text.count("\n")
@@ -129,4 +120,4 @@ def _fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
     # There are at least as many words as pieces between white space, and cutting those is the slow part.
     if not found and num_breaks > per_word * len(text.split()):
         found = above("line breaks", "{:.2f} line breaks per word", num_breaks / len(tokens_of(text)), per_word, "g")
-    return found
+    return named("fineweb", found)

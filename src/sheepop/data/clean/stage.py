@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from sheepop.core.config import Config
@@ -31,6 +33,11 @@ def below(
 ) -> Removal | None:
     """A removal where `value` is less than `least`."""
     return Removal(reason, f"{what.format(value)}, {less} than {least:{spelled}}") if value < least else None
+
+
+def named(rules: str, removal: Removal | None) -> Removal | None:
+    """The removal with the name of the rules before its reason and its detail."""
+    return removal and Removal(f"{rules} {removal.reason}", f"{rules}: {removal.detail}")
 
 
 class Stage(ABC):
@@ -85,32 +92,20 @@ class ChangeStage(Stage):
             yield document
 
     def _change(self, document: Draft) -> None:
-        marks = document.marks
-        before = document.text
-        if marks:
-            counts = self._change_segments(document, marks)
-        else:
-            document.text, counts = self.changed(before, document)
+        """Changes the text between marks piece by piece, so that every mark stays where its page begins."""
+        before, marks = document.text, document.marks
+        pieces: list[str] = []
+        counts: Counter[str] = Counter()
+        for begin, end in pairwise((0, *(offset for offset, _ in marks), len(before))):
+            piece, found = self.changed(before[begin:end], document)
+            pieces.append(piece)
+            counts.update(found)
+        document.text = "".join(pieces)
+        document.marks = [
+            (offset, name) for offset, (_, name) in zip(accumulate(map(len, pieces)), marks, strict=False)
+        ]
         if document.text != before:
             self.ledger.changed(self.name, before, document.text, counts)
-
-    def _change_segments(self, document: Draft, marks: list[tuple[int, str]]) -> Mapping[str, int]:
-        """Changes the text between marks piece by piece, so that every mark stays where its page begins."""
-        text = document.text
-        starts = [0, *(offset for offset, _ in marks), len(text)]
-        pieces, moved, length = [], [], 0
-        total: dict[str, int] = {}
-        for index in range(len(starts) - 1):
-            if index > 0:
-                moved.append((length, marks[index - 1][1]))
-            piece, counts = self.changed(text[starts[index] : starts[index + 1]], document)
-            pieces.append(piece)
-            length += len(piece)
-            for name, count in counts.items():
-                total[name] = total.get(name, 0) + count
-        document.text = "".join(pieces)
-        document.marks = moved
-        return total
 
 
 def _is_blank(document: Draft) -> bool:

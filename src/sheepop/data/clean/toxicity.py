@@ -41,13 +41,12 @@ class ToxicityFilter(FilterStage):
         if document.kind not in _JUDGED:
             return None
         found = toxic_lexicon().hits(document.text)
-        hits = found.entries.total()
-        if hits < self.config.min_hits or found.score <= self.config.threshold:
+        hits, score = found.entries.total(), 1000 * found.weight / max(found.words, 1)
+        if hits < self.config.min_hits or score <= self.config.threshold:
             return None
-        most = ", ".join(
-            entry for entry, _ in sorted(found.entries.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
-        )
-        return Removal("words", f"weight {found.score:.1f} for every 1,000 words, {hits} hits, most often {most}")
+        most = sorted(found.entries, key=lambda entry: (-found.entries[entry], entry))[:_SHOWN]
+        shown = ", ".join(most)
+        return Removal("words", f"weight {score:.1f} for every 1,000 words, {hits} hits, most often {shown}")
 
 
 class ToxicHits(NamedTuple):
@@ -56,11 +55,6 @@ class ToxicHits(NamedTuple):
     entries: Counter[str]
     weight: float
     words: int
-
-    @property
-    def score(self) -> float:
-        """The sum of the weights for every 1,000 words."""
-        return 1000 * self.weight / max(self.words, 1)
 
 
 class ToxicLexicon:

@@ -241,32 +241,20 @@ def tokens_of(text: str) -> Tokens:
 
 def tokens_of_all(texts: Sequence[str]) -> list[Tokens]:
     """The tokens of each text."""
-    spans: list[list[_Span]] = [[] for _ in texts]
+    spans: list[list[Tokens]] = [[] for _ in texts]
     for numbers, parts in _blocks(texts):
         for number, span in zip(numbers, _spans(parts), strict=True):
             spans[number].append(span)
     return [_joined(found) for found in spans]
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    codes: Codes
-    begins: Ints
-    ends: Ints
-    is_word: Bools
-    has_letter: Bools
-
-
-def _joined(spans: list[_Span]) -> Tokens:
-    codes = tuple((span.codes, span.begins, span.ends) for span in spans)
-    if len(spans) == 1:
-        return Tokens(spans[0].ends - spans[0].begins, spans[0].is_word, spans[0].has_letter, codes)
-    return Tokens(
-        np.concatenate([span.ends - span.begins for span in spans]),
-        np.concatenate([span.is_word for span in spans]),
-        np.concatenate([span.has_letter for span in spans]),
-        codes,
+def _joined(parts: list[Tokens]) -> Tokens:
+    if len(parts) == 1:
+        return parts[0]
+    lengths, is_word, has_letter = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "is_word", "has_letter")
     )
+    return Tokens(lengths, is_word, has_letter, tuple(span for part in parts for span in part._spans))
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
@@ -299,7 +287,7 @@ def _parts(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-def _spans(parts: list[str]) -> Iterator[_Span]:
+def _spans(parts: list[str]) -> Iterator[Tokens]:
     codes, kinds = codes_and_kinds("\n".join(parts))
     begins, ends = beginnings_and_ends(codes, kinds)
     made_of = np.bitwise_or.reduceat(kinds, begins) if len(begins) else kinds[:0]
@@ -307,7 +295,9 @@ def _spans(parts: list[str]) -> Iterator[_Span]:
     offsets = PADDING + np.cumsum([len(part) + 1 for part in parts[:-1]], dtype=np.int64)
     places = [0, *np.searchsorted(begins, offsets).tolist(), len(begins)]
     for first, last in pairwise(places):
-        yield _Span(codes, begins[first:last], ends[first:last], is_word[first:last], has_letter[first:last])
+        span = slice(first, last)
+        begin, end = begins[span], ends[span]
+        yield Tokens(end - begin, is_word[span], has_letter[span], ((codes, begin, end),))
 
 
 def _hashes(codes: Codes, begins: Ints, ends: Ints) -> Hashes:
