@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import marked
+from sheepop.data.extract.markdown import date_of, facts_of, marked
 from sheepop.data.extract.office_parts import Element, local_name, parse_xml
 from sheepop.data.extract.page_blocks import Block, blocks_of, page_text
 from sheepop.data.extract.zip_safety import safe_zip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.main_text import main_blocks
+from sheepop.data.extract.markdown import date_of, facts_of
 from sheepop.data.extract.page import decode_page, parse_page
 from sheepop.data.extract.page_blocks import page_blocks, page_text, words
 from sheepop.data.extract.xml_text import root_name, xml_documents

@@ -1,14 +1,16 @@
-"""Blocks, tables and code written as Markdown, the same way whatever file they come from."""
+"""Blocks, tables and code as Markdown, and what a file says of itself, the same way whatever file they come from."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 _BACKTICKS = re.compile(r"`+")
 _DEEPEST_HEADING = 6
+_DATE = re.compile(r"\s*(\d{4}(?:-\d\d){0,2})")
+_LONGEST_FACT = 1000
 
 
 def join(blocks: Iterable[tuple[str, str]]) -> str:
@@ -71,7 +73,7 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     """
     cells = [[cell_text(cell) for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
-    width = max((_last_filled(row) for row in cells), default=0)
+    width = max((number for row in cells for number, cell in enumerate(row, 1) if cell), default=0)
     lines = [table_line([*row[:width], *[""] * (width - len(row))]) for row in cells]
     if lines:
         lines.insert(1, rule(width))
@@ -106,5 +108,13 @@ def code_span(code: str) -> str:
     return f"{ticks} {code} {ticks}" if "`" in (code[0], code[-1]) else f"{ticks}{code}{ticks}"
 
 
-def _last_filled(row: Sequence[str]) -> int:
-    return max((number for number, cell in enumerate(row, 1) if cell), default=0)
+def facts_of(stated: Mapping[str, str | None]) -> dict[str, str]:
+    """The facts that are stated, each on one line; what is longer than 1000 characters is a text, and no fact."""
+    lines = {name: " ".join((value or "").split()) for name, value in stated.items()}
+    return {name: line for name, line in lines.items() if 0 < len(line) <= _LONGEST_FACT}
+
+
+def date_of(text: str | None) -> str:
+    """The year, month or day with which a time in ISO 8601 begins, empty where it is none."""
+    match = _DATE.match(text or "")
+    return match[1] if match else ""

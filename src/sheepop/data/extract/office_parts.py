@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Extracted, ExtractionError
-from sheepop.data.extract.markdown import join, marked
+from sheepop.data.extract.markdown import date_of, facts_of, join, marked
 
 Element = Any
 Blocks = list[tuple[str, str]]
