@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sheepop.data.decoding import Decoded, decode
@@ -43,22 +44,16 @@ def decoded_as(data: bytes, name: str) -> Decoded | None:
         if codec in _NOT_FOR_PAGES or codec.startswith("utf"):
             return None
         # Encodings with escapes are ASCII as bytes, and so look like UTF-8.
-        if not codec.startswith("iso2022") and _is_utf8(data):
-            return None
+        if not codec.startswith("iso2022"):
+            with suppress(UnicodeDecodeError):
+                data.decode("utf-8")
+                return None
         encoding = _MEANT.get(codec, codec)
         text = data.decode(encoding)
         text.encode("utf-8")
     except (LookupError, ValueError, TypeError):
         return None
     return None if "\0" in text else Decoded(text, encoding.replace("-", "_"))
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except ValueError:
-        return False
-    return True
 
 
 def parse_page(text: str) -> HtmlElement:

@@ -15,7 +15,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.interface import Content, Extracted, ExtractionError
+from sheepop.data.extract.html import extract_html
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import fenced
 from sheepop.data.extract.page import parse_page
 from sheepop.data.extract.page_blocks import page_blocks, page_text, words
@@ -39,6 +40,7 @@ _ESCAPED_HTML = words("content description encoded summary")
 _TAG = re.compile(
     r"<(?:p|br|a|div|img|ul|ol|li|b|i|em|strong|span|h[1-6]|table|pre|code|blockquote)\b[^>]*>", re.IGNORECASE
 )
+_XHTML = "{http://www.w3.org/1999/xhtml}html"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _SNIFFED_BYTES = 2**16
 _OUTER_SUBSET = re.compile(rb"<!DOCTYPE\s+[^\s\[>]+\s+(?:SYSTEM|PUBLIC)|<!ENTITY\s+(?:%|\S+\s+(?:SYSTEM|PUBLIC))")
@@ -46,14 +48,19 @@ _SENTENCE_WORDS = 6
 _LEAST_PROSE = 0.5
 
 
-def xml_documents(content: Content, root: str, limit: int) -> Iterator[Extracted]:
-    """Documents of prose of at most `limit` bytes, in order; or one of code, when the file is data.
-
-    The name of the outermost element, `root`, may tell.
+def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """XHTML as a web page; any other XML as prose, in documents of limited length, or as code where it is data.
 
     Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
-    the parser, ``damaged`` for what is not well-formed.
+    the parser, ``damaged`` for what is not well-formed, ``empty`` for what has no elements.
     """
+    root = next((str(element.tag) for _, element in _events(content)), None)
+    if root is None:
+        raise ExtractionError("empty", "the file has no elements")
+    if root == _XHTML:
+        yield from extract_html(content, context)
+        return
+    limit = context.config.max_document_bytes
     number = 0
     paragraphs: list[Paragraph] = []
     size = 0
@@ -66,7 +73,9 @@ def xml_documents(content: Content, root: str, limit: int) -> Iterator[Extracted
         size += len(paragraph.text.encode("utf-8")) + 2
     is_document = root.rpartition("}")[2].lower() in _DOCUMENTS
     if number == 0 and content.size <= limit and not (is_document and paragraphs) and not _is_prose(paragraphs):
-        yield _source(content)
+        with content.open() as file:
+            decoded = decode(file.read())
+        yield Extracted(decoded.text, kind="code", language="xml", metadata={"encoding": decoded.encoding})
     elif paragraphs:
         yield Extracted(_text(paragraphs), place=f"part {number + 1}" if number else "")
 
@@ -112,13 +121,6 @@ def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
             _forget(open_elements.pop())
         yield from flow.finished()
     yield from flow.finished(at_end=True)
-
-
-def root_name(content: Content) -> str:
-    """The name of the outermost element, with its namespace in braces; raises `ExtractionError`."""
-    for _, element in _events(content):
-        return str(element.tag)
-    raise ExtractionError("empty", "the file has no elements")
 
 
 def _events(content: Content) -> Iterator[tuple[str, _Element]]:
@@ -283,12 +285,6 @@ def _is_prose(paragraphs: list[Paragraph]) -> bool:
     chars = sum(len(paragraph.text) for paragraph in paragraphs)
     prose = sum(len(p.text) for p in paragraphs if p.is_prose or len(p.text.split()) >= _SENTENCE_WORDS)
     return chars > 0 and prose >= _LEAST_PROSE * chars
-
-
-def _source(content: Content) -> Extracted:
-    with content.open() as file:
-        decoded = decode(file.read())
-    return Extracted(decoded.text, kind="code", language="xml", metadata={"encoding": decoded.encoding})
 
 
 def _text(paragraphs: list[Paragraph]) -> str:
