@@ -34,10 +34,8 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
         _refuse_protection(archive)
         folder, package = _package(archive)
         items = {item.get("id"): item for item in package.iter("{*}item")}
-        tables = {
-            _path(folder, item) for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX
-        }
-        titles = _titles(archive, sorted(tables & set(archive.namelist())))
+        tables = [item for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX]
+        titles = _titles(archive, {_path(folder, item) for item in tables})
         # A file may stand in the order only once.
         files: dict[str, str] = {}
         for reference in package.iter("{*}itemref"):
@@ -113,10 +111,10 @@ def _chapter(archive: zipfile.ZipFile, name: str, media_type: str) -> list[Block
     return blocks_of(data)
 
 
-def _titles(archive: zipfile.ZipFile, tables: list[str]) -> dict[str, str]:
+def _titles(archive: zipfile.ZipFile, tables: set[str]) -> dict[str, str]:
     """The titles of the chapters by file, from the tables of contents of EPUB 3 (links) and EPUB 2 (points)."""
     titles: dict[str, str] = {}
-    for name in tables:
+    for name in sorted(tables & set(archive.namelist())):
         try:
             root = _xml(archive, name)
         except ExtractionError:
