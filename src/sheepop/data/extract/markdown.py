@@ -71,28 +71,13 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     White space in a cell becomes one space, so that a row is one line; a pipe is escaped. Without any text the
     result is empty.
     """
-    cells = [[cell_text(cell) for cell in row] for row in rows]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
     width = max((number for row in cells for number, cell in enumerate(row, 1) if cell), default=0)
-    lines = [table_line([*row[:width], *[""] * (width - len(row))]) for row in cells]
+    lines = [f"| {' | '.join([*row[:width], *[''] * (width - len(row))])} |" for row in cells]
     if lines:
-        lines.insert(1, rule(width))
+        lines.insert(1, f"|{' --- |' * width}")
     return "\n".join(lines)
-
-
-def table_line(cells: Sequence[str]) -> str:
-    """One row of a pipe table; the cells come from `cell_text`."""
-    return f"| {' | '.join(cells)} |"
-
-
-def rule(width: int) -> str:
-    """The line that separates the header of a table with `width` columns from its body."""
-    return f"|{' --- |' * width}"
-
-
-def cell_text(text: str) -> str:
-    """Text as it stands in one cell: on one line, pipes escaped."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def fenced(code: str, language: str = "") -> str:

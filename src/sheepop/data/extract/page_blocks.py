@@ -125,7 +125,11 @@ class _Page:
             if code.strip():
                 self._add(fenced(code, _code_language(node)), "code", 0)
         elif tag in _CODE_SPANS:
-            self._code_span(node)
+            text = " ".join(node.text_content().split())
+            if self._in_link or node.find(".//a") is not None:
+                self._link_chars += len(text.replace(" ", ""))
+            if text:
+                self._pieces.append(text if self._heading else code_span(text))
         elif tag == "table":
             self.flush()
             self._table(node)
@@ -220,14 +224,6 @@ class _Page:
             is_due = len(self.blocks) == count
             self._indent, self._marker = (indent, marker) if is_due else (indent + " " * len(marker), "")
 
-    def _code_span(self, node: HtmlElement) -> None:
-        text = " ".join(node.text_content().split())
-        if not text:
-            return
-        if self._in_link or node.find(".//a") is not None:
-            self._link_chars += len("".join(text.split()))
-        self._pieces.append(text if self._heading else code_span(text))
-
     def _table(self, node: HtmlElement) -> None:
         caption = node.find("caption")
         if caption is not None:
@@ -312,9 +308,8 @@ def _code_language(node: HtmlElement) -> str:
     """The language named by a class on the code, in it, or on the boxes around it."""
     around = [part for part in node.iterancestors() if part.tag in ("div", "figure", "td")][:3]
     for part in (node, *node.iterchildren("code"), *around):
-        match = _LANGUAGE.search(part.get("class") or "")
-        name = (match.group(1) or match.group(2)).lower() if match else ""
-        if name:
+        if match := _LANGUAGE.search(part.get("class") or ""):
+            name = (match[1] or match[2]).lower()
             return "" if name in _NO_LANGUAGE else name
     return ""
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import cell_text, rule, table_line
+from sheepop.data.extract.markdown import table
 from sheepop.data.extract.opendocument import refuse_encryption
 from sheepop.data.extract.zip_safety import office_package, safe_zip
 
@@ -138,7 +138,7 @@ def _tables(rows: Iterable[dict[int, str]], limit: int) -> Iterator[str]:
     columns: set[int] = set()
     size = 0
     for row in rows:
-        text_bytes = sum(len(text.encode("utf-8", "replace")) for text in row.values())
+        text_bytes = sum(len(text.encode("utf-8", "replace")) + text.count("|") for text in row.values())
         # Every row of a table takes room for every column of it.
         if size + text_bytes + _CELL_BYTES * (len(pending) + 1) * len(columns | row.keys()) > limit // 2 and size:
             yield _table(pending)
@@ -153,8 +153,7 @@ def _tables(rows: Iterable[dict[int, str]], limit: int) -> Iterator[str]:
 
 def _table(rows: list[dict[int, str]]) -> str:
     columns = sorted({column for row in rows for column in row})
-    lines = [table_line([row.get(column, "") for column in columns]) for row in rows]
-    return "\n".join([lines[0], rule(len(columns)), *lines[1:]])
+    return table([row.get(column, "") for column in columns] for row in rows)
 
 
 def _text(value: Any) -> str:
@@ -167,7 +166,7 @@ def _text(value: Any) -> str:
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(sep=" ")
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    return cell_text(str(value))
+    return " ".join(str(value).split())
 
 
 def _count(archive: zipfile.ZipFile, name: str) -> int:
