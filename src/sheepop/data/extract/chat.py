@@ -55,8 +55,9 @@ def _pair(record: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     if "rejected" in record and "chosen" in record:
         return _turns(record["chosen"])
     for question, answer in _PAIRS:
-        said, more = [record.get(question), record.get(answer)], record.get("input")
+        said: list[Any] = [record.get(question), record.get(answer)]
         if all(isinstance(text, str) for text in said):
+            more = record.get("input")
             if question == "instruction" and isinstance(more, str) and more:
                 said[0] = f"{said[0]}\n\n{more}"
             return list(zip(("user", "assistant"), said, strict=True))

@@ -31,7 +31,10 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
     `ExtractionError`: ``encrypted`` for a protected book, ``damaged`` where the order of the chapters cannot be read.
     """
     with safe_zip(content, context) as archive:
-        _refuse_protection(archive)
+        methods = _xml(archive, _ENCRYPTION).iter("{*}EncryptionMethod") if _ENCRYPTION in archive.namelist() else ()
+        # Below the key of a protected book stands a method as well; any that is not for fonts tells of protection.
+        if any(method.get("Algorithm") not in _FONTS_ONLY for method in methods):
+            raise ExtractionError("encrypted", "the book is copy-protected")
         folder, package = _package(archive)
         items = {item.get("id"): item for item in package.iter("{*}item")}
         tables = [item for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX]
@@ -59,15 +62,6 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
         if not text:
             raise ExtractionError("empty", "its chapters have no text")
         yield Extracted(text, marks=marks, metadata=_facts(package))
-
-
-def _refuse_protection(archive: zipfile.ZipFile) -> None:
-    if _ENCRYPTION not in archive.namelist():
-        return
-    for element in _xml(archive, _ENCRYPTION).iter("{*}EncryptionMethod"):
-        # Below the key of a protected book stands a method as well; any that is not for fonts tells of protection.
-        if element.get("Algorithm") not in _FONTS_ONLY:
-            raise ExtractionError("encrypted", "the book is copy-protected")
 
 
 def _package(archive: zipfile.ZipFile) -> tuple[str, Element]:

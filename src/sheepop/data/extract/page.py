@@ -13,6 +13,8 @@ from sheepop.data.extract.interface import ExtractionError
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
+# What keeps lxml's parsers within the file and within limits of size and depth, and what is no text.
+SAFE = {"no_network": True, "huge_tree": False, "remove_comments": True, "remove_pis": True}
 # Where a page declares its encoding, as far as the HTML standard looks for it, and somewhat further.
 _HEAD_BYTES = 4096
 _DECLARED = re.compile(
@@ -63,9 +65,7 @@ def parse_page(text: str) -> HtmlElement:
     """
     from lxml import etree, html
 
-    parser = html.HTMLParser(
-        encoding="utf-8", huge_tree=False, no_network=True, remove_comments=True, remove_pis=True, collect_ids=False
-    )
+    parser = html.HTMLParser(encoding="utf-8", collect_ids=False, **SAFE)
     try:
         page = html.document_fromstring(text.encode("utf-8"), parser=parser)
     except (etree.ParserError, etree.XMLSyntaxError):

@@ -17,7 +17,7 @@ from sheepop.data.decoding import decode
 from sheepop.data.extract.html import extract_html
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import fenced
-from sheepop.data.extract.page import parse_page
+from sheepop.data.extract.page import SAFE, parse_page
 from sheepop.data.extract.page_blocks import page_blocks, page_text, words
 
 if TYPE_CHECKING:
@@ -120,14 +120,7 @@ def _events(content: Content) -> Iterator[tuple[str, _Element]]:
     head = content.head(_SNIFFED_BYTES).replace(b"\0", b"")
     # Entities of the file's own are expanded by the parser, within its limits. Where some are defined outside, it would
     # have to stop at their names; then none is expanded, and those that HTML knows too are put in here.
-    settings: Any = {
-        "resolve_entities": False if _OUTER_SUBSET.search(head) else "internal",
-        "load_dtd": False,
-        "no_network": True,
-        "huge_tree": False,
-        "remove_comments": True,
-        "remove_pis": True,
-    }
+    settings: Any = {**SAFE, "resolve_entities": False if _OUTER_SUBSET.search(head) else "internal", "load_dtd": False}
     events = ("start", "end")
     with content.open() as file:
         try:
