@@ -34,7 +34,12 @@ def made(tmp_path: Path) -> bytes:
     return (tmp_path / "made.epub").read_bytes()
 
 
-def by_hand(spine: str = "two one", files: Mapping[str, str | bytes] | None = None, extra: str = "") -> bytes:
+def by_hand(
+    spine: str = "two one",
+    files: Mapping[str, str | bytes] | None = None,
+    extra: str = "",
+    date: str = "2020-02-03T04:05",
+) -> bytes:
     """A book of EPUB 2 in which the reading order is not that of the names, written without any library."""
     items = "".join(f'<item id="{c}" href="text/{c}.xhtml" media-type="application/xhtml+xml"/>' for c in CHAPTERS)
     items += '<item id="toc" href="toc.ncx" media-type="application/x-dtbncx+xml"/>'
@@ -42,7 +47,7 @@ def by_hand(spine: str = "two one", files: Mapping[str, str | bytes] | None = No
     package = (
         '<package xmlns="http://www.idpf.org/2007/opf" xmlns:dc="http://purl.org/dc/elements/1.1/"><metadata>'
         "<dc:title>By hand</dc:title><dc:creator>A</dc:creator><dc:creator>B</dc:creator>"
-        f"<dc:date>2020-02-03T04:05</dc:date></metadata><manifest>{items}{extra}</manifest><spine>{order}</spine></package>"
+        f"<dc:date>{date}</dc:date></metadata><manifest>{items}{extra}</manifest><spine>{order}</spine></package>"
     )
     points = '<navPoint><navLabel><text>On  sheep</text></navLabel><content src="text/two.xhtml#top"/></navPoint>'
     every: dict[str, str | bytes] = {
@@ -96,6 +101,11 @@ def test_the_order_is_that_of_the_spine_and_titles_come_from_the_table_of_conten
     assert item.text == "They eat grass.\n\n```\na\n  b\n```\n\n# The island\n\nSheep live here."
     assert item.marks == ((0, "chapter 1: On sheep"), (item.text.index("# The"), "chapter 2: The island"))
     assert dict(item.metadata) == {"title": "By hand", "author": "A; B", "date": "2020-02-03"}
+
+
+@pytest.mark.parametrize(("stated", "read"), [("20240131", "2024"), ("2024-01", "2024-01"), ("in 2024", "")])
+def test_a_date_is_read_as_far_as_it_is_written_with_dashes(read_as: ReadAs, stated: str, read: str) -> None:
+    assert book(read_as("epub", by_hand(date=stated))).metadata.get("date", "") == read
 
 
 def test_a_chapter_that_is_missing_or_damaged_is_refused_by_itself(read_as: ReadAs) -> None:

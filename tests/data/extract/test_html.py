@@ -16,8 +16,8 @@ import trafilatura
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sheepop.data.extract.html import main_blocks
 from sheepop.data.extract.interface import Extracted, Refused
-from sheepop.data.extract.main_text import main_blocks
 from sheepop.data.extract.page import parse_page
 from sheepop.data.extract.page_blocks import page_blocks, page_text
 

@@ -17,6 +17,7 @@ from typing import Any
 
 _TURN_FIELDS = ("messages", "conversations", "conversation")
 _ANSWERS = ("response", "completion", "chosen")
+_PAIRS = (("instruction", "output"), ("question", "answer"))
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
 
 
@@ -44,35 +45,29 @@ def turns_text(turns: object) -> str | None:
 
 
 def _pair(record: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    prompt = record.get("prompt")
-    if prompt is not None:
-        for field in _ANSWERS:
-            if field in record:
-                return _question_and_answer(prompt, record[field])
-        return None
+    if record.get("prompt") is not None:
+        asked = _turns(record["prompt"], "user")
+        answered = _turns(next((record[field] for field in _ANSWERS if field in record), None), "assistant")
+        if asked is None or answered is None:
+            return None
+        # Preference data often repeats the whole conversation in the answer.
+        return answered if answered[: len(asked)] == asked else asked + answered
     if "rejected" in record and "chosen" in record:
         return _turns(record["chosen"])
-    instruction, output = record.get("instruction"), record.get("output")
-    if isinstance(instruction, str) and isinstance(output, str):
-        more = record.get("input")
-        asked = f"{instruction}\n\n{more}" if isinstance(more, str) and more else instruction
-        return [("user", asked), ("assistant", output)]
-    question, answer = record.get("question"), record.get("answer")
-    if isinstance(question, str) and isinstance(answer, str):
-        return [("user", question), ("assistant", answer)]
+    for question, answer in _PAIRS:
+        said: list[Any] = [record.get(question), record.get(answer)]
+        if all(isinstance(text, str) for text in said):
+            more = record.get("input")
+            if question == "instruction" and isinstance(more, str) and more:
+                said[0] = f"{said[0]}\n\n{more}"
+            return list(zip(("user", "assistant"), said, strict=True))
     return None
 
 
-def _question_and_answer(prompt: object, answer: object) -> list[tuple[str, str]] | None:
-    asked = [("user", prompt)] if isinstance(prompt, str) else _turns(prompt)
-    answered = [("assistant", answer)] if isinstance(answer, str) else _turns(answer)
-    if asked is None or answered is None:
-        return None
-    # Preference data often repeats the whole conversation in the answer.
-    return answered if answered[: len(asked)] == asked else asked + answered
-
-
-def _turns(value: object) -> list[tuple[str, str]] | None:
+def _turns(value: object, speaker: str = "") -> list[tuple[str, str]] | None:
+    """The turns of a list of records, or the only one when `value` is what the `speaker` says."""
+    if isinstance(value, str) and speaker:
+        return [(speaker, value)]
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         return None
     known = [turn for turn in map(_turn, value) if turn is not None]

@@ -53,7 +53,7 @@ FORMATS = {
     **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), Format("text.extract_text", bounded=False)),
     "subtitles": Format("subtitles.extract_subtitles"),
     "html": Format("html.extract_html", "data"),
-    "xml": Format("html.extract_xml", "data"),
+    "xml": Format("xml_text.extract_xml", "data"),
     "pdf": Format("pdf.extract_pdf", "data"),
     "image": Format("image.extract_image", "ocr"),
     "docx": Format("word.extract_docx", "data"),

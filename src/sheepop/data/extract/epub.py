@@ -6,13 +6,11 @@ import posixpath
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import unquote
 
 from sheepop.data.extract.archive import safe_zip
-from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import marked
+from sheepop.data.extract.markdown import date_of, facts_of, marked
 from sheepop.data.extract.office_parts import Element, local_name, parse_xml
 from sheepop.data.extract.page_blocks import Block, blocks_of, page_text
 
@@ -33,64 +31,48 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
     `ExtractionError`: ``encrypted`` for a protected book, ``damaged`` where the order of the chapters cannot be read.
     """
     with safe_zip(content, context) as archive:
-        _refuse_protection(archive)
-        book = _book(archive)
-        titles = _titles(archive, book)
+        methods = _xml(archive, _ENCRYPTION).iter("{*}EncryptionMethod") if _ENCRYPTION in archive.namelist() else ()
+        # Below the key of a protected book stands a method as well; any that is not for fonts tells of protection.
+        if any(method.get("Algorithm") not in _FONTS_ONLY for method in methods):
+            raise ExtractionError("encrypted", "the book is copy-protected")
+        folder, package = _package(archive)
+        items = {item.get("id"): item for item in package.iter("{*}item")}
+        tables = [item for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX]
+        titles = _titles(archive, {_path(folder, item) for item in tables})
+        # A file may stand in the order only once.
+        files: dict[str, str] = {}
+        for reference in package.iter("{*}itemref"):
+            item = items.get(reference.get("idref") or "")
+            if item is None:
+                files.setdefault(f"called {reference.get('idref') or ''}", "")
+            elif not _is_navigation(item):
+                files.setdefault(_path(folder, item), item.get("media-type") or "")
         chapters: list[tuple[str, str]] = []
-        for number, (name, media_type) in enumerate(book.chapters.items(), 1):
+        for number, (name, media_type) in enumerate(files.items(), 1):
             place = f"chapter {number}"
             try:
                 blocks = _chapter(archive, name, media_type)
             except ExtractionError as error:
                 yield Refused(place, error.reason, f"{name}: {error.detail}")
                 continue
-            title = titles.get(name) or _heading(blocks)
+            heading = next((block.text for block in blocks if block.kind == "heading"), "")
+            title = titles.get(name) or _short(heading.lstrip("#").strip())
             chapters.append((f"{place}: {title}" if title else place, page_text(blocks)))
         text, marks = marked(chapters)
         if not text:
             raise ExtractionError("empty", "its chapters have no text")
-        yield Extracted(text, marks=marks, metadata=book.facts)
+        yield Extracted(text, marks=marks, metadata=_facts(package))
 
 
-@dataclass(frozen=True, slots=True)
-class _Book:
-    """The chapters in reading order, file and type, what the book says of itself, and its tables of contents."""
-
-    chapters: dict[str, str]
-    facts: dict[str, str]
-    tables: list[str]
-
-
-def _refuse_protection(archive: zipfile.ZipFile) -> None:
-    if _ENCRYPTION not in archive.namelist():
-        return
-    for element in _xml(archive, _ENCRYPTION).iter("{*}EncryptionMethod"):
-        # Below the key of a protected book stands a method as well; any that is not for fonts tells of protection.
-        if element.get("Algorithm") not in _FONTS_ONLY:
-            raise ExtractionError("encrypted", "the book is copy-protected")
-
-
-def _book(archive: zipfile.ZipFile) -> _Book:
+def _package(archive: zipfile.ZipFile) -> tuple[str, Element]:
+    """What the book says of its files and of itself, and the folder that it stands in."""
     if _CONTAINER not in archive.namelist():
         raise ExtractionError("damaged", f"it has no {_CONTAINER}")
     root = next(_xml(archive, _CONTAINER).iter("{*}rootfile"), None)
-    package = "" if root is None else unquote(root.get("full-path") or "")
-    if package not in archive.namelist():
+    name = "" if root is None else unquote(root.get("full-path") or "")
+    if name not in archive.namelist():
         raise ExtractionError("damaged", "its list of contents is missing")
-    contents = _xml(archive, package)
-    items = {item.get("id"): item for item in contents.iter("{*}item")}
-    folder = posixpath.dirname(package)
-    tables = [_path(folder, item) for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX]
-    # A file may stand in the order only once.
-    chapters: dict[str, str] = {}
-    for reference in contents.iter("{*}itemref"):
-        identifier = reference.get("idref") or ""
-        item = items.get(identifier)
-        if item is None:
-            chapters.setdefault(f"called {identifier}", "")
-        elif not _is_navigation(item):
-            chapters.setdefault(_path(folder, item), item.get("media-type") or "")
-    return _Book(chapters, _facts(contents), tables)
+    return posixpath.dirname(name), _xml(archive, name)
 
 
 def _path(folder: str, item: Element) -> str:
@@ -123,10 +105,10 @@ def _chapter(archive: zipfile.ZipFile, name: str, media_type: str) -> list[Block
     return blocks_of(data)
 
 
-def _titles(archive: zipfile.ZipFile, book: _Book) -> dict[str, str]:
+def _titles(archive: zipfile.ZipFile, tables: set[str]) -> dict[str, str]:
     """The titles of the chapters by file, from the tables of contents of EPUB 3 (links) and EPUB 2 (points)."""
     titles: dict[str, str] = {}
-    for name in sorted(set(book.tables) & set(archive.namelist())):
+    for name in sorted(tables & set(archive.namelist())):
         try:
             root = _xml(archive, name)
         except ExtractionError:
@@ -146,12 +128,6 @@ def _titles(archive: zipfile.ZipFile, book: _Book) -> dict[str, str]:
 
 def _all_text(element: Element) -> str:
     return " ".join("".join(element.itertext()).split())
-
-
-def _heading(blocks: list[Block]) -> str:
-    """The first heading of a chapter."""
-    heading = next((block.text for block in blocks if block.kind == "heading"), "")
-    return _short(heading.lstrip("#").strip())
 
 
 def _short(title: str) -> str:

@@ -1,25 +1,46 @@
-"""Web pages: the main text as Markdown, with headings, lists, tables and exact code, and what a page says of itself."""
+"""Web pages: the main text as Markdown, with headings, lists, tables and exact code, and what a page says of itself.
+
+A page that marks its main part or its one article is believed. Elsewhere trafilatura says where the main text begins
+and ends, unless it finds nothing, or clearly too little of the page. Within these borders everything is kept as it
+stands on the page, but for lists of links and boxes beside the text that trafilatura leaves out too; so signatures,
+definitions, repeated lines and code survive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.main_text import main_blocks
+from sheepop.data.extract.markdown import date_of, facts_of
 from sheepop.data.extract.page import decode_page, parse_page
-from sheepop.data.extract.page_blocks import page_blocks, page_text, words
-from sheepop.data.extract.xml_text import root_name, xml_documents
+from sheepop.data.extract.page_blocks import Block, page_blocks, page_text, words
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
-_XHTML = "{http://www.w3.org/1999/xhtml}html"
 _DATE_NAMES = words(
     "article:published_time og:published_time datepublished date dc.date dc.date.issued dcterms.created dcterms.date"
     " dcterms.issued citation_publication_date citation_date publish_date pubdate"
 )
+_WORD = re.compile(r"\w+")
+_MARKUP = re.compile(r"[ >]*(?:```+\S*\n|-?\d+\. )?")
+# A run of this many words that occurs in the main text shows that a block is part of it.
+_RUN = 4
+# Blocks of at least this many words can mark a border; shorter ones ("Home", "About") may stand anywhere.
+_ANCHOR_WORDS = 8
+_SHARE_FOUND = 0.6
+# Up to which share of links an item of a list, or a paragraph, is more than a menu.
+_SHARE_LINKS = {"item": 0.6, "text": 0.9}
+# Borders that leave out more than this of the words that trafilatura finds are not those of the main text.
+_LEAST_WITHIN = 0.9
+_LEAST_OF_MAIN = 0.5
+_LEAST_OF_PAGE = 0.25
+_LEAST_DECLARED_CHARS = 100
+# Pages of more blocks are books or listings, for which the search would take minutes and gigabytes.
+_MOST_BLOCKS = 20_000
 
 
 def extract_html(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -39,19 +60,6 @@ def extract_html(content: Content, context: Context) -> Iterator[Extracted | Ref
     yield Extracted(text, metadata=facts)
 
 
-def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """XHTML as a web page; any other XML as its text, or as source code where it is rather data.
-
-    Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
-    the parser, ``damaged`` for what is not well-formed.
-    """
-    root = root_name(content)
-    if root == _XHTML:
-        yield from extract_html(content, context)
-    else:
-        yield from xml_documents(content, root, context.config.max_document_bytes)
-
-
 def _facts(page: HtmlElement) -> dict[str, str]:
     """What the page says of itself."""
     named: dict[str, str] = {}
@@ -60,11 +68,126 @@ def _facts(page: HtmlElement) -> dict[str, str]:
         named.setdefault(name.lower(), element.get("content") or "")
     title = page.find(".//title")
     links = [link.get("href") for link in page.iter("link") if (link.get("rel") or "").lower() == "canonical"]
-    facts = {
+    stated = {
         "title": named.get("og:title") or ("" if title is None else title.text_content()),
         "language": page.get("lang") or page.get("xml:lang"),
         "url": (links[0] if links else "") or named.get("og:url"),
         "date": next(filter(None, (date_of(named.get(name)) for name in sorted(_DATE_NAMES))), ""),
         "author": named.get("author"),
     }
-    return facts_of(facts)
+    return facts_of(stated)
+
+
+def main_blocks(blocks: Sequence[Block], page: HtmlElement) -> list[Block]:
+    """The blocks of `page` that are its content; `page` itself is changed by the search and useless afterwards."""
+    declared = _declared(blocks)
+    if declared and _chars(declared) >= _LEAST_OF_MAIN * _chars(blocks) and not any(map(_is_doubtful, declared)):
+        # Whatever the search found, it would be no better.
+        return _with_title(blocks, declared)
+    shown = _without_doubtful(blocks)
+    lines = [_WORD.findall(line) for line in (_trafilatura_lines(page) if len(blocks) <= _MOST_BLOCKS else ())]
+    _mark_found(blocks, lines)
+    found = _between_borders(blocks, sum(map(len, lines)))
+    if declared and _chars(declared) >= _LEAST_OF_MAIN * _chars(found):
+        return _with_title(blocks, _without_doubtful(declared))
+    return _with_title(blocks, found) if _chars(found) >= _LEAST_OF_PAGE * _chars(shown) else shown
+
+
+def _declared(blocks: Sequence[Block]) -> list[Block]:
+    """What stands in the page's main part, or in the one article that fills it; nothing where that is little."""
+    main = [block for block in blocks if block.in_main]
+    around = main or blocks
+    articles = {block.article for block in around} - {0}
+    if len(articles) == 1:
+        article = [block for block in around if block.article]
+        if not main or _chars(article) >= _LEAST_OF_MAIN * _chars(main):
+            main = article
+    return main if _chars(main) >= _LEAST_DECLARED_CHARS else []
+
+
+def _mark_found(blocks: Sequence[Block], lines: list[list[str]]) -> None:
+    """Marks the blocks that the words of these lines of main text hold."""
+    whole = {tuple(line) for line in lines}
+    runs = _runs([word for line in lines for word in line])
+    for block in blocks:
+        words = _words(block)
+        if len(words) < _RUN:
+            block.found = bool(words) and tuple(words) in whole
+        else:
+            own = _runs(words)
+            block.found = len(own & runs) >= _SHARE_FOUND * len(own)
+
+
+def _between_borders(blocks: Sequence[Block], num_words: int) -> list[Block]:
+    """What stands between the first and the last block of main text.
+
+    Long blocks show the borders best; where much of the text would be outside of these, shorter ones have to.
+    """
+    sizes = [len(_words(block)) for block in blocks]
+    found = [block.found for block in blocks]
+    kept: list[int] = []
+    for least in (_ANCHOR_WORDS, _RUN, 1):
+        anchors = [at for at, size in enumerate(sizes) if found[at] and size >= least]
+        if not anchors:
+            continue
+        first, last = anchors[0], anchors[-1]
+        # What is set as code or in a table is hardly ever around a text.
+        while first > 0 and (found[first - 1] or blocks[first - 1].kind in ("heading", "code", "table")):
+            first -= 1
+        while last + 1 < len(blocks) and (found[last + 1] or blocks[last + 1].kind in ("code", "table")):
+            last += 1
+        kept = [at for at in range(first, last + 1) if not _is_doubtful(blocks[at])]
+        if sum(sizes[at] for at in kept) >= _LEAST_WITHIN * num_words:
+            break
+    return [blocks[at] for at in kept]
+
+
+def _without_doubtful(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks without what is doubtful, unless hardly anything is left without it."""
+    inner = [block for block in blocks if not _is_doubtful(block)]
+    return inner if _chars(inner) >= _LEAST_OF_PAGE * _chars(blocks) else list(blocks)
+
+
+def _with_title(blocks: Sequence[Block], kept: list[Block]) -> list[Block]:
+    """The title of the page put in front where it stands above the main text, apart from it."""
+    titles = [block for block in blocks if block.text.startswith("# ")]
+    if kept and len(titles) == 1 and titles[0] not in kept and blocks.index(titles[0]) < blocks.index(kept[0]):
+        return [titles[0], *kept]
+    return kept
+
+
+def _words(block: Block) -> list[str]:
+    """The words of the page in a block, without what marks it as an item, a quotation or code."""
+    return _WORD.findall(_MARKUP.sub("", block.text, count=1))
+
+
+def _runs(words: list[str]) -> set[tuple[str, ...]]:
+    return {tuple(words[at : at + _RUN]) for at in range(len(words) - _RUN + 1)}
+
+
+def _is_doubtful(block: Block) -> bool:
+    """Whether it looks like a menu, or stands beside the text, and is not known to be main text."""
+    is_menu = block.link_chars > _SHARE_LINKS.get(block.kind, 1.0) * block.chars
+    return (block.beside or is_menu) and not block.found
+
+
+def _chars(blocks: Iterable[Block]) -> int:
+    return sum(block.chars for block in blocks)
+
+
+def _trafilatura_lines(page: HtmlElement) -> list[str]:
+    """The lines of text that trafilatura takes for the main text; none when it gives up."""
+    from trafilatura import bare_extraction
+
+    # It reports pages without main text as warnings, which is no news here.
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+    try:
+        found = bare_extraction(page, include_comments=True, include_tables=True, with_metadata=False)
+    except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
+        # What trips over odd markup has found nothing; all of the page is then rendered instead.
+        return []
+    lines: list[str] = []
+    for body in (getattr(found, "body", None), getattr(found, "commentsbody", None)):
+        for element in () if body is None else body.iter("p", "head", "item", "cell", "code", "quote"):
+            lines += "".join(element.itertext()).splitlines()
+    return lines

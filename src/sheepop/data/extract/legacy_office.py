@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import heading, join, one_line, table
+from sheepop.data.extract.markdown import date_of, facts_of, heading, join, one_line, table
 from sheepop.data.extract.office_parts import Blocks, document, presentation, with_notes
 
 # The library leaves notes out; without their mark they stand in the sentence.

@@ -10,8 +10,8 @@ from email.header import decode_header, make_header
 from email.message import Message
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.facts import facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.markdown import facts_of
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.page_blocks import blocks_of, page_text
 

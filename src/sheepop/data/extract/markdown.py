@@ -1,14 +1,16 @@
-"""Blocks, tables and code written as Markdown, the same way whatever file they come from."""
+"""Blocks, tables and code as Markdown, and what a file says of itself, the same way whatever file they come from."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 _BACKTICKS = re.compile(r"`+")
 _DEEPEST_HEADING = 6
+_DATE = re.compile(r"\s*(\d{4}(?:-\d\d){0,2})")
+_LONGEST_FACT = 1000
 
 
 def join(blocks: Iterable[tuple[str, str]]) -> str:
@@ -69,28 +71,13 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     White space in a cell becomes one space, so that a row is one line; a pipe is escaped. Without any text the
     result is empty.
     """
-    cells = [[cell_text(cell) for cell in row] for row in rows]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
-    width = max((_last_filled(row) for row in cells), default=0)
-    lines = [table_line([*row[:width], *[""] * (width - len(row))]) for row in cells]
+    width = max((number for row in cells for number, cell in enumerate(row, 1) if cell), default=0)
+    lines = [f"| {' | '.join([*row[:width], *[''] * (width - len(row))])} |" for row in cells]
     if lines:
-        lines.insert(1, rule(width))
+        lines.insert(1, f"|{' --- |' * width}")
     return "\n".join(lines)
-
-
-def table_line(cells: Sequence[str]) -> str:
-    """One row of a pipe table; the cells come from `cell_text`."""
-    return f"| {' | '.join(cells)} |"
-
-
-def rule(width: int) -> str:
-    """The line that separates the header of a table with `width` columns from its body."""
-    return f"|{' --- |' * width}"
-
-
-def cell_text(text: str) -> str:
-    """Text as it stands in one cell: on one line, pipes escaped."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def fenced(code: str, language: str = "") -> str:
@@ -106,5 +93,13 @@ def code_span(code: str) -> str:
     return f"{ticks} {code} {ticks}" if "`" in (code[0], code[-1]) else f"{ticks}{code}{ticks}"
 
 
-def _last_filled(row: Sequence[str]) -> int:
-    return max((number for number, cell in enumerate(row, 1) if cell), default=0)
+def facts_of(stated: Mapping[str, str | None]) -> dict[str, str]:
+    """The facts that are stated, each on one line; what is longer than 1000 characters is a text, and no fact."""
+    lines = {name: " ".join((value or "").split()) for name, value in stated.items()}
+    return {name: line for name, line in lines.items() if 0 < len(line) <= _LONGEST_FACT}
+
+
+def date_of(text: str | None) -> str:
+    """The year, month or day with which a time in ISO 8601 begins, empty where it is none."""
+    match = _DATE.match(text or "")
+    return match[1] if match else ""

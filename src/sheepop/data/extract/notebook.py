@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.facts import facts_of
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import fenced, marked
+from sheepop.data.extract.markdown import facts_of, fenced, marked
 
 _NEWEST = 4
 # The richest form of an output that is text comes first; HTML is for showing only.

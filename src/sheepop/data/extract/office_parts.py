@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from sheepop.data.extract.facts import date_of, facts_of
 from sheepop.data.extract.interface import Extracted, ExtractionError
-from sheepop.data.extract.markdown import join, marked
+from sheepop.data.extract.markdown import date_of, facts_of, join, marked
+from sheepop.data.extract.page import SAFE
 
 Element = Any
 Blocks = list[tuple[str, str]]
@@ -96,9 +96,7 @@ def parse_xml(name: str, data: bytes) -> Element:
     """
     from lxml import etree
 
-    parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, huge_tree=False, load_dtd=False, remove_comments=True, remove_pis=True
-    )
+    parser = etree.XMLParser(resolve_entities=False, load_dtd=False, **SAFE)
     try:
         return etree.fromstring(data, parser)
     except etree.XMLSyntaxError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sheepop.data.decoding import Decoded, decode
@@ -12,6 +13,8 @@ from sheepop.data.extract.interface import ExtractionError
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
+# What keeps lxml's parsers within the file and within limits of size and depth, and what is no text.
+SAFE = {"no_network": True, "huge_tree": False, "remove_comments": True, "remove_pis": True}
 # Where a page declares its encoding, as far as the HTML standard looks for it, and somewhat further.
 _HEAD_BYTES = 4096
 _DECLARED = re.compile(
@@ -43,22 +46,16 @@ def decoded_as(data: bytes, name: str) -> Decoded | None:
         if codec in _NOT_FOR_PAGES or codec.startswith("utf"):
             return None
         # Encodings with escapes are ASCII as bytes, and so look like UTF-8.
-        if not codec.startswith("iso2022") and _is_utf8(data):
-            return None
+        if not codec.startswith("iso2022"):
+            with suppress(UnicodeDecodeError):
+                data.decode("utf-8")
+                return None
         encoding = _MEANT.get(codec, codec)
         text = data.decode(encoding)
         text.encode("utf-8")
     except (LookupError, ValueError, TypeError):
         return None
     return None if "\0" in text else Decoded(text, encoding.replace("-", "_"))
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except ValueError:
-        return False
-    return True
 
 
 def parse_page(text: str) -> HtmlElement:
@@ -68,9 +65,7 @@ def parse_page(text: str) -> HtmlElement:
     """
     from lxml import etree, html
 
-    parser = html.HTMLParser(
-        encoding="utf-8", huge_tree=False, no_network=True, remove_comments=True, remove_pis=True, collect_ids=False
-    )
+    parser = html.HTMLParser(encoding="utf-8", collect_ids=False, **SAFE)
     try:
         page = html.document_fromstring(text.encode("utf-8"), parser=parser)
     except (etree.ParserError, etree.XMLSyntaxError):

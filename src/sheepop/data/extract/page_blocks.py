@@ -60,13 +60,13 @@ _LINE_NUMBERS = re.compile(r"\b(?:linenos?|linenodiv|line-?numbers?|gutter)\b")
 _EXPONENT = re.compile(r"[-+−]?(?:\d+|\w)")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Block:
     """A piece of the page as Markdown: how much of it is link text, and in which part of the page it stands.
 
     `chars` and `link_chars` count characters other than white space. `in_main` tells of a place inside what the page
     declares as its main part, `article` is the number of the article around it (0: none), and `beside` tells of a
-    place in a header, a footer or an aside outside of these.
+    place in a header, a footer or an aside outside of these. `found` tells that a search took it for main text.
     """
 
     text: str
@@ -76,6 +76,7 @@ class Block:
     in_main: bool
     article: int
     beside: bool
+    found: bool = False
 
 
 def page_blocks(root: HtmlElement) -> list[Block]:
@@ -102,22 +103,33 @@ class _Page:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self._pieces: list[str] = []
-        self._indent, self._marker, self._heading = "", "", ""
-        # The next number of every list around, None where items have dashes.
-        self._numbers: list[int | None] = []
-        self._in_link = self._in_main = self._beside = self._article = self._articles = 0
-        self._link_chars = 0
+        self._indent = self._marker = self._heading = ""
+        # The number of the next item; None where items have dashes.
+        self._number: int | None = None
+        self._in_main = self._beside = self._in_link = False
+        self._article = self._articles = self._link_chars = 0
 
     def element(self, node: HtmlElement) -> None:
         """Adds an element and what is in it; the text behind it belongs to its parent."""
         tag = node.tag
-        if not isinstance(tag, str) or self._takes_formula(node, tag) or _is_left_out(node, tag):
+        if not isinstance(tag, str):
             return
-        if tag in _VERBATIM or (tag == "code" and node.find(".//br") is not None):
+        tex = _formula(node, tag)
+        if tex:
+            self._pieces.append(f"${tex}$")
+        elif _is_left_out(node, tag):
+            return
+        elif tag in _VERBATIM or (tag == "code" and node.find(".//br") is not None):
             self.flush()
-            self._code(node)
+            code = _verbatim(node)
+            if code.strip():
+                self._add(fenced(code, _code_language(node)), "code", 0)
         elif tag in _CODE_SPANS:
-            self._code_span(node)
+            text = " ".join(node.text_content().split())
+            if self._in_link or node.find(".//a") is not None:
+                self._link_chars += len(text.replace(" ", ""))
+            if text:
+                self._pieces.append(text if self._heading else code_span(text))
         elif tag == "table":
             self.flush()
             self._table(node)
@@ -126,9 +138,17 @@ class _Page:
         elif tag == "br":
             self._pieces.append(_BREAK)
         elif tag == "a":
-            self._link(node)
-        elif tag == "sup" and _EXPONENT.fullmatch(node.text_content().strip()):
-            self._raised(node)
+            around, self._in_link = self._in_link, True
+            if node.text_content().strip() not in _PERMALINKS:
+                self._inside(node)
+            self._in_link = around
+        elif tag == "sup" and _EXPONENT.fullmatch(raised := node.text_content().strip()):
+            if self._in_link or node.find(".//a") is not None:
+                # The reference to a note.
+                self._text(f"[{raised}]")
+            else:
+                before = self._pieces[-1][-1] if self._pieces else ""
+                self._text(f"^{raised}" if before.isalnum() or before == ")" else raised)
         else:
             self._inside(node)
 
@@ -147,13 +167,12 @@ class _Page:
         rest = self._indent + " " * len(self._marker)
         first, *more = text.split("\n")
         text = "\n".join([self._indent + self._marker + first, *(rest + line if line else "" for line in more)])
-        if self._marker:
-            self._indent, self._marker = rest, ""
+        self._indent, self._marker = rest, ""
         self._add(text, kind, link_chars)
 
     def _add(self, text: str, kind: BlockKind, link_chars: int) -> None:
         chars = len(text) - sum(map(text.count, " \n"))
-        self.blocks.append(Block(text, kind, chars, link_chars, self._in_main > 0, self._article, self._beside > 0))
+        self.blocks.append(Block(text, kind, chars, link_chars, self._in_main, self._article, self._beside))
 
     def _text(self, text: str | None) -> None:
         if text:
@@ -175,71 +194,35 @@ class _Page:
             self._text(" ")
             return
         self.flush()
-        article, is_main = self._article, tag == "main" or node.get("role") == "main"
-        is_beside = not (self._in_main or article) and (tag in _BESIDE or node.get("role") in _ROLES_BESIDE)
-        self._in_main += is_main
-        self._beside += is_beside
-        if tag == "article" and not article:
+        around = self._in_main, self._beside, self._article, self._heading
+        indent, marker, number, count = self._indent, self._marker, self._number, len(self.blocks)
+        role = node.get("role")
+        if not (self._in_main or self._article):
+            self._beside = self._beside or tag in _BESIDE or role in _ROLES_BESIDE
+        self._in_main = self._in_main or tag == "main" or role == "main"
+        if tag == "article" and not self._article:
             self._articles += 1
             self._article = self._articles
-        indent, marker, heading, count = self._indent, self._marker, self._heading, len(self.blocks)
         if tag in _HEADINGS:
             self._heading = _HEADINGS[tag]
         elif tag == "li":
-            self._indent, self._marker = indent + " " * len(marker), f"{self._item_mark(node)} "
+            if number is not None:
+                number = _integer(node.get("value"), number)
+                self._number = number + 1
+            self._indent, self._marker = indent + " " * len(marker), "- " if number is None else f"{number}. "
         elif tag in _LISTS:
-            self._numbers.append(_integer(node.get("start"), 1) if tag == "ol" else None)
+            self._number = _integer(node.get("start"), 1) if tag == "ol" else None
         elif tag == "blockquote":
             self._indent, self._marker = (indent, f"{marker}> ") if marker else (f"{indent}> ", "")
         self._inside(node)
         self.flush()
-        self._heading = heading
+        self._in_main, self._beside, self._article, self._heading = around
         if tag in _LISTS:
-            self._numbers.pop()
-        if tag in ("li", "blockquote"):
+            self._number = number
+        elif tag in ("li", "blockquote"):
             # The mark of the item around it was written with the first block inside, or is still due.
             is_due = len(self.blocks) == count
             self._indent, self._marker = (indent, marker) if is_due else (indent + " " * len(marker), "")
-        self._article = article
-        self._in_main -= is_main
-        self._beside -= is_beside
-
-    def _item_mark(self, item: HtmlElement) -> str:
-        """The mark of a list item: its number in an ordered list, else a dash."""
-        number = self._numbers[-1] if self._numbers else None
-        if number is None:
-            return "-"
-        number = _integer(item.get("value"), number)
-        self._numbers[-1] = number + 1
-        return f"{number}."
-
-    def _link(self, node: HtmlElement) -> None:
-        if node.text_content().strip() in _PERMALINKS:
-            return
-        self._in_link += 1
-        self._inside(node)
-        self._in_link -= 1
-
-    def _raised(self, node: HtmlElement) -> None:
-        """A number or letter above the line: the reference to a note when it is a link, else an exponent."""
-        text = node.text_content().strip()
-        if self._in_link or node.find(".//a") is not None:
-            self._text(f"[{text}]")
-        else:
-            self._text(f"^{text}" if self._ends_in_word() else text)
-
-    def _code_span(self, node: HtmlElement) -> None:
-        text = " ".join(node.text_content().split())
-        if not text:
-            return
-        if self._in_link or node.find(".//a") is not None:
-            self._link_chars += len("".join(text.split()))
-        self._pieces.append(text if self._heading else code_span(text))
-
-    def _code(self, node: HtmlElement) -> None:
-        code = _verbatim(node)
-        if code.strip():
-            self._add(fenced(code, _code_language(node)), "code", 0)
 
     def _table(self, node: HtmlElement) -> None:
         caption = node.find("caption")
@@ -252,11 +235,11 @@ class _Page:
                 self._block(cell, "td")
             return
         page = _Page()
-        text = table(_grid([[(page.inline(cell), *_spans(cell)) for cell in row] for row in cells]))
+        text = table(_grid([[(page.cell(cell), cell) for cell in row] for row in cells]))
         if text:
             self._add(text, "table", sum(block.link_chars for block in page.blocks))
 
-    def inline(self, cell: HtmlElement) -> str:
+    def cell(self, cell: HtmlElement) -> str:
         """The text of a cell of a table."""
         start = len(self.blocks)
         if not _is_left_out(cell, "td"):
@@ -264,23 +247,18 @@ class _Page:
             self.flush()
         return " ".join(block.text for block in self.blocks[start:])
 
-    def _ends_in_word(self) -> bool:
-        return bool(self._pieces) and (self._pieces[-1][-1].isalnum() or self._pieces[-1][-1] == ")")
 
-    def _takes_formula(self, node: HtmlElement, tag: str) -> bool:
-        """Adds a formula as TeX between dollar signs, where the page has its TeX."""
-        tex: str | None = None
-        if tag == "math":
-            notes = [note for note in node.iter("annotation") if (note.get("encoding") or "").endswith("tex")]
-            tex = notes[0].text_content() if notes else node.get("alttext")
-        elif tag == "script" and (node.get("type") or "").startswith("math/tex"):
-            tex = node.text_content()
-        elif tag == "img" and re.search(r"\b(?:tex|latex|math)\b", (node.get("class") or "").replace("-", " ")):
-            tex = node.get("alt")
-        if not (tex and tex.strip()):
-            return False
-        self._pieces.append(f"${' '.join(tex.split())}$")
-        return True
+def _formula(node: HtmlElement, tag: str) -> str:
+    """A formula as TeX, where the page has its TeX."""
+    tex: str | None = None
+    if tag == "math":
+        notes = [note for note in node.iter("annotation") if (note.get("encoding") or "").endswith("tex")]
+        tex = notes[0].text_content() if notes else node.get("alttext")
+    elif tag == "script" and (node.get("type") or "").startswith("math/tex"):
+        tex = node.text_content()
+    elif tag == "img" and re.search(r"\b(?:tex|latex|math)\b", (node.get("class") or "").replace("-", " ")):
+        tex = node.get("alt")
+    return " ".join((tex or "").split())
 
 
 def _is_left_out(node: HtmlElement, tag: str) -> bool:
@@ -330,48 +308,41 @@ def _code_language(node: HtmlElement) -> str:
     """The language named by a class on the code, in it, or on the boxes around it."""
     around = [part for part in node.iterancestors() if part.tag in ("div", "figure", "td")][:3]
     for part in (node, *node.iterchildren("code"), *around):
-        match = _LANGUAGE.search(part.get("class") or "")
-        name = (match.group(1) or match.group(2)).lower() if match else ""
-        if name:
+        if match := _LANGUAGE.search(part.get("class") or ""):
+            name = (match[1] or match[2]).lower()
             return "" if name in _NO_LANGUAGE else name
     return ""
 
 
 def _is_layout(node: HtmlElement, rows: list[list[HtmlElement]]) -> bool:
-    if node.get("role") in ("presentation", "none") or len(rows) < 2 or max(map(len, rows)) < 2:
-        return True
-    if next(node.iterdescendants(*_NOT_IN_CELLS), None) is not None:
-        return True
-    return any(len(cell.text_content()) > _LONGEST_CELL for row in rows for cell in row)
-
-
-def _spans(cell: HtmlElement) -> tuple[int, int]:
-    """How many columns and rows the cell takes."""
-    columns, rows = (
-        min(int(value), _WIDEST_SPAN) if value.isascii() and value.isdigit() else 1
-        for value in ((cell.get(name) or "").strip() for name in ("colspan", "rowspan"))
+    return (
+        node.get("role") in ("presentation", "none")
+        or len(rows) < 2
+        or max(map(len, rows)) < 2
+        or next(node.iterdescendants(*_NOT_IN_CELLS), None) is not None
+        or any(len(cell.text_content()) > _LONGEST_CELL for row in rows for cell in row)
     )
-    return max(columns, 1), max(rows, 1)
 
 
-def _grid(rows: list[list[tuple[str, int, int]]]) -> list[list[str]]:
-    """Cells put into their columns: the places that a cell with spans covers beside its first stay empty."""
+def _grid(rows: list[list[tuple[str, HtmlElement]]]) -> list[list[str]]:
+    """The texts of cells put into their columns: what a cell with spans covers beside its first place stays empty."""
     grid: list[list[str]] = []
     covered: dict[int, int] = {}
     for row in rows:
         line: list[str] = []
-        pending = iter(row)
-        while True:
+        for text, cell in (*row, ("", None)):
             while covered.get(len(line), 0) > 0:
                 covered[len(line)] -= 1
                 line.append("")
-            cell = next(pending, None)
-            if cell is None:
-                break
-            text, columns, height = cell
-            for offset in range(columns):
+            if cell is not None:
+                height = _span(cell, "rowspan")
+                texts = [text] + [""] * (_span(cell, "colspan") - 1)
                 if height > 1:
-                    covered[len(line)] = height - 1
-                line.append("" if offset else text)
+                    covered.update(dict.fromkeys(range(len(line), len(line) + len(texts)), height - 1))
+                line += texts
         grid.append(line)
     return grid
+
+
+def _span(cell: HtmlElement, name: str) -> int:
+    return max(1, min(_integer(cell.get(name), 1), _WIDEST_SPAN))

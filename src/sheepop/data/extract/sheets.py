@@ -12,12 +12,11 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from sheepop.data.extract.archive import office_package, safe_zip
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.markdown import cell_text, rule, table_line
+from sheepop.data.extract.markdown import table
 from sheepop.data.extract.opendocument import refuse_encryption
 
 _BLOCK = 2**20
@@ -33,7 +32,8 @@ _SHEET = re.compile(r"xl/worksheets/[^/]+\.xml", re.IGNORECASE)
 # What separates a cell from the next.
 _CELL_BYTES = 3
 
-Row = dict[int, str]
+# Its name, whether it is hidden, and its rows.
+_Sheet = tuple[str, bool, Iterable[Iterable[Any]]]
 
 
 def extract_xlsx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -69,23 +69,20 @@ def _documents(
             yield sheet
             is_empty = False
             continue
-        hidden = {"hidden": "yes"} if sheet.is_hidden else {}
-        name = " ".join(sheet.name.split())
-        for number, body in enumerate(_tables(sheet.rows, context.config.max_document_bytes), 1):
-            heading = f"# {name}\n\n"
+        name, is_hidden, values = sheet
+        texts = (
+            {at: text for at, value in enumerate(row) if value is not None and (text := _text(value))} for row in values
+        )
+        rows = filter(None, texts)
+        name = " ".join(name.split())
+        metadata = {**facts, "hidden": "yes"} if is_hidden else facts
+        for number, body in enumerate(_tables(rows, context.config.max_document_bytes), 1):
             place = f"sheet {name}" if number == 1 else f"sheet {name}, part {number}"
             marks = ((0, f"sheet {name}"),)
-            yield Extracted(heading + body, kind="table", place=place, marks=marks, metadata={**facts, **hidden})
+            yield Extracted(f"# {name}\n\n{body}", kind="table", place=place, marks=marks, metadata=metadata)
             is_empty = False
     if is_empty:
         raise ExtractionError("empty", "all of its sheets are empty")
-
-
-@dataclass(frozen=True, slots=True)
-class _Sheet:
-    name: str
-    is_hidden: bool
-    rows: Iterable[Row]
 
 
 def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
@@ -95,8 +92,10 @@ def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
         # It warns of what it does not keep when it writes the file again.
         warnings.simplefilter("ignore")
         workbook = load_workbook(file, read_only=True, data_only=True, keep_links=False)
-    for sheet in workbook.worksheets:
-        yield _Sheet(sheet.title, sheet.sheet_state != "visible", _rows(sheet))
+        for sheet in workbook.worksheets:
+            # The dimensions that a sheet claims would be filled up with empty cells.
+            sheet.reset_dimensions()
+            yield sheet.title, sheet.sheet_state != "visible", sheet.iter_rows(values_only=True)
 
 
 def _by_calamine(file: BinaryIO) -> Iterator[_Sheet | Refused]:
@@ -105,16 +104,14 @@ def _by_calamine(file: BinaryIO) -> Iterator[_Sheet | Refused]:
     with _refusals():
         workbook = CalamineWorkbook.from_filelike(file)
     for sheet in workbook.sheets_metadata:
-        if sheet.typ != SheetTypeEnum.WorkSheet:
-            continue
-        try:
-            with _refusals():
-                rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
-        except ExtractionError as error:
-            yield Refused(f"sheet {sheet.name}", error.reason, error.detail)
-            continue
-        texts = ({column: text for column, value in enumerate(row) if (text := _text(value))} for row in rows)
-        yield _Sheet(sheet.name, sheet.visible != SheetVisibleEnum.Visible, filter(None, texts))
+        if sheet.typ == SheetTypeEnum.WorkSheet:
+            try:
+                with _refusals():
+                    rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
+            except ExtractionError as error:
+                yield Refused(f"sheet {sheet.name}", error.reason, error.detail)
+            else:
+                yield sheet.name, sheet.visible != SheetVisibleEnum.Visible, rows
 
 
 @contextmanager
@@ -135,25 +132,13 @@ def _refusals() -> Iterator[None]:
         raise ExtractionError("damaged", "it cannot be read as a workbook") from None
 
 
-def _rows(sheet: Any) -> Iterator[Row]:
-    """The rows that hold anything, as text by column."""
-    # The dimensions that a sheet claims would be filled up with empty cells.
-    sheet.reset_dimensions()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for cells in sheet.iter_rows(values_only=True):
-            row = {column: text for column, value in enumerate(cells) if value is not None and (text := _text(value))}
-            if row:
-                yield row
-
-
-def _tables(rows: Iterable[Row], limit: int) -> Iterator[str]:
+def _tables(rows: Iterable[dict[int, str]], limit: int) -> Iterator[str]:
     """Tables of about half of `limit` bytes at most, each with the first row as its header."""
-    pending: list[Row] = []
+    pending: list[dict[int, str]] = []
     columns: set[int] = set()
     size = 0
     for row in rows:
-        text_bytes = sum(len(text.encode("utf-8", "replace")) for text in row.values())
+        text_bytes = sum(len(text.encode("utf-8", "replace")) + text.count("|") for text in row.values())
         # Every row of a table takes room for every column of it.
         if size + text_bytes + _CELL_BYTES * (len(pending) + 1) * len(columns | row.keys()) > limit // 2 and size:
             yield _table(pending)
@@ -166,11 +151,9 @@ def _tables(rows: Iterable[Row], limit: int) -> Iterator[str]:
         yield _table(pending)
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[dict[int, str]]) -> str:
     columns = sorted({column for row in rows for column in row})
-    lines = [table_line([row.get(column, "") for column in columns]) for row in rows]
-    lines.insert(1, rule(len(columns)))
-    return "\n".join(lines)
+    return table([row.get(column, "") for column in columns] for row in rows)
 
 
 def _text(value: Any) -> str:
@@ -183,7 +166,7 @@ def _text(value: Any) -> str:
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(sep=" ")
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    return cell_text(str(value))
+    return " ".join(str(value).split())
 
 
 def _count(archive: zipfile.ZipFile, name: str) -> int:

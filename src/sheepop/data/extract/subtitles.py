@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.lines import Lines
@@ -31,12 +30,8 @@ _PAUSE = 3.0
 _SHORTEST_CUE = 0.1
 
 
-class _Cue(NamedTuple):
-    """Lines that are shown from `begin` to `end`, in seconds."""
-
-    begin: float
-    end: float
-    lines: list[str]
+# Seconds from when to when, and the lines that are shown.
+_Cue = tuple[float, float, list[str]]
 
 
 def extract_subtitles(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -82,7 +77,7 @@ def _events(lines: Iterable[str]) -> Iterator[_Cue]:
     for line in lines:
         if event := _EVENT.match(line):
             text = _DRAWING.sub("", event[9].split(",", fields)[-1])
-            yield _Cue(_seconds(event.groups()[:4]), _seconds(event.groups()[4:8]), _BREAK.split(text))
+            yield _seconds(event.groups()[:4]), _seconds(event.groups()[4:8]), _BREAK.split(text)
         elif line.startswith("Format:") and line.rstrip().lower().endswith("text"):
             fields = line.count(",") - 3
 
@@ -102,31 +97,31 @@ def _cues(lines: Iterable[str]) -> Iterator[_Cue]:
             if said and (in_block == 1 or (in_block and said[-1].strip().isdigit())):
                 said.pop()
             if said:
-                yield _Cue(begin, end, said)
+                yield begin, end, said
             begin, end, said = _seconds(times.groups()[:4]), _seconds(times.groups()[4:]), []
             in_block = 2
         else:
             said.append(line)
             in_block += 1
     if said and end:
-        yield _Cue(begin, end, said)
+        yield begin, end, said
 
 
 def _sentences(cues: Iterable[_Cue]) -> Iterator[str]:
     """The lines of the document: cues go on until a sentence ends, another speaks, or nothing is said for long."""
     text, last, until = "", "", 0.0
-    for cue in cues:
-        shown = [" ".join(html.unescape(_MARKUP.sub("", line)).replace("\\h", " ").split()) for line in cue.lines]
-        shown = [line for line in shown if line]
+    for begin, end, lines in cues:
+        shown = [" ".join(html.unescape(_MARKUP.sub("", line)).replace("\\h", " ").split()) for line in lines]
+        shown = list(filter(None, shown))
         # Captions that roll show a line again above the next one.
-        if shown and shown[0] == last and (len(shown) > 1 or cue.end - cue.begin < _SHORTEST_CUE):
+        if shown and shown[0] == last and (len(shown) > 1 or end - begin < _SHORTEST_CUE):
             del shown[0]
         for line in shown:
-            if text and (_SENTENCE_END.search(text) or _NEXT_SPEAKER.match(line) or cue.begin - until > _PAUSE):
+            if text and (_SENTENCE_END.search(text) or _NEXT_SPEAKER.match(line) or begin - until > _PAUSE):
                 yield text
                 text = ""
             text = join_lines(text, line, frozenset()) if text else line
-            last, until = line, cue.end
+            last, until = line, end
     if text:
         yield text
 
