@@ -48,11 +48,11 @@ class _Rows:
         labels[rows, columns - 1] = IGNORED_LABEL
         has_boundaries = bool((columns < lengths[rows]).any())
         begins = np.zeros((len(starts), self.max_length + 1), dtype=bool)
-        begins[:, 0] = begins[rows, columns] = True
-        begins = begins[:, :-1]
+        begins[rows, columns] = True
+        document_ids = np.cumsum(begins[:, :-1], axis=1, dtype=np.int64)
         places = np.arange(self.max_length, dtype=np.int64)
-        positions = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
-        return Batch(input_ids, labels, positions, np.cumsum(begins, axis=1, dtype=np.int64) - 1, has_boundaries)
+        positions = places - np.maximum.accumulate(np.where(begins[:, :-1], places, 0), axis=1)
+        return Batch(input_ids, labels, positions, document_ids, has_boundaries)
 
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens ``start:stop`` of the split that are the inputs of a sample."""
