@@ -71,9 +71,7 @@ def test_the_summary_names_files_and_hashes(tmp_path: Path) -> None:
     with TokenWriter(tmp_path, "val", np.dtype("<u2")) as writer:
         writer.write([1, 2])
     summary = writer.summary()
-    assert summary["shards"] == [
-        {"file": "val.bin", "tokens": 2, "sha256": hashlib.sha256(b"\1\0\2\0").hexdigest()}
-    ]
+    assert summary["shards"] == [{"file": "val.bin", "tokens": 2, "sha256": hashlib.sha256(b"\1\0\2\0").hexdigest()}]
     assert (summary["documents"], summary["tokens"]) == (1, 2)
 
 

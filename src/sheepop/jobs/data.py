@@ -15,7 +15,7 @@ from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, is_corpus
 from sheepop.data.extract.statement import is_ordered
-from sheepop.data.pair_settings import pair_settings
+from sheepop.data.pairs import pair_settings
 from sheepop.data.provenance import Origin, trace_tokens
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.architecture import reads_pairs

@@ -62,7 +62,7 @@ class Contents:
 
 
 def _excerpt(document: Document) -> dict[str, Any]:
-    text = "\n".join(Pair.of(document).texts) if document.kind == KIND else document.text
+    text = "\n".join(Pair.of(document)) if document.kind == KIND else document.text
     return {
         "file": document.source,
         "part": document.part,

@@ -123,4 +123,4 @@ def documents_in(source: Path, files: Sequence[int]) -> Iterator[str]:
     for bucket in files:
         for stored in read_stored(part_path(source, bucket), DOCUMENTS_PREFIX):
             document = stored.document()
-            yield from Pair.of(document).texts if document.kind == KIND else (document.text,)
+            yield from Pair.of(document) if document.kind == KIND else (document.text,)
