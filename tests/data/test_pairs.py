@@ -187,7 +187,7 @@ def test_a_corpus_holds_every_pair_once_with_its_tokens(build_pairs: Build, algo
         for number, pair in enumerate(documents):
             source, target = tokenizer.encode(pair.source), tokenizer.encode(pair.target)
             ids = [*source, tokenizer.eos_id, tokenizer.bos_id, *target, tokenizer.eos_id]
-            assert split.document(number).tolist() == ids
+            assert split.tokens(*split.offsets[number : number + 2]).tolist() == ids
             assert tokenizer.decode(source) == pair.source
     assert corpus.manifest["documents"]["removed"] == {"exact_duplicates": 1}
 

@@ -123,6 +123,4 @@ class DocumentEncoder:
         return [*tokenizer.prefix_ids, *(part if isinstance(part, str) else ids[part] for part in parts)]
 
 
-@functools.lru_cache(maxsize=1)
-def _load(directory: str) -> Tokenizer:
-    return load_tokenizer(directory)
+_load = functools.lru_cache(maxsize=1)(load_tokenizer)

@@ -51,29 +51,28 @@ class MixtureSchedule:
         # The targets after 0, 1, ... steps, until the weights and sizes change no more.
         *changing, self._final_quotas = (_quotas(row, sizes.at(step)) for step, row in enumerate(shares))
         self._targets = [[0, *accumulate(quotas)] for quotas in zip(*changing, strict=True)] or [[0] for _ in knots]
-        self._taken = [array("q", [0]) for _ in knots]
+        self._taken = array("q", [0] * len(knots))  # of every step, one after the other
         self._lock = threading.Lock()
 
     def taken(self, step: int) -> list[int]:
         """How many rows each source has given to the steps before `step`, ``(k,)``."""
+        begin = step * self.num_sources
         with self._lock:
-            while len(self._taken[0]) <= step:
-                for taken, count in zip(self._taken, self._next_counts(), strict=True):
-                    taken.append(count)
-            return [taken[step] for taken in self._taken]
+            while len(self._taken) <= begin:
+                self._taken.extend(self._next_counts())
+            return self._taken[begin : begin + self.num_sources].tolist()
 
     def _next_counts(self) -> list[int]:
         """The counts after one step more than the table has."""
-        step = len(self._taken[0])
+        step = len(self._taken) // self.num_sources
         targets = [self._target(source, step) for source in range(self.num_sources)]
-        counts = [max(taken[-1], target // _UNIT) for taken, target in zip(self._taken, targets, strict=True)]
-        rest = self._sizes.total(step) - sum(counts)
-        if rest:
-            started = [source for source in range(self.num_sources) if counts[source] * _UNIT < targets[source]]
-            ahead = {source: counts[source] * _UNIT - targets[source] for source in started}
-            started.sort(key=lambda source: (self._due(source, counts[source] + 1), ahead[source], source))
-            for source in started[:rest]:
-                counts[source] += 1
+        before = self._taken[-self.num_sources :]
+        counts = [max(taken, target // _UNIT) for taken, target in zip(before, targets, strict=True)]
+        ahead = [count * _UNIT - target for count, target in zip(counts, targets, strict=True)]
+        started = [source for source, more in enumerate(ahead) if more < 0]
+        started.sort(key=lambda source: (self._due(source, counts[source] + 1), ahead[source], source))
+        for source in started[: self._sizes.total(step) - sum(counts)]:
+            counts[source] += 1
         return counts
 
     def _target(self, source: int, step: int) -> int:

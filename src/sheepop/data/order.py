@@ -62,9 +62,8 @@ class EasyToHardOrder(SampleOrder):
             return super()._of_epoch(epoch, places)
         found = self._sorted
         if found is None or found[0] != epoch:
-            draws = np.random.Philox(key=derive_seed(self.seed, "difficulty jitter", epoch)).random_raw(
-                len(self._ranked)
-            )
+            key = derive_seed(self.seed, "difficulty jitter", epoch)
+            draws = np.random.Philox(key=key).random_raw(self.num_samples)
             moved = np.arange(self.num_samples) / self.num_samples + self._jitter * (draws / 2.0**64 - 0.5)
             found = self._sorted = epoch, self._ranked[np.argsort(moved, kind="stable")]
         return found[1][places]

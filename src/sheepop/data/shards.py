@@ -28,7 +28,7 @@ from sheepop.core.files import sha256_file
 
 FILE_PREFIX = {"train": "train", "validation": "val"}
 _INDEX_TYPE = np.dtype("<i8")
-_LARGEST_READ = 2**30
+_LARGEST_READ = 2**30  # a call reads at most 2 GiB
 _RESTORE = "Put the corpus back as it was, or build it again, and resume the run (--resume)."
 
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -134,10 +134,6 @@ class TokenSplit:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.uint32)
 
-    def document(self, index: int) -> Tokens:
-        """The tokens of document `index`."""
-        return self.tokens(int(self.offsets[index]), int(self.offsets[index + 1]))
-
     @cached_property
     def _shard_starts(self) -> list[int]:
         return [0, *accumulate(map(len, self.shards))]
@@ -157,23 +153,26 @@ class ShardFile:
     def __getitem__(self, places: slice) -> NDArray[Any]:
         """The numbers at consecutive places, from the disk; raises `DataError` when they are not there any more."""
         start, stop, _ = places.indices(self.count)
-        wanted = max(0, stop - start) * self.dtype.itemsize
+        position, missing = start * self.dtype.itemsize, max(0, stop - start) * self.dtype.itemsize
+        pieces = []
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = _read_at(descriptor, start * self.dtype.itemsize, wanted)
+                while missing and (piece := os.pread(descriptor, min(missing, _LARGEST_READ), position)):
+                    pieces.append(piece)
+                    position, missing = position + len(piece), missing - len(piece)
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
             raise DataError(f"{self.path} has disappeared since it was opened. {_RESTORE}") from None
         except OSError as error:
             raise DataError(f"{self.path} can no longer be read: {error.strerror}. {_RESTORE}") from None
-        if len(data) < wanted:
+        if missing:
             raise DataError(
                 f"{self.path} was cut short after it was opened: it had {self.count:,} entries, and some of the "
                 f"bytes for {start:,} to {stop:,} are missing. {_RESTORE}"
             )
-        return np.frombuffer(data, self.dtype)
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), self.dtype)
 
 
 def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> ShardFile:
@@ -191,12 +190,3 @@ def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> Sh
             "Build the corpus again."
         )
     return ShardFile(path, dtype, count)
-
-
-def _read_at(descriptor: int, position: int, size: int) -> bytes:
-    """The bytes at a position of a file, fewer only where it ends; one call reads at most 2 GiB."""
-    pieces = []
-    while size and (piece := os.pread(descriptor, min(size, _LARGEST_READ), position)):
-        pieces.append(piece)
-        position, size = position + len(piece), size - len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

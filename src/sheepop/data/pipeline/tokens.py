@@ -44,7 +44,7 @@ class Encode:
         unknown, sources, licenses = 0, [], Counter[str]()
         with TokenWriter(staging, _PREFIX, np.dtype(self.dtype)) as writer:
             for batch in batched_by_size(documents, _ENCODE_BYTES):
-                sources.append(DocumentSources.of(batch))
+                sources.append(DocumentSources.of_names(orjson.loads(document.line)["source"] for document in batch))
                 licenses.update(stated for document in batch if (stated := _license(document)))
                 for token_ids, num_bytes in self.encoder(batch):
                     writer.write(token_ids, num_bytes)
