@@ -92,9 +92,7 @@ class Batch:
 def batch_hash(batch: Batch) -> str:
     """SHA-256 of a global batch: its shape, token ids, labels and document ids, row by row, as 64-bit numbers.
 
-    A batch that holds more than that adds it.
-
-    It is that of the whole batch, so it does not depend on how a step is cut into micro-batches.
+    A batch that holds more adds it. It is that of the whole batch, however a step is cut into micro-batches.
     """
     digest = hashlib.sha256()
     for array in batch.content():

@@ -4,8 +4,7 @@ Nothing is mapped into memory: a file that is deleted or cut short while it is u
 and not in the signal that a map would bring.
 
 ``tokens/train-00000.bin`` and on hold the tokens of whole documents, one after the other; ``tokens/train.idx`` holds
-where each document begins in the split (int64), with the number of all tokens as its last entry. A document never lies
-in two shards.
+where each document begins in the split (int64), with the number of all tokens as its last entry.
 """
 
 from __future__ import annotations
