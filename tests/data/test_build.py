@@ -52,7 +52,7 @@ def test_tokens_are_the_documents_each_with_its_end(tree: Tree, build: Build) ->
         assert split.num_documents == len(documents) > 0
         assert split.num_bytes == sum(len(d.text.encode()) for d in documents)
         for number, document in enumerate(documents):
-            ids = split.document(number).tolist()
+            ids = split.tokens(*split.offsets[number : number + 2]).tolist()
             assert ids == [*tokenizer.encode(document.text), tokenizer.eos_id]
             seen[document.source] = document.text
     assert seen == files

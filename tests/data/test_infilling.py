@@ -12,8 +12,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import TokenizerError
 from sheepop.data.config import FimConfig
 from sheepop.data.documents import Document
-from sheepop.data.encoding import DocumentEncoder
-from sheepop.data.infilling import SENTINELS, Infilling, Special, sentinel_ids
+from sheepop.data.encoding import SENTINELS, DocumentEncoder, Infilling, Special, sentinel_ids
 from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, TokenizerConfig, train_tokenizer
 
 PREFIX, SUFFIX, MIDDLE = Special.PREFIX, Special.SUFFIX, Special.MIDDLE

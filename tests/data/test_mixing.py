@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from sheepop.core.errors import DataError
-from sheepop.data.mixing import MixedSource, Mixture, copies, require_one_measure
+from sheepop.data import DataConfig
+from sheepop.data.mixing import MixedSource, Mixture, copies
 
 
 def mixture(*sources: tuple[str, float], weights: bool = False) -> Mixture:
@@ -47,7 +48,13 @@ def test_a_source_has_either_epochs_or_a_weight(settings: dict[str, float]) -> N
 
 def test_epochs_and_weights_do_not_mix() -> None:
     with pytest.raises(ValueError, match="use one of the two for all"):
-        require_one_measure([MixedSource(pattern="a", epochs=1), MixedSource(pattern="b", weight=1)])
+        DataConfig(mix=(MixedSource(pattern="a", epochs=1), MixedSource(pattern="b", weight=1)))
+
+
+@pytest.mark.parametrize("pattern", ["!", "[z-a]"])
+def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a valid \.gitignore pattern"):
+        MixedSource(pattern=pattern, epochs=1)
 
 
 def test_a_fraction_is_a_keyed_choice_of_about_that_share() -> None:

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
-from sheepop.data import Corpus, DataConfig, PairBatches, StepPlan, TokenSplit, batch_hash, build_corpus, pairs
+from sheepop.data import Corpus, DataConfig, PairBatches, StepPlan, TokenSplit, batch_hash, build_corpus, pair_batches
 from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.order import SampleOrder
 from sheepop.data.pair_batches import PairBatch
-from sheepop.data.pair_settings import pair_settings
-from sheepop.data.pairs import Pair, PairBounds
+from sheepop.data.pairs import Pair, pair_settings
 from sheepop.data.stages import Stages
 from sheepop.data.step_plan import RowSource
 from sheepop.tokenizer import TokenizerConfig
@@ -93,7 +92,7 @@ def test_every_pair_comes_back_whole(found: list[tuple[list[int], list[int]]], b
     """Blocks of a few tokens cut the split anywhere."""
     split = TokenSplit.from_documents([[*source, EOS, BOS, *target, EOS] for source, target in found])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "_BLOCK_TOKENS", block)
+        patch.setattr(pair_batches, "_BLOCK_TOKENS", block)
         made = PairBatches(split, max_length=7, pad_id=PAD, eos_id=EOS)
     chosen = data.draw(st.lists(st.integers(0, len(found) - 1), min_size=1, max_size=5))
     batch = made.batch(np.array(chosen))
@@ -126,7 +125,7 @@ def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted() -> None:
 @pytest.mark.parametrize("document", [[10, 11, 12], [10, EOS], [10, EOS, BOS]], ids=str)
 def test_a_document_that_is_no_pair_is_named(document: list[int]) -> None:
     with pytest.raises(DataError, match="Document 1 of the corpus is not a pair"):
-        PairBounds.of(TokenSplit.from_documents([DOCUMENTS[0], document]), EOS)
+        batches(DOCUMENTS[0], document)
 
 
 def test_a_step_of_a_mixture_is_padded_across_its_sources() -> None:
@@ -182,13 +181,13 @@ def test_a_corpus_holds_every_pair_once_with_its_tokens(build_pairs: Build, algo
     assert len(found["validation"]) > 1
     everything = [pair for split in found.values() for pair in split]
     expected = {(record["source"], record["target"]) for record in records}
-    assert {pair.texts for pair in everything} == expected
+    assert set(everything) == expected
     assert len(everything) == len(expected)
     for split, documents in ((corpus.train, found["train"]), (corpus.validation, found["validation"])):
         for number, pair in enumerate(documents):
             source, target = tokenizer.encode(pair.source), tokenizer.encode(pair.target)
             ids = [*source, tokenizer.eos_id, tokenizer.bos_id, *target, tokenizer.eos_id]
-            assert split.document(number).tolist() == ids
+            assert split.tokens(*split.offsets[number : number + 2]).tolist() == ids
             assert tokenizer.decode(source) == pair.source
     assert corpus.manifest["documents"]["removed"] == {"exact_duplicates": 1}
 
@@ -196,13 +195,13 @@ def test_a_corpus_holds_every_pair_once_with_its_tokens(build_pairs: Build, algo
 def test_equal_text_parted_elsewhere_is_another_pair(build_pairs: Build) -> None:
     records = [{"source": "abc", "target": "de"}, {"source": "ab", "target": "cde"}, {"source": "abc", "target": "de"}]
     corpus = build_pairs(records, validation_fraction=0.0)
-    assert {pair.texts for pair in all_pairs(corpus)["train"]} == {("abc", "de"), ("ab", "cde")}
+    assert set(all_pairs(corpus)["train"]) == {("abc", "de"), ("ab", "cde")}
 
 
 def test_no_cleaning_stage_touches_pairs_unless_it_is_asked_for(build_pairs: Build) -> None:
     record = {"source": "call 030 901820 or mail jo@example.org  ", "target": "0123456789 0123456789 \u200b"}
     corpus = build_pairs([record, {"source": "a", "target": "b"}], validation_fraction=0.0)
-    assert (record["source"], record["target"]) in {pair.texts for pair in all_pairs(corpus)["train"]}
+    assert (record["source"], record["target"]) in set(all_pairs(corpus)["train"])
 
 
 def test_a_stage_that_is_asked_for_changes_each_side_by_itself_and_removes_pairs_with_nothing_left(
@@ -210,14 +209,14 @@ def test_a_stage_that_is_asked_for_changes_each_side_by_itself_and_removes_pairs
 ) -> None:
     records = [{"source": "a\u200bb", "target": "c\u200bd"}, {"source": "still here", "target": "\u200b"}]
     corpus = build_pairs(records, validation_fraction=0.0, clean={"preset": "none", "stages": ["formatting"]})
-    assert [pair.texts for pair in all_pairs(corpus)["train"]] == [("ab", "cd")]
+    assert all_pairs(corpus)["train"] == [("ab", "cd")]
     assert corpus.manifest["documents"]["removed"] == {"formatting": 1}
 
 
 def test_of_a_few_pairs_the_last_are_held_out_and_none_is_cut(build_pairs: Build) -> None:
     records = [{"source": f"line {n}\nand another", "target": f"answer\nto {n}\n"} for n in range(6)]
     corpus = build_pairs(records, validation_fraction=0.3, clean={"stages": ["exact_duplicates"], "shuffle": False})
-    found = {name: [pair.texts for pair in split] for name, split in all_pairs(corpus).items()}
+    found = all_pairs(corpus)
     in_order = [(record["source"], record["target"]) for record in records]
     assert found == {"train": in_order[:4], "validation": in_order[4:]}
 
@@ -248,7 +247,7 @@ HOSTILE = """\
 
 def test_every_line_that_is_no_pair_is_refused_with_its_reason_and_counted(build_pairs: Build) -> None:
     corpus = build_pairs(HOSTILE, validation_fraction=0.0)
-    assert {pair.texts for pair in all_pairs(corpus)["train"]} == {("good", "fine"), ("more keys", "are no harm")}
+    assert set(all_pairs(corpus)["train"]) == {("good", "fine"), ("more keys", "are no harm")}
     lines = [json.loads(line) for line in (corpus.directory / "quarantine.jsonl").read_text().splitlines()]
     assert {line["place"]: line["reason"] for line in lines} == {
         "line 2": "missing",
@@ -274,14 +273,14 @@ def test_every_line_that_is_no_pair_is_refused_with_its_reason_and_counted(build
 def test_a_pair_over_the_longest_document_is_refused_and_not_cut(build_pairs: Build) -> None:
     records = [{"source": "x" * 600, "target": "y" * 600}, {"source": "x" * 500, "target": "y" * 500}]
     corpus = build_pairs(records, validation_fraction=0.0, extract={"max_document_bytes": 1024})
-    assert [pair.texts for pair in all_pairs(corpus)["train"]] == [("x" * 500, "y" * 500)]
+    assert all_pairs(corpus)["train"] == [("x" * 500, "y" * 500)]
     assert corpus.manifest["files"]["refused_parts"] == {"oversized": 1}
 
 
 def test_other_files_of_records_and_other_names_of_fields_do_as_well(build_pairs: Build) -> None:
     table = "en,de,note\nthe dog,der Hund,1\nthe cat,die Katze,2\n"
     corpus = build_pairs(table, name="words.csv", validation_fraction=0.0, extract={"pair": ["en", "de"]})
-    assert {pair.texts for pair in all_pairs(corpus)["train"]} == {("the dog", "der Hund"), ("the cat", "die Katze")}
+    assert set(all_pairs(corpus)["train"]) == {("the dog", "der Hund"), ("the cat", "die Katze")}
 
 
 @pytest.mark.parametrize(
@@ -325,4 +324,4 @@ def test_the_marks_of_a_pair_part_its_text_where_it_was_joined(source: str, targ
 
     made = RecordFormat(pair=("a", "b")).document({"a": source, "b": target}, "line 1", 2**20)
     document = Document.of(made.text, "x", 0, kind=made.kind, marks=made.marks).stored().document()
-    assert Pair.of(document).texts == (source, target)
+    assert Pair.of(document) == (source, target)

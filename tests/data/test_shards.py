@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,21 @@ documents_of_ids = st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size
 
 
 def write(directory: Path, documents: list[list[int]], shard_tokens: int = 8, vocab_size: int = 65536) -> TokenSplit:
-    dtype = token_type(vocab_size)
-    with TokenWriter(directory, "train", dtype, shard_tokens=shard_tokens) as writer:
-        for document in documents:
-            writer.write(document, num_bytes=len(document))
-    return TokenSplit.open(directory, writer.summary(), dtype)
+    """A split whose shards each end with the document that fills them to `shard_tokens`, as a build joins them."""
+    dtype, groups = token_type(vocab_size), [[]]
+    for document in documents:
+        if sum(map(len, groups[-1])) >= shard_tokens:
+            groups.append([])
+        groups[-1].append(document)
+    shards = []
+    for number, group in enumerate(groups):
+        with TokenWriter(directory, f"train-{number:05d}", dtype) as writer:
+            for document in group:
+                writer.write(document, num_bytes=len(document))
+        shards += writer.summary()["shards"]
+    np.cumsum([0, *map(len, documents)]).astype("<i8").tofile(directory / "train.idx")
+    total = {"documents": len(documents), "bytes": sum(map(len, documents))}
+    return TokenSplit.open(directory, {**total, "shards": shards, "index": {"file": "train.idx"}}, dtype)
 
 
 @given(documents_of_ids, st.integers(1, 40), st.sampled_from([300, 65536, 65537]), st.data())
@@ -35,18 +46,18 @@ def test_tokens_come_back(
     split = write(tmp_path_factory.mktemp("tokens"), documents, shard_tokens, vocab_size)
     flat = [token for document in documents for token in document]
     assert (split.num_documents, split.num_tokens, split.num_bytes) == (len(documents), len(flat), len(flat))
-    assert [split.document(i).tolist() for i in range(len(documents))] == documents
+    assert [split.tokens(*bounds).tolist() for bounds in pairwise(split.offsets.tolist())] == documents
     start = data.draw(st.integers(0, len(flat)))
     stop = data.draw(st.integers(start, len(flat)))
     assert split.tokens(start, stop).tolist() == flat[start:stop]
 
 
 def test_the_format_on_disk(tmp_path: Path) -> None:
-    write(tmp_path, [[1, 2, 258], [4], [5] * 8, [6]], shard_tokens=4)
-    # Little endian, two bytes a token; a shard ends with the document that fills it.
-    assert (tmp_path / "train-00000.bin").read_bytes() == bytes([1, 0, 2, 0, 2, 1, 4, 0])
-    assert (tmp_path / "train-00001.bin").read_bytes() == bytes([5, 0] * 8)
-    assert (tmp_path / "train-00002.bin").read_bytes() == bytes([6, 0])
+    with TokenWriter(tmp_path, "train", token_type(65536)) as writer:
+        for document in ([1, 2, 258], [4], [5] * 8, [6]):
+            writer.write(document)
+    # Little endian, two bytes a token.
+    assert (tmp_path / "train.bin").read_bytes() == bytes([1, 0, 2, 0, 2, 1, 4, 0, *[5, 0] * 8, 6, 0])
     index = (tmp_path / "train.idx").read_bytes()
     assert index == b"".join(n.to_bytes(8, "little") for n in (0, 3, 4, 12, 13))
 
@@ -61,9 +72,7 @@ def test_the_summary_names_files_and_hashes(tmp_path: Path) -> None:
     with TokenWriter(tmp_path, "val", np.dtype("<u2")) as writer:
         writer.write([1, 2])
     summary = writer.summary()
-    assert summary["shards"] == [
-        {"file": "val-00000.bin", "tokens": 2, "sha256": hashlib.sha256(b"\1\0\2\0").hexdigest()}
-    ]
+    assert summary["shards"] == [{"file": "val.bin", "tokens": 2, "sha256": hashlib.sha256(b"\1\0\2\0").hexdigest()}]
     assert (summary["documents"], summary["tokens"]) == (1, 2)
 
 
@@ -82,7 +91,7 @@ def test_tokens_outside_are_refused(start: int, stop: int) -> None:
 
 @pytest.mark.parametrize("content", [b"\1\0", b"\1\0\2\0\3", b"\1\0\2\0\3\0\4\0"])
 def test_a_shard_of_another_size_is_named(tmp_path: Path, content: bytes) -> None:
-    with TokenWriter(tmp_path, "train", np.dtype("<u2")) as writer:
+    with TokenWriter(tmp_path, "train-00000", np.dtype("<u2")) as writer:
         writer.write([1, 2, 3])
     summary = writer.summary()
     (tmp_path / "train-00000.bin").write_bytes(content)
@@ -95,7 +104,7 @@ def test_a_shard_of_another_size_is_named(tmp_path: Path, content: bytes) -> Non
 
 
 def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path) -> None:
-    with TokenWriter(tmp_path, "train", np.dtype("<u2")) as writer:
+    with TokenWriter(tmp_path, "train-00000", np.dtype("<u2")) as writer:
         writer.write([1])
     summary = writer.summary()
     summary["shards"][0]["file"] = "../train-00000.bin"

@@ -203,7 +203,7 @@ def test_a_token_of_a_pdf_is_traced_to_its_page(farm: Any, words: str, pages: li
     corpus = Corpus.open(farm.corpus)
     for name, split in (("train", corpus.train), ("validation", corpus.validation)):
         for number in range(split.num_documents):
-            text = corpus.tokenizer().decode(split.document(number).tolist())
+            text = corpus.tokenizer().decode(split.tokens(*split.offsets[number : number + 2]).tolist())
             if words not in text:
                 continue
             # Every character here is a token.

@@ -55,24 +55,13 @@ class Batch:
     @classmethod
     def joined(cls, batches: Sequence[Batch]) -> Batch:
         """One batch of the rows of several, all of one length."""
-        return cls(
-            np.concatenate([batch.input_ids for batch in batches]),
-            np.concatenate([batch.labels for batch in batches]),
-            np.concatenate([batch.positions for batch in batches]),
-            np.concatenate([batch.document_ids for batch in batches]),
-            any(batch.has_boundaries for batch in batches),
-        )
+        parts = zip(*(batch._arrays() for batch in batches), strict=True)
+        input_ids, labels, positions, document_ids = map(np.concatenate, parts)
+        return cls(input_ids, labels, positions, document_ids, any(batch.has_boundaries for batch in batches))
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> Batch:
         """The chosen rows, in the order given."""
-        document_ids = self.document_ids[chosen]
-        return Batch(
-            self.input_ids[chosen],
-            self.labels[chosen],
-            self.positions[chosen],
-            document_ids,
-            self.has_boundaries and bool((document_ids[:, -1] > 0).any()),
-        )
+        return self._part(*(array[chosen] for array in self._arrays()))
 
     def cut(self, length: int) -> Batch:
         """Every row of T tokens as T / length rows (B T / length, length); no token and no label is lost.
@@ -80,30 +69,30 @@ class Batch:
         Positions and document ids begin anew with every row, so a token sees less of what came before it. Raises
         ValueError when `length` does not divide T.
         """
-        num_rows, row_length = self.input_ids.shape
+        row_length = self.input_ids.shape[1]
         if row_length % length:
             raise ValueError(f"rows of {row_length} tokens cannot be cut into rows of {length}")
         if length == row_length:
             return self
-        shape = (num_rows * (row_length // length), length)
-        positions = self.positions.reshape(shape)
-        document_ids = self.document_ids.reshape(shape)
+        input_ids, labels, positions, document_ids = (array.reshape(-1, length) for array in self._arrays())
         document_ids = document_ids - document_ids[:, :1]
-        return Batch(
-            self.input_ids.reshape(shape),
-            self.labels.reshape(shape),
-            positions - np.where(document_ids == 0, positions[:, :1], 0),
-            document_ids,
-            self.has_boundaries and bool((document_ids[:, -1] > 0).any()),
-        )
+        positions = positions - np.where(document_ids == 0, positions[:, :1], 0)
+        return self._part(input_ids, labels, positions, document_ids)
+
+    def _arrays(self) -> tuple[NDArray[np.int64], ...]:
+        return self.input_ids, self.labels, self.positions, self.document_ids
+
+    def _part(self, *arrays: NDArray[np.int64]) -> Batch:
+        """A batch of rows of this one, which need not have the boundary that it has."""
+        input_ids, labels, positions, document_ids = arrays
+        has_boundaries = self.has_boundaries and bool((document_ids[:, -1] > 0).any())
+        return Batch(input_ids, labels, positions, document_ids, has_boundaries)
 
 
 def batch_hash(batch: Batch) -> str:
     """SHA-256 of a global batch: its shape, token ids, labels and document ids, row by row, as 64-bit numbers.
 
-    A batch that holds more than that adds it.
-
-    It is that of the whole batch, so it does not depend on how a step is cut into micro-batches.
+    A batch that holds more adds it. It is that of the whole batch, however a step is cut into micro-batches.
     """
     digest = hashlib.sha256()
     for array in batch.content():

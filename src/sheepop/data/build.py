@@ -21,8 +21,7 @@ from sheepop.data.clean.decontamination import EvaluationFile, load_evaluation_s
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, QUARANTINE, REMOVED, TOKENIZER, TOKENS, Corpus
 from sheepop.data.discovery import printable
-from sheepop.data.encoding import DocumentEncoder
-from sheepop.data.infilling import SENTINELS, Infilling, sentinel_ids
+from sheepop.data.encoding import SENTINELS, DocumentEncoder, Infilling, sentinel_ids
 from sheepop.data.manifest import is_corpus
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path

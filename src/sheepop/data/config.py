@@ -11,7 +11,7 @@ from sheepop.core.keys import MayChange
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.discovery import ignore_spec
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.mixing import MixedSource, require_one_measure
+from sheepop.data.mixing import MixedSource
 
 DocumentMode = Literal["file", "line", "blank_line"]
 SplitMode = Literal["document", "tail"]
@@ -83,7 +83,8 @@ class DataConfig(Config):
     @field_validator("mix")
     @classmethod
     def _one_measure(cls, mix: tuple[MixedSource, ...]) -> tuple[MixedSource, ...]:
-        require_one_measure(mix)
+        if len({source.epochs is None for source in mix}) > 1:
+            raise ValueError("some sources have epochs and others a weight; use one of the two for all")
         return mix
 
     @model_validator(mode="after")

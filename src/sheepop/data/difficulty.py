@@ -66,10 +66,7 @@ def write_difficulty(path: Path, identity: Mapping[str, str], scores: Sequence[N
 
 
 def _sha256(arrays: Sequence[NDArray[np.float64]]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(array.astype("<f8").tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(array.astype("<f8").tobytes() for array in arrays)).hexdigest()
 
 
 def _rarity(split: TokenSource, tokenizer: Tokenizer) -> Score:

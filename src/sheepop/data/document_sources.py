@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.core.files import read_json, sha256_file, write_json
-from sheepop.data.documents import StoredDocument
 
 _NUMBER = np.dtype("<i4")
 
@@ -29,11 +27,6 @@ class DocumentSources:
 
     names: list[str]
     numbers: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, documents: Iterable[StoredDocument]) -> DocumentSources:
-        """Those of documents in their order."""
-        return cls.of_names(orjson.loads(document.line)["source"] for document in documents)
 
     @classmethod
     def of_names(cls, sources: Iterable[str]) -> DocumentSources:
@@ -69,11 +62,10 @@ class DocumentSources:
         path = directory / Path(entry["file"]).name
         names = read_json(directory / Path(entry["names"]["file"]).name, DataError)
         try:
-            data = path.read_bytes()
+            numbers = np.fromfile(path, _NUMBER)
+            is_whole = path.stat().st_size == num_documents * _NUMBER.itemsize and isinstance(names, list)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}. Build the corpus again.") from None
-        numbers = np.frombuffer(data[: len(data) // _NUMBER.itemsize * _NUMBER.itemsize], _NUMBER)
-        whole = len(data) == num_documents * _NUMBER.itemsize and isinstance(names, list)
-        if not whole or (numbers.size and not 0 <= numbers.min() <= numbers.max() < len(names)):
+        if not is_whole or (numbers.size and not 0 <= numbers.min() <= numbers.max() < len(names)):
             raise DataError(f"{path} is damaged: it does not name a file for each document. Build the corpus again.")
         return cls([str(name) for name in names], numbers)

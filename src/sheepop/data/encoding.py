@@ -1,19 +1,80 @@
-"""Documents to token ids, as a function that a worker process can run."""
+"""Documents to token ids, as a function that a worker process can run.
+
+A pair becomes ``source <eos> <bos> target <eos>``. No text of it may be encoded as ``<eos>``, and nothing stands in
+front, so that the first one parts source and target. Code may get a gap: a document is cut in three and re-ordered, so
+that what stands in the middle is written last (Bavarian et al. 2022, "Efficient Training of Language Models to Fill in
+the Middle", section 3: whole documents, cut at characters before tokenization).
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sheepop.core.errors import TokenizerError
+from sheepop.core.random import derive_seed
+from sheepop.data.config import FimConfig
 from sheepop.data.documents import Document, StoredDocument
 from sheepop.data.extract.pair import KIND
-from sheepop.data.infilling import Infilling, Special, sentinel_ids
-from sheepop.data.pairs import Pair, require_parted
+from sheepop.data.pairs import Pair
 from sheepop.tokenizer import Tokenizer, load_tokenizer
+
+# Exact as a float, and above every seed: a rate of 1 chooses every document, a rate of 0 none.
+_SEEDS = 2.0**63
+
+
+class Special(Enum):
+    """The sentinels: special tokens that say which part of the document follows."""
+
+    PREFIX = "<|fim_prefix|>"
+    SUFFIX = "<|fim_suffix|>"
+    MIDDLE = "<|fim_middle|>"
+
+
+SENTINELS: tuple[str, ...] = tuple(special.value for special in Special)
+
+
+@dataclass(frozen=True, slots=True)
+class Infilling:
+    """Decides for each document, by its id and `seed` alone, whether and how it is re-ordered."""
+
+    config: FimConfig
+    seed: int
+
+    def segments(self, document_id: str, text: str) -> list[str | Special]:
+        """The document as text and sentinels in the order in which they are encoded; no character is lost.
+
+        Two uniformly drawn places cut the text into prefix p, middle m and suffix s, each possibly empty. PSM is
+        ``PREFIX p SUFFIX s MIDDLE m``. SPM is ``PREFIX SUFFIX s MIDDLE p m``: it reads as PSM with an empty prefix
+        does, so that a model learns both as one format (section 3.1).
+        """
+        if self._draw(document_id, "document") >= self.config.rate * _SEEDS:
+            return [text]
+        first, second = sorted(self._draw(document_id, cut) % (len(text) + 1) for cut in ("one cut", "other cut"))
+        prefix, middle, suffix = text[:first], text[first:second], text[second:]
+        if self._draw(document_id, "suffix first") < self.config.spm_rate * _SEEDS:
+            return [Special.PREFIX, Special.SUFFIX, suffix, Special.MIDDLE, prefix, middle]
+        return [Special.PREFIX, prefix, Special.SUFFIX, suffix, Special.MIDDLE, middle]
+
+    def _draw(self, document_id: str, purpose: str) -> int:
+        return derive_seed(self.seed, "infilling", purpose, document_id)
+
+
+def sentinel_ids(tokenizer: Tokenizer) -> dict[Special, int]:
+    """The ids of the sentinels; raises `TokenizerError` when `tokenizer` lacks one."""
+    known = tokenizer.special_tokens
+    missing = [name for name in SENTINELS if name not in known]
+    if missing:
+        raise TokenizerError(
+            f"Fill-in-the-middle needs the special tokens {', '.join(SENTINELS)}, and this tokenizer lacks "
+            f"{', '.join(missing)}. Leave out tokenizer.path to train one that has them, use the tokenizer of a "
+            "corpus that was built with data.infilling, or set data.infilling.rate=0."
+        )
+    return {special: known[special.value] for special in Special}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +82,8 @@ class DocumentEncoder:
     """Encodes documents with the tokenizer in `tokenizer_directory` and ends each with ``<eos>``.
 
     A tokenizer whose makers begin every text with a token, such as ``<bos>``, begins every document with it, but not
-    the pairs, which become what `sheepop.data.pairs` says. With `infilling` documents of code are re-ordered as it
-    says. A callable that can be sent to a worker process: it carries a path, and each process loads the tokenizer once.
+    the pairs. With `infilling` documents of code are re-ordered as it says. A callable that can be sent to a worker
+    process: it carries a path, and each process loads the tokenizer once.
     """
 
     tokenizer_directory: str
@@ -38,35 +99,28 @@ class DocumentEncoder:
         eos_id = tokenizer.eos_id
         ids = sentinel_ids(tokenizer) if self.infilling is not None else {}
         read = [document.document() for document in documents]
-        encoded = _encode(tokenizer, [self._segments(document, tokenizer, ids) for document in read])
-        for document, token_ids in zip(read, encoded, strict=True):
-            if document.kind == KIND:
-                require_parted(token_ids, tokenizer)
-        return [
-            (np.array([*token_ids, eos_id], dtype=np.uint32), document.num_bytes)
-            for document, token_ids in zip(read, encoded, strict=True)
-        ]
+        segments = [self._segments(document, tokenizer, ids) for document in read]
+        texts = iter(tokenizer.encode_batch([part for parts in segments for part in parts if isinstance(part, str)]))
+        encoded = []
+        for document, parts in zip(read, segments, strict=True):
+            token_ids = [n for part in parts for n in (next(texts) if isinstance(part, str) else (part,))]
+            if document.kind == KIND and token_ids.count(eos_id) != 1 + (tokenizer.bos_id == eos_id):
+                raise TokenizerError(
+                    "This tokenizer encodes some text as its eos_token, which separates the source of a pair from "
+                    "its target. Leave out tokenizer.path to train one that does not."
+                )
+            encoded.append((np.array([*token_ids, eos_id], dtype=np.uint32), document.num_bytes))
+        return encoded
 
     def _segments(self, document: Document, tokenizer: Tokenizer, ids: dict[Special, int]) -> list[str | int]:
         """The document as texts and special tokens, in the order in which they are encoded."""
         if document.kind == KIND:
-            return Pair.of(document).segments(tokenizer)
+            pair = Pair.of(document)
+            return [pair.source, tokenizer.eos_id, tokenizer.bos_id, pair.target]
         if self.infilling is None or document.kind != "code":
             return [*tokenizer.prefix_ids, document.text]
         parts = self.infilling.segments(document.id, document.text)
         return [*tokenizer.prefix_ids, *(part if isinstance(part, str) else ids[part] for part in parts)]
 
 
-def _encode(tokenizer: Tokenizer, documents: Sequence[Sequence[str | int]]) -> list[list[int]]:
-    """The token ids of each document: its texts encoded apart, and the special tokens between them."""
-    texts = [segment for document in documents for segment in document if isinstance(segment, str)]
-    encoded = iter(tokenizer.encode_batch(texts))
-    return [
-        [token_id for segment in document for token_id in (next(encoded) if isinstance(segment, str) else (segment,))]
-        for document in documents
-    ]
-
-
-@functools.lru_cache(maxsize=1)
-def _load(directory: str) -> Tokenizer:
-    return load_tokenizer(directory)
+_load = functools.lru_cache(maxsize=1)(load_tokenizer)

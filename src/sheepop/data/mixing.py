@@ -8,16 +8,16 @@ it was and the shares are as asked. Held-out documents occur once, whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated
 
-import pathspec
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
 from sheepop.core.errors import DataError
 from sheepop.core.random import derive_seed
+from sheepop.data.discovery import ignore_spec
 
 MOST_STEPS = 10_000_000  # a table with an entry for each step up to the last point is kept
 
@@ -31,10 +31,7 @@ class SourcePattern(Config):
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
-        try:
-            pathspec.GitIgnoreSpec.from_lines([pattern])
-        except ValueError:
-            raise ValueError(f"the pattern {pattern!r} is not a valid .gitignore pattern") from None
+        ignore_spec([pattern])
         return pattern
 
 
@@ -75,14 +72,11 @@ class SourceNumbers:
     """Which of several sources a file belongs to: the first whose pattern matches its name, or none (-1)."""
 
     def __init__(self, sources: Sequence[SourcePattern]) -> None:
-        self._specs = [pathspec.GitIgnoreSpec.from_lines([source.pattern]) for source in sources]
+        self._specs = [ignore_spec([source.pattern]) for source in sources]
 
     def number(self, source: str) -> int:
         """The index of the first source whose pattern matches the file name, or -1."""
-        for number, spec in enumerate(self._specs):
-            if spec.match_file(source):
-                return number
-        return -1
+        return next((number for number, spec in enumerate(self._specs) if spec.match_file(source)), -1)
 
 
 class Mixture(SourceNumbers):
@@ -119,13 +113,4 @@ def copies(epochs: float, seed: int, document_id: str) -> int:
     """How often one document occurs: the whole part of `epochs`, and once more for the keyed share of its fraction."""
     whole = int(epochs)
     fraction = epochs - whole
-    if fraction and derive_seed(seed, "mixture", document_id) / 2.0**63 < fraction:
-        return whole + 1
-    return whole
-
-
-def require_one_measure(sources: Iterable[MixedSource]) -> None:
-    """Raises ValueError when some sources have epochs and others weights."""
-    measures = {source.epochs is None for source in sources}
-    if len(measures) > 1:
-        raise ValueError("some sources have epochs and others a weight; use one of the two for all")
+    return whole + bool(fraction and derive_seed(seed, "mixture", document_id) / 2.0**63 < fraction)

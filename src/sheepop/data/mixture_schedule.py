@@ -42,48 +42,42 @@ class MixtureSchedule:
     """
 
     def __init__(self, knots: Sequence[Knots], sizes: Stages) -> None:
-        self.num_sources = len(knots)
-        self._knots, self._sizes = tuple(tuple(points) for points in knots), sizes
-        self._last = max([sizes.last_change, *(at for points in knots for at, _ in points)])
         if (empty := first_empty_step(knots)) is not None:
             raise ValueError(f"all weights are 0 at step {empty}")
+        self.num_sources, self._sizes = len(knots), sizes
+        self._last = max([sizes.last_change, *(at for points in knots for at, _ in points)])
+        weights = _weights(knots, np.arange(self._last + 1))
+        shares = (weights / weights.sum(axis=1, keepdims=True)).tolist()
         # The targets after 0, 1, ... steps, until the weights and sizes change no more.
-        *changing, self._final_quotas = self._quotas(self._last + 1)
+        *changing, self._final_quotas = (_quotas(row, sizes.at(step)) for step, row in enumerate(shares))
         self._targets = [[0, *accumulate(quotas)] for quotas in zip(*changing, strict=True)] or [[0] for _ in knots]
-        self._taken = [array("q", [0]) for _ in knots]
+        self._taken = array("q", [0] * len(knots))  # of every step, one after the other
         self._lock = threading.Lock()
-
-    def shares(self, step: int) -> list[float]:
-        """The share of each source in the target of one step; they add up to 1."""
-        return self._shares(np.array([step]))[0].tolist()
 
     def taken(self, step: int) -> list[int]:
         """How many rows each source has given to the steps before `step`, ``(k,)``."""
+        begin = step * self.num_sources
         with self._lock:
-            while len(self._taken[0]) <= step:
-                for taken, count in zip(self._taken, self._next_counts(), strict=True):
-                    taken.append(count)
-            return [taken[step] for taken in self._taken]
+            while len(self._taken) <= begin:
+                self._taken.extend(self._next_counts())
+            return self._taken[begin : begin + self.num_sources].tolist()
 
     def _next_counts(self) -> list[int]:
         """The counts after one step more than the table has."""
-        step = len(self._taken[0])
+        step = len(self._taken) // self.num_sources
         targets = [self._target(source, step) for source in range(self.num_sources)]
-        counts = [max(taken[-1], target // _UNIT) for taken, target in zip(self._taken, targets, strict=True)]
-        rest = self._sizes.total(step) - sum(counts)
-        if rest:
-            started = [source for source in range(self.num_sources) if counts[source] * _UNIT < targets[source]]
-            ahead = {source: counts[source] * _UNIT - targets[source] for source in started}
-            started.sort(key=lambda source: (self._due(source, counts[source] + 1), ahead[source], source))
-            for source in started[:rest]:
-                counts[source] += 1
+        before = self._taken[-self.num_sources :]
+        counts = [max(taken, target // _UNIT) for taken, target in zip(before, targets, strict=True)]
+        ahead = [count * _UNIT - target for count, target in zip(counts, targets, strict=True)]
+        started = [source for source, more in enumerate(ahead) if more < 0]
+        started.sort(key=lambda source: (self._due(source, counts[source] + 1), ahead[source], source))
+        for source in started[: self._sizes.total(step) - sum(counts)]:
+            counts[source] += 1
         return counts
 
     def _target(self, source: int, step: int) -> int:
-        targets = self._targets[source]
-        if step < len(targets):
-            return targets[step]
-        return targets[-1] + (step - self._last) * self._final_quotas[source]
+        later = max(0, step - self._last)
+        return self._targets[source][step - later] + later * self._final_quotas[source]
 
     def _due(self, source: int, count: int) -> float:
         """The first step after which the target of a source is at least `count` rows."""
@@ -93,20 +87,13 @@ class MixtureSchedule:
         quota = self._final_quotas[source]
         return self._last - (targets[-1] - wanted) // quota if quota else math.inf
 
-    def _quotas(self, steps: int) -> list[list[int]]:
-        """What each of the steps ``0 .. steps - 1`` adds to the targets, rounded in favour of the largest share."""
-        quotas = []
-        for step, shares in enumerate(self._shares(np.arange(steps)).tolist()):
-            whole = self._sizes.at(step) * _UNIT
-            parts = [int(share * whole) for share in shares]
-            parts[shares.index(max(shares))] += whole - sum(parts)
-            quotas.append(parts)
-        return quotas
 
-    def _shares(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The shares of the sources at some steps, ``(steps, k)``."""
-        weights = _weights(self._knots, steps)
-        return weights / weights.sum(axis=1, keepdims=True)
+def _quotas(shares: list[float], rows: int) -> list[int]:
+    """What a step of so many rows adds to the targets, rounded in favour of the largest share."""
+    whole = rows * _UNIT
+    parts = [int(share * whole) for share in shares]
+    parts[shares.index(max(shares))] += whole - sum(parts)
+    return parts
 
 
 def _weights(knots: Sequence[Knots], steps: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,4 +1,8 @@
-"""Batches of pairs: every row one source and its target, padded behind to the longest of the batch."""
+"""Batches of pairs: every row one source and its target, padded behind to the longest of the batch.
+
+In a split a pair is ``source <eos> <bos> target <eos>``: the encoder reads up to the first ``<eos>``, the decoder from
+``<bos>`` on.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.data.batches import IGNORED_LABEL, Batch, check_cutting, check_indices
-from sheepop.data.pairs import PairBounds
 from sheepop.data.views import TokenSource
 
 Ids = NDArray[np.integer[Any]]
+_BLOCK_TOKENS = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,18 +32,18 @@ class PairBatch(Batch):
     @classmethod
     def of(cls, pairs: Sequence[tuple[Ids, Ids]], pad_id: int) -> PairBatch:
         """One row for each (source, target), both with the tokens that begin and end them."""
-        source_ids = _padded([source for source, _ in pairs], pad_id)
-        input_ids = _padded([target[:-1] for _, target in pairs], pad_id)
-        is_padding = _is_padding([len(target) - 1 for _, target in pairs], input_ids.shape[1])
+        source_ids, source_mask = _padded([source for source, _ in pairs], pad_id)
+        labels, _ = _padded([target[1:] for _, target in pairs], IGNORED_LABEL)
+        input_ids, is_target = _padded([target[:-1] for _, target in pairs], pad_id)
         return cls(
             input_ids=input_ids,
-            labels=_padded([target[1:] for _, target in pairs], IGNORED_LABEL),
+            labels=labels,
             # As in every batch, padding is a document of its own that begins at position 0.
-            positions=np.where(is_padding, np.cumsum(is_padding, axis=1) - 1, np.arange(input_ids.shape[1])),
-            document_ids=is_padding.astype(np.int64),
+            positions=np.where(is_target, np.arange(input_ids.shape[1]), np.cumsum(~is_target, axis=1) - 1),
+            document_ids=(~is_target).astype(np.int64),
             has_boundaries=False,
             source_ids=source_ids,
-            source_mask=~_is_padding([len(source) for source, _ in pairs], source_ids.shape[1]),
+            source_mask=source_mask,
             pad_id=pad_id,
         )
 
@@ -58,15 +62,13 @@ class PairBatch(Batch):
         return (*super().content(), np.array(self.source_ids.shape), self.source_ids, self.source_mask)
 
     @classmethod
-    def joined(cls, batches: Sequence[Batch]) -> PairBatch:
-        """One batch of the rows of several, padded to the longest of them all."""
-        pairs = [batch for batch in batches if isinstance(batch, PairBatch)]
-        return cls.of([batch.pair(row) for batch in pairs for row in range(len(batch.input_ids))], pairs[0].pad_id)
+    def joined(cls, batches: Sequence[Any]) -> PairBatch:
+        """One batch of the rows of several batches of pairs, padded to the longest of them all."""
+        return cls.of([batch.pair(row) for batch in batches for row in range(len(batch.labels))], batches[0].pad_id)
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> PairBatch:
         """The chosen rows, in the order given, padded to the longest of them."""
-        numbers = np.arange(len(self.input_ids))[chosen]
-        return PairBatch.of([self.pair(row) for row in numbers.tolist()], self.pad_id)
+        return PairBatch.of([self.pair(row) for row in np.arange(len(self.labels))[chosen].tolist()], self.pad_id)
 
     def cut(self, length: int) -> PairBatch:
         """The batch as it is; raises ValueError when `length` is less than that of a target, which stays whole."""
@@ -79,7 +81,8 @@ class PairBatches:
     """Sample i is the i-th pair of the split that fits: neither side is longer than `max_length` tokens.
 
     With `leave_out_long` the others are left out and counted in `num_left_out`; without it they raise `DataError`,
-    as a split does of which nothing is left.
+    as a split does of which nothing is left. A source counts with its ``<eos>``; a target has as many tokens that are
+    read, ``<bos>`` included, as ones that are predicted, ``<eos>`` included, and `tokens_per_sample` is their mean.
     """
 
     def __init__(
@@ -87,63 +90,66 @@ class PairBatches:
     ) -> None:
         check_cutting(max_length, pad_id)
         self._split, self._pad_id = split, pad_id
-        self._bounds = bounds = PairBounds.of(split, eos_id)
-        longest = np.maximum(bounds.source_lengths, bounds.target_lengths)
-        (self._samples,) = np.nonzero(longest <= max_length)
-        self.num_left_out = len(longest) - len(self._samples)
-        if self.num_left_out and not (leave_out_long and self._samples.size):
-            raise DataError(_too_long(bounds, max_length, self.num_left_out))
-        self._lengths = longest[self._samples]
-
-    @property
-    def num_samples(self) -> int:
-        """How many pairs there are that fit."""
-        return len(self._samples)
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of a source or of a target."""
-        return int(self._lengths.max(initial=1))
-
-    @property
-    def tokens_per_sample(self) -> float:
-        """The mean number of tokens that are predicted for a source, ``<eos>`` included."""
-        return float(self._bounds.target_lengths[self._samples].mean()) if self.num_samples else 1.0
+        begins, targets, ends = bounds = _bounds(split, eos_id)
+        sources_and_targets = np.stack([targets - begins, ends - targets - 1])
+        longest = sources_and_targets.max(axis=0)
+        fits = longest <= max_length
+        self.num_left_out = len(fits) - int(np.count_nonzero(fits))
+        if self.num_left_out and not (leave_out_long and fits.any()):
+            source, target = sources_and_targets.max(axis=1).tolist()
+            raise DataError(
+                f"{self.num_left_out:,} of {len(fits):,} pairs are longer than the {max_length} tokens that a source "
+                f"or a target may have: the longest source has {source}, the longest target {target}, including the "
+                "token that begins or ends it. Raise model.max_seq_len (and data.max_length, where it is set) to "
+                f"{max(source, target)}"
+                + (", or leave them out with data.long_pairs=leave_out." if fits.any() else ".")
+            )
+        self._bounds = bounds[:, fits]
+        self.num_samples = self._bounds.shape[1]
+        self.max_length = int(longest[fits].max(initial=1))
+        self.tokens_per_sample = float(sources_and_targets[1, fits].mean()) if self.num_samples else 1.0
 
     def batch(self, sample_indices: NDArray[np.int64]) -> PairBatch:
         """The pairs in the order given; raises IndexError for one that does not exist."""
-        indices = check_indices(sample_indices, self.num_samples)
-        return PairBatch.of([self._pair(number) for number in self._samples[indices].tolist()], self._pad_id)
+        pairs = []
+        for begin, target, end in self._bounds[:, check_indices(sample_indices, self.num_samples)].T.tolist():
+            tokens = self._split.tokens(begin, end)
+            pairs.append((tokens[: target - begin], tokens[target - begin :]))
+        return PairBatch.of(pairs, self._pad_id)
 
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens ``start:stop`` of the split that a pair consists of."""
         check_indices(np.array([sample]), self.num_samples)
-        number = self._samples[sample]
-        return int(self._bounds.begins[number]), int(self._bounds.ends[number])
-
-    def _pair(self, number: int) -> tuple[Ids, Ids]:
-        begin, target, end = (int(x[number]) for x in (self._bounds.begins, self._bounds.targets, self._bounds.ends))
-        tokens = self._split.tokens(begin, end)
-        return tokens[: target - begin], tokens[target - begin :]
+        begin, _, end = self._bounds[:, sample].tolist()
+        return begin, end
 
 
-def _padded(rows: Sequence[Ids], padding: int) -> NDArray[np.int64]:
-    """The rows below each other, each filled up behind."""
-    filled = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
+def _bounds(split: TokenSource, eos_id: int) -> NDArray[np.int64]:
+    """Where each pair's source begins, its target begins, and it ends, ``(3, N)``.
+
+    Reads through the split, one block in memory at a time; raises `DataError` for a document that is no pair.
+    """
+    begins, ends = split.offsets[:-1], split.offsets[1:]
+    targets = np.zeros(len(begins), dtype=np.int64)
+    for start in range(0, split.num_tokens, _BLOCK_TOKENS):
+        block = split.tokens(start, min(start + _BLOCK_TOKENS, split.num_tokens))
+        places = start + np.flatnonzero(block == eos_id)
+        documents = np.searchsorted(split.offsets, places, side="right") - 1
+        is_new = targets[documents] == 0
+        found, first = np.unique(documents[is_new], return_index=True)
+        targets[found] = places[is_new][first] + 1
+    # Behind the source there are at least <bos> and <eos>.
+    (broken,) = np.nonzero((targets == 0) | (ends - targets < 2))
+    if broken.size:
+        raise DataError(f"Document {broken[0]} of the corpus is not a pair of source and target. Build it again.")
+    return np.stack([begins, targets, ends])
+
+
+def _padded(rows: Sequence[Ids], padding: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The rows below each other, each filled up behind, and where they are not filled up."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    is_given = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    filled = np.full(is_given.shape, padding, dtype=np.int64)
     for place, row in zip(filled, rows, strict=True):
         place[: len(row)] = row
-    return filled
-
-
-def _is_padding(lengths: Sequence[int], width: int) -> NDArray[np.bool_]:
-    return np.arange(width) >= np.array(lengths, dtype=np.int64)[:, None]
-
-
-def _too_long(bounds: PairBounds, max_length: int, count: int) -> str:
-    source, target = int(bounds.source_lengths.max()), int(bounds.target_lengths.max())
-    return (
-        f"{count:,} of {len(bounds.begins):,} pairs are longer than the {max_length} tokens that a source or a "
-        f"target may have: the longest source has {source}, the longest target {target}, including the token that "
-        f"begins or ends it. Raise model.max_seq_len (and data.max_length, where it is set) to {max(source, target)}"
-        + (", or leave them out with data.long_pairs=leave_out." if count < len(bounds.begins) else ".")
-    )
+    return filled, is_given

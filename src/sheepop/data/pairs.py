@@ -1,29 +1,20 @@
-"""Pairs of a source and a target: as documents with two marks, and as the tokens of one document.
-
-The text of such a document is the source and the target, one after the other. Its tokens are
-``source <eos> <bos> target <eos>``: the encoder reads up to the first ``<eos>``, the decoder from ``<bos>`` on. No text
-may be encoded as ``<eos>``, and nothing stands in front, so the first one parts them.
-"""
+"""Pairs of a source and a target: as documents with two marks, and the settings that follow from reading them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sheepop.core.errors import DataError, TokenizerError
+from sheepop.core.errors import ConfigError, DataError
+from sheepop.data.config import DataConfig
 from sheepop.data.documents import Document
-from sheepop.data.extract.pair import sides
-from sheepop.data.views import TokenSource
-from sheepop.tokenizer import Tokenizer
+from sheepop.data.extract.pair import SOURCE, TARGET, sides
 
-_BLOCK_TOKENS = 2**20
+# Pairs are labelled by hand or made by a rule: what is unusual prose is no fault of theirs, and nearly equal ones may
+# be what they teach. Equal ones would be held out and trained on.
+_STAGES = ("exact_duplicates",)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """What is read and what is to be written."""
 
     source: str
@@ -37,61 +28,26 @@ class Pair:
             raise DataError(f"{document.source}, {document.place}: it is not a pair of source and target.")
         return cls(*found)
 
-    @property
-    def texts(self) -> tuple[str, str]:
-        """Both sides."""
-        return self.source, self.target
 
-    def segments(self, tokenizer: Tokenizer) -> list[str | int]:
-        """Texts and special tokens in order, without the ``<eos>`` that every document ends with.
+def pair_settings(config: DataConfig, given: DataConfig) -> DataConfig:
+    """`config` with what reading pairs implies, where `given`, the same before anything was derived, does not say it.
 
-        Raises `TokenizerError` when the tokenizer lacks one of them.
-        """
-        return [self.source, tokenizer.eos_id, tokenizer.bos_id, self.target]
-
-
-def require_parted(token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-    """Raises `TokenizerError` when the tokens of a pair hold an ``<eos>`` that does not part source and target."""
-    roles = [tokenizer.eos_id, tokenizer.bos_id]
-    if list(token_ids).count(tokenizer.eos_id) != roles.count(tokenizer.eos_id):
-        raise TokenizerError(
-            "This tokenizer encodes some text as its eos_token, which separates the source of a pair from its "
-            "target. Leave out tokenizer.path to train one that does not."
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class PairBounds:
-    """Where the pairs of a split lie, (N,) each: sources with their ``<eos>`` at ``begins:targets``, targets behind."""
-
-    begins: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, split: TokenSource, eos_id: int) -> PairBounds:
-        """Reads through the split, one block in memory at a time; raises `DataError` for a document that is no pair."""
-        begins, ends = split.offsets[:-1], split.offsets[1:]
-        targets = np.zeros(len(begins), dtype=np.int64)
-        for start in range(0, split.num_tokens, _BLOCK_TOKENS):
-            block = split.tokens(start, min(start + _BLOCK_TOKENS, split.num_tokens))
-            places = start + np.flatnonzero(block == eos_id)
-            documents = np.searchsorted(split.offsets, places, side="right") - 1
-            is_new = targets[documents] == 0
-            found, first = np.unique(documents[is_new], return_index=True)
-            targets[found] = places[is_new][first] + 1
-        # Behind the source there are at least <bos> and <eos>.
-        (broken,) = np.nonzero((targets == 0) | (ends - targets < 2))
-        if broken.size:
-            raise DataError(f"Document {broken[0]} of the corpus is not a pair of source and target. Build it again.")
-        return cls(begins, targets, ends)
-
-    @property
-    def source_lengths(self) -> NDArray[np.int64]:
-        """Tokens that the encoder reads, ``<eos>`` included."""
-        return self.targets - self.begins
-
-    @property
-    def target_lengths(self) -> NDArray[np.int64]:
-        """Tokens that the decoder reads, ``<bos>`` included, and as many that it writes, ``<eos>`` included."""
-        return self.ends - self.targets - 1
+    Pairs are read from the fields ``source`` and ``target``, are not packed, and pass no cleaning stage but that of
+    exact duplicates. Raises `ConfigError` for a setting that was given and that pairs cannot have.
+    """
+    refused = {
+        "packing=true": "packing" in given.model_fields_set and given.packing,
+        "stride": given.stride is not None,
+        "infilling.rate": given.infilling.rate > 0,
+        "extract.column": given.extract.column is not None,
+        "extract.template": given.extract.template is not None,
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"data.{name} is for text, but an encoder-decoder learns from pairs. Leave it out.")
+    changes: dict[str, Any] = {"packing": False}
+    if config.extract.pair is None:
+        changes["extract"] = {**config.extract.model_dump(), "pair": (SOURCE, TARGET)}
+    if not given.clean.model_fields_set & {"stages", "preset"}:
+        changes["clean"] = {**config.clean.model_dump(), "stages": _STAGES}
+    return config.replace(**changes)

@@ -9,23 +9,25 @@ where each document begins in the split (int64), with the number of all tokens a
 
 from __future__ import annotations
 
-import hashlib
 import os
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sheepop.core.errors import DataError
+from sheepop.core.files import sha256_file
 
 FILE_PREFIX = {"train": "train", "validation": "val"}
-SHARD_TOKENS = 2**27
 _INDEX_TYPE = np.dtype("<i8")
-_LARGEST_READ = 2**30
+_LARGEST_READ = 2**30  # a call reads at most 2 GiB
 _RESTORE = "Put the corpus back as it was, or build it again, and resume the run (--resume)."
 
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -37,19 +39,15 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 
 class TokenWriter:
-    """Streams documents' token ids to the shards of one split; a document never lies in two shards.
+    """Streams documents' token ids to the shard ``prefix.bin``, and where each begins to ``prefix.idx``.
 
-    A shard ends with the document that fills it to `shard_tokens`. Close it, then `summary` is the split's entry
-    in the manifest.
+    Leave its block, then `summary` says what was written.
     """
 
-    def __init__(self, directory: Path, prefix: str, dtype: np.dtype[Any], *, shard_tokens: int = SHARD_TOKENS) -> None:
-        self._directory, self._prefix, self._dtype, self._shard_tokens = directory, prefix, dtype, shard_tokens
-        self._shards: list[dict[str, Any]] = []
-        self._shard: _HashedFile | None = None
-        self._index = _HashedFile(directory / f"{prefix}.idx")
-        self._index.write(np.zeros(1, _INDEX_TYPE).tobytes())
-        self.num_documents = self.num_tokens = self.num_bytes = 0
+    def __init__(self, directory: Path, prefix: str, dtype: np.dtype[Any]) -> None:
+        self._shard_path, self._index_path = directory / f"{prefix}.bin", directory / f"{prefix}.idx"
+        self._shard, self._dtype = self._shard_path.open("wb"), dtype
+        self._offsets, self._num_bytes = array("q", [0]), 0
 
     def write(self, token_ids: ArrayLike, num_bytes: int = 0) -> None:
         """Appends one document of at least one token; `num_bytes` is the UTF-8 length of its text."""
@@ -58,43 +56,27 @@ class TokenWriter:
             raise ValueError(f"a document is a list of at least one integer, got {ids.dtype} of shape {ids.shape}")
         if int(ids.min()) < 0 or int(ids.max()) > np.iinfo(self._dtype).max:
             raise ValueError(f"token ids {ids.min()} to {ids.max()} do not fit into {self._dtype.name}")
-        if self._shard is None:
-            self._shard = _HashedFile(self._directory / f"{self._prefix}-{len(self._shards):05d}.bin")
         self._shard.write(ids.astype(self._dtype).tobytes())
-        self.num_tokens += ids.size
-        self.num_documents += 1
-        self.num_bytes += num_bytes
-        self._index.write(np.array([self.num_tokens], _INDEX_TYPE).tobytes())
-        if self._shard.size >= self._shard_tokens * self._dtype.itemsize:
-            self._finish_shard()
-
-    def close(self) -> None:
-        """Finishes the last shard and the index."""
-        self._finish_shard()
-        self._index.close()
+        self._offsets.append(self._offsets[-1] + ids.size)
+        self._num_bytes += num_bytes
 
     def summary(self) -> dict[str, Any]:
-        """Counts, and every file with its size and SHA-256."""
+        """Counts, and both files with their SHA-256, as the manifest has them for a split."""
+        tokens, shard, index = self._offsets[-1], self._shard_path, self._index_path
         return {
-            "documents": self.num_documents,
-            "tokens": self.num_tokens,
-            "bytes": self.num_bytes,
-            "shards": self._shards,
-            "index": {"file": self._index.path.name, "sha256": self._index.sha256()},
+            "documents": len(self._offsets) - 1,
+            "tokens": tokens,
+            "bytes": self._num_bytes,
+            "shards": [{"file": shard.name, "tokens": tokens, "sha256": sha256_file(shard)}],
+            "index": {"file": index.name, "sha256": sha256_file(index)},
         }
-
-    def _finish_shard(self) -> None:
-        if self._shard is not None:
-            self._shard.close()
-            tokens = self._shard.size // self._dtype.itemsize
-            self._shards.append({"file": self._shard.path.name, "tokens": tokens, "sha256": self._shard.sha256()})
-        self._shard = None
 
     def __enter__(self) -> TokenWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._shard.close()
+        self._index_path.write_bytes(np.asarray(self._offsets, _INDEX_TYPE).tobytes())
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +92,8 @@ class TokenSplit:
     num_bytes: int = 0
 
     def __post_init__(self) -> None:
-        total = int(self._shard_starts[-1])
-        if len(self.offsets) == 0 or int(self.offsets[0]) != 0 or int(self.offsets[-1]) != total:
+        total = self._shard_starts[-1]
+        if len(self.offsets) == 0 or (self.offsets[0], self.offsets[-1]) != (0, total):
             raise DataError(f"The document offsets do not span the {total:,} tokens of the shards.")
 
     @classmethod
@@ -142,26 +124,18 @@ class TokenSplit:
 
     def tokens(self, start: int, stop: int) -> Tokens:
         """Tokens ``start:stop`` of the split, ``(stop - start,)``; raises IndexError outside of it."""
-        if not 0 <= start <= stop <= self.num_tokens:
-            raise IndexError(f"tokens {start}:{stop} are outside a split of {self.num_tokens}")
         starts = self._shard_starts
-        first = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
-        pieces = []
-        for shard, begin in zip(self.shards[first:], starts[first:], strict=False):
-            if begin >= stop:
-                break
-            pieces.append(shard[max(0, start - int(begin)) : stop - int(begin)])
+        if not 0 <= start <= stop <= starts[-1]:
+            raise IndexError(f"tokens {start}:{stop} are outside a split of {self.num_tokens}")
+        touched = range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, stop))
+        pieces = [self.shards[n][max(0, start - starts[n]) : stop - starts[n]] for n in touched]
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.uint32)
 
-    def document(self, index: int) -> Tokens:
-        """The tokens of document `index`."""
-        return self.tokens(int(self.offsets[index]), int(self.offsets[index + 1]))
-
     @cached_property
-    def _shard_starts(self) -> NDArray[np.int64]:
-        return np.cumsum([0, *(len(shard) for shard in self.shards)], dtype=np.int64)
+    def _shard_starts(self) -> list[int]:
+        return [0, *accumulate(map(len, self.shards))]
 
 
 @dataclass(frozen=True)
@@ -178,41 +152,26 @@ class ShardFile:
     def __getitem__(self, places: slice) -> NDArray[Any]:
         """The numbers at consecutive places, from the disk; raises `DataError` when they are not there any more."""
         start, stop, _ = places.indices(self.count)
-        wanted = max(0, stop - start) * self.dtype.itemsize
+        position, missing = start * self.dtype.itemsize, max(0, stop - start) * self.dtype.itemsize
+        pieces = []
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = _read_at(descriptor, start * self.dtype.itemsize, wanted)
+                while missing and (piece := os.pread(descriptor, min(missing, _LARGEST_READ), position)):
+                    pieces.append(piece)
+                    position, missing = position + len(piece), missing - len(piece)
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
             raise DataError(f"{self.path} has disappeared since it was opened. {_RESTORE}") from None
         except OSError as error:
             raise DataError(f"{self.path} can no longer be read: {error.strerror}. {_RESTORE}") from None
-        if len(data) < wanted:
+        if missing:
             raise DataError(
                 f"{self.path} was cut short after it was opened: it had {self.count:,} entries, and some of the "
                 f"bytes for {start:,} to {stop:,} are missing. {_RESTORE}"
             )
-        return np.frombuffer(data, self.dtype)
-
-
-class _HashedFile:
-    def __init__(self, path: Path) -> None:
-        self.path, self.size = path, 0
-        self._file: IO[bytes] = path.open("wb")
-        self._hash = hashlib.sha256()
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-        self.size += len(data)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), self.dtype)
 
 
 def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> ShardFile:
@@ -230,12 +189,3 @@ def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> Sh
             "Build the corpus again."
         )
     return ShardFile(path, dtype, count)
-
-
-def _read_at(descriptor: int, position: int, size: int) -> bytes:
-    """The bytes at a position of a file, fewer only where it ends; one call reads at most 2 GiB."""
-    pieces = []
-    while size and (piece := os.pread(descriptor, min(size, _LARGEST_READ), position)):
-        pieces.append(piece)
-        position, size = position + len(piece), size - len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sheepop.core.random import Permutation, derive_seed
 from sheepop.data.batches import Batch, Batches, TextBatches
 from sheepop.data.mixture_schedule import MixtureSchedule
-from sheepop.data.order import Order
+from sheepop.data.order import SampleOrder
 from sheepop.data.stages import Stages
 from sheepop.data.views import DocumentView
 
@@ -21,7 +21,7 @@ class RowSource:
     """Rows that steps read in an endless order, cut from a split or, through a `view`, from some of its documents."""
 
     batches: Batches
-    order: Order
+    order: SampleOrder
     view: DocumentView | None = None
 
     def token_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -33,7 +33,6 @@ class RowSource:
 class StepRows:
     """What one step reads: row b is the sample ``samples[b]`` of the source ``sources[b]``, each cut to `length`."""
 
-    step: int
     length: int
     sources: NDArray[np.int64]
     samples: NDArray[np.int64]
@@ -74,53 +73,36 @@ class StepPlan:
 
     def rows(self, step: int) -> StepRows:
         """The rows of a step, in the order of its batch."""
-        counts, starts = self._takes(step)
-        taken = [
-            source.order.indices(start, count)
-            for source, start, count in zip(self.sources, starts, counts, strict=True)
-        ]
-        numbers = np.repeat(np.arange(len(self.sources)), counts)
-        chosen = self._arrangement(step, len(numbers))
-        return StepRows(step, self.lengths.at(step), numbers[chosen], np.concatenate(taken)[chosen])
+        length, count = self.lengths.at(step), self.sizes.at(step)
+        if self.mixture is None:
+            samples = self.sources[0].order.indices(self.sizes.total(step), count)
+            return StepRows(length, np.zeros(count, dtype=np.int64), samples)
+        bounds = zip(self.sources, self.mixture.taken(step), self.mixture.taken(step + 1), strict=True)
+        taken = [source.order.indices(start, stop - start) for source, start, stop in bounds]
+        numbers = np.repeat(np.arange(len(taken)), [len(samples) for samples in taken])
+        chosen = Permutation(count, derive_seed(self.seed, "mixture order", step))(np.arange(count))
+        return StepRows(length, numbers[chosen], np.concatenate(taken)[chosen])
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step, (B T / length, length)."""
         rows = self.rows(step)
-        parts, places = [], []
-        for number, source in enumerate(self.sources):
-            (here,) = np.nonzero(rows.sources == number)
-            if here.size:
-                parts.append(source.batches.batch(rows.samples[here]))
-                places.append(here)
+        used = np.unique(rows.sources).tolist()
+        parts = [self.sources[number].batches.batch(rows.samples[rows.sources == number]) for number in used]
         batch = parts[0]
         if len(parts) > 1:
-            batch = type(batch).joined(parts).rows(np.argsort(np.concatenate(places)))
+            by_source = np.argsort(rows.sources, kind="stable")
+            batch = type(batch).joined(parts).rows(np.argsort(by_source))
         return batch.cut(rows.length)
 
     def token_ranges(self, step: int) -> list[list[tuple[int, int]]]:
         """For each row of a step's batch, where its tokens stand in the split; a row of padding has none."""
-        found, rows = [], self.rows(step)
+        found, rows, last = [], self.rows(step), self.pieces(step) - 1
         for number, sample in zip(rows.sources.tolist(), rows.samples.tolist(), strict=True):
             source = self.sources[number]
             assert isinstance(source.batches, TextBatches)
             start, stop = source.batches.token_range(sample)
-            if self.pieces(step) == 1:
-                found.append(source.token_ranges(start, stop))
-                continue
-            for begin in range(start, start + self.max_length, rows.length):
-                end = min(begin + rows.length, stop)
+            for piece in range(last + 1):
+                begin = start + piece * rows.length
+                end = stop if piece == last else min(begin + rows.length, stop)
                 found.append(source.token_ranges(begin, end) if begin < end else [])
         return found
-
-    def _takes(self, step: int) -> tuple[list[int], list[int]]:
-        """How many rows each source gives to a step, and from which place of its order on."""
-        if self.mixture is None:
-            return [self.sizes.at(step)], [self.sizes.total(step)]
-        before, after = self.mixture.taken(step), self.mixture.taken(step + 1)
-        return [late - early for early, late in zip(before, after, strict=True)], before
-
-    def _arrangement(self, step: int, size: int) -> NDArray[np.int64]:
-        places = np.arange(size, dtype=np.int64)
-        if self.mixture is None:
-            return places
-        return Permutation(size, derive_seed(self.seed, "mixture order", step))(places)

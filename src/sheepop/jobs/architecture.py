@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sheepop.core.errors import ConfigError
 from sheepop.data import Corpus
-from sheepop.data.pair_settings import pair_settings
+from sheepop.data.pairs import pair_settings
 from sheepop.jobs.config import SheepOpConfig
 
 

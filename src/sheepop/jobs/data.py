@@ -16,7 +16,7 @@ from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, is_corpus
 from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.data.extract.query import is_ordered
-from sheepop.data.pair_settings import pair_settings
+from sheepop.data.pairs import pair_settings
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig, load_config

@@ -30,7 +30,7 @@ from sheepop.data.corpus import trace_tokens
 from sheepop.data.difficulty import read_difficulty, row_difficulty, write_difficulty
 from sheepop.data.mixing import ScheduledSource, SourceNumbers
 from sheepop.data.mixture_schedule import MixtureSchedule
-from sheepop.data.order import EasyToHardOrder, Order
+from sheepop.data.order import EasyToHardOrder
 from sheepop.data.views import DocumentView, TokenSource
 from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig
@@ -152,7 +152,7 @@ def build_plan(
     training, tokenizer, seed = config.training, corpus.tokenizer(), config.seed
     views = _views(training.mixture, corpus) if training.mixture else [None]
     batches = [build_batches(config, corpus.train if view is None else view, tokenizer) for view in views]
-    orders: list[Order]
+    orders: list[SampleOrder]
     if training.curriculum == "easy_to_hard":
         scores = _difficulty(config, corpus, views, batches, run, console, store=store)
         orders = [

@@ -239,4 +239,4 @@ def _excerpt(document: Document) -> dict[str, Any]:
 
 def texts_of(document: Document) -> tuple[str, ...]:
     """The text of a document; of a pair first the one and then the other."""
-    return Pair.of(document).texts if document.kind == KIND else (document.text,)
+    return Pair.of(document) if document.kind == KIND else (document.text,)

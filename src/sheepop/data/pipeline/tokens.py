@@ -40,9 +40,9 @@ class Encode:
         """Writes one shard with its index and the files of its documents, and what is in them."""
         documents = read_stored(part_path(self.source, rank), DOCUMENTS_PREFIX)
         unknown, sources, licenses = 0, [], Counter[str]()
-        with TokenWriter(staging, _PREFIX, np.dtype(self.dtype), shard_tokens=2**62) as writer:
+        with TokenWriter(staging, _PREFIX, np.dtype(self.dtype)) as writer:
             for batch in batched_by_size(documents, _ENCODE_BYTES):
-                sources.append(DocumentSources.of(batch))
+                sources.append(DocumentSources.of_names(orjson.loads(document.line)["source"] for document in batch))
                 licenses.update(stated for document in batch if (stated := _license(document)))
                 for token_ids, num_bytes in self.encoder(batch):
                     writer.write(token_ids, num_bytes)
