@@ -20,8 +20,14 @@ import numpy as np
 from record import add_json_option, write_record
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import later_copies
-from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
-from sheepop.data.duplicates.signatures import Signature, compared_shingles, document_signature, minima
+from sheepop.data.duplicates.signatures import (
+    PartSignatures,
+    Signature,
+    SignatureWriter,
+    compared_shingles,
+    document_signature,
+    minima,
+)
 from sheepop.data.duplicates.similar_pairs import Ranking, similar_pairs
 
 MEMORY_BYTES = 2**29 // 3

@@ -13,7 +13,7 @@ import pytest
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import Removed, find_duplicates
-from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
+from sheepop.data.duplicates.signatures import PartSignatures, SignatureWriter
 
 _NAMES_WITHOUT_SPACES = (
     *("CJK", "HIRAGANA", "KATAKANA", "HENTAIGANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "THAI", "LAO", "MYANMAR"),

@@ -10,7 +10,7 @@ from sheepop.data import Corpus
 from sheepop.data.documents import Document, DocumentWriter, read_documents_file
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import find_duplicates
-from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
+from sheepop.data.duplicates.signatures import PartSignatures, SignatureWriter
 from sheepop.data.pipeline.passes import earlier_files, sign_file
 
 CONFIG = NearDuplicatesConfig()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.search import later_copies
-from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
+from sheepop.data.duplicates.signatures import PartSignatures, SignatureWriter
 
 
 @given(st.lists(st.integers(0, 12), max_size=60), st.lists(st.integers(0, 60), max_size=4), st.booleans())

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from sheepop.data.documents import Document
-from sheepop.data.duplicates import on_disk, signature_files
+from sheepop.data.duplicates import on_disk, signatures
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import find_duplicates
 from sheepop.data.duplicates.shingles import shingles
-from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
-from sheepop.data.duplicates.signatures import Signature
+from sheepop.data.duplicates.signatures import PartSignatures, Signature, SignatureWriter
 
 CONFIG = NearDuplicatesConfig(bands=8, rows=5)
 COUNT, FAMILY = 20_000, 50
@@ -31,7 +30,7 @@ def test_memory_stays_within_its_limit_however_many_documents_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of 8 bands makes 480 KB of rows to sort, and so do the ids; 384 KiB are allowed for everything."""
-    monkeypatch.setattr(signature_files, "BLOCK_DOCUMENTS", 2**9)
+    monkeypatch.setattr(signatures, "BLOCK_DOCUMENTS", 2**9)
     monkeypatch.setattr(on_disk, "_BLOCK_ROWS", 2**9)
     bands = np.random.default_rng(1).integers(0, 2**63, (COUNT, CONFIG.bands), dtype=np.uint64)
     path = tmp_path / "part"

@@ -12,7 +12,7 @@ import pytest
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig, share_found
 from sheepop.data.duplicates.search import Removed
-from sheepop.data.duplicates.signature_files import PartSignatures
+from sheepop.data.duplicates.signatures import PartSignatures
 from sheepop.data.duplicates.similar_pairs import Ranking, similar_pairs
 
 CONFIG = NearDuplicatesConfig()

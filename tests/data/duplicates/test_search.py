@@ -13,7 +13,7 @@ from sheepop.core.errors import DataError
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import Removed, find_duplicates
-from sheepop.data.duplicates.signature_files import PartSignatures
+from sheepop.data.duplicates.signatures import PartSignatures
 
 # With so many bands of one row each, a pair at the threshold is missed with probability 5e-20.
 SURE = NearDuplicatesConfig(threshold=0.5, bands=64, rows=1)

@@ -8,10 +8,8 @@ import pytest
 
 from sheepop.core.errors import DataError
 from sheepop.data.documents import Document
-from sheepop.data.duplicates import signature_files
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
-from sheepop.data.duplicates.signatures import document_signature
+from sheepop.data.duplicates.signatures import PartSignatures, SignatureWriter, document_signature
 
 CONFIG = NearDuplicatesConfig()
 Sign = Callable[..., list[PartSignatures]]
@@ -23,7 +21,7 @@ def documents(count: int) -> list[Document]:
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 19])
 def test_what_was_written_is_read_column_by_column(sign: Sign, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(signature_files, "BLOCK_DOCUMENTS", 8)
+    monkeypatch.setattr("sheepop.data.duplicates.signatures.BLOCK_DOCUMENTS", 8)
     [part] = sign([documents(count)], CONFIG)
     assert (part.num_documents, part.num_bands, part.protected) == (count, 16, False)
     signatures = [document_signature(document.text, document.kind, CONFIG) for document in documents(count)]

@@ -19,8 +19,7 @@ from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.on_disk import ExternalSort, Rows, array_on_disk
 from sheepop.data.duplicates.shingles import Hashes
-from sheepop.data.duplicates.signature_files import ID, PartSignatures, numbered_blocks
-from sheepop.data.duplicates.signatures import compared_shingles
+from sheepop.data.duplicates.signatures import ID, PartSignatures, compared_shingles, numbered_blocks
 from sheepop.data.duplicates.similar_pairs import Ranking, similar_pairs
 
 DEFAULT_MEMORY_BYTES = 2**29

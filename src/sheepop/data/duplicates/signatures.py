@@ -1,17 +1,25 @@
-"""MinHash signatures: a few numbers per document from which similar documents are found without comparing all.
+"""MinHash signatures, from which similar documents are found without comparing all, and the files that hold them.
 
-Broder 1997, "On the resemblance and containment of documents".
+Broder 1997, "On the resemblance and containment of documents". A file holds for each document of a part its id, length,
+number of shingles and bands, column by column.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sheepop.core.errors import DataError
+from sheepop.core.files import storage_errors
 from sheepop.core.random import derive_seed
+from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.shingles import Hashes, distinct, shingles_of_words, word_hashes
 
@@ -19,6 +27,17 @@ from sheepop.data.duplicates.shingles import Hashes, distinct, shingles_of_words
 _NO_MINIMUM = np.uint32(2**32 - 1)
 _BLOCK_SHINGLES = 1024
 _HALF = np.uint64(32)
+# The columns before the bands: both halves of the id, UTF-8 bytes, number of distinct shingles.
+ID, NUM_BYTES, NUM_SHINGLES, FIRST_BAND = (0, 1), 2, 3, 4
+# A file is a sequence of blocks of this many documents, the last one shorter; within a block a column is contiguous,
+# so that a band of all documents is read without the others.
+BLOCK_DOCUMENTS = 2**15
+_WORD = np.dtype("<u8")
+_MAGIC = int.from_bytes(b"sheepsig", "little")
+_FORMAT_VERSION = 1
+_HEADER_WORDS = 4
+
+Block = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +101,113 @@ def _factors(permutations: int) -> NDArray[np.uint32]:
 @cache
 def _band_factors(rows: int) -> Hashes:
     return _raw("bands", rows) | np.uint64(1)
+
+
+class SignatureWriter(AbstractContextManager["SignatureWriter"]):
+    """Writes the signatures of one part to `path`; a file that an error ended is one that `PartSignatures` refuses.
+
+    Without a `config` documents can be compared for being equal only. Holds at most one block of documents.
+    """
+
+    def __init__(self, path: Path, config: NearDuplicatesConfig | None) -> None:
+        self._path, self._config = path, config
+        self._columns = FIRST_BAND + (config.bands if config else 0)
+        self._block: Block = np.zeros((self._columns, BLOCK_DOCUMENTS), np.uint64)
+        self._num_waiting = self._num_documents = 0
+        with storage_errors(path):
+            self._file = path.open("wb")
+            self._file.write(bytes(_HEADER_WORDS * _WORD.itemsize))
+
+    def add(self, document: Document) -> None:
+        """Computes the signature of one document and appends it."""
+        config = self._config
+        signature = document_signature(document.text, document.kind, config) if config else None
+        self.add_signature(document.id, document.num_bytes, signature)
+
+    def add_signature(self, document_id: str, num_bytes: int, signature: Signature | None) -> None:
+        """Appends the signature of the document with this id and length; None where there are no settings."""
+        column = self._block[:, self._num_waiting]
+        column[: len(ID)] = np.frombuffer(bytes.fromhex(document_id), ">u8")
+        column[NUM_BYTES] = num_bytes
+        if signature:
+            column[NUM_SHINGLES], column[FIRST_BAND:] = signature.num_shingles, signature.bands
+        self._num_waiting += 1
+        if self._num_waiting == BLOCK_DOCUMENTS:
+            self._flush()
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        with storage_errors(self._path), self._file:
+            if kind is None:
+                self._flush()
+                header = np.array([_MAGIC, self._columns, self._num_documents, _fingerprint(self._config)], _WORD)
+                self._file.seek(0)
+                self._file.write(header.tobytes())
+
+    def _flush(self) -> None:
+        with storage_errors(self._path):
+            self._file.write(self._block[:, : self._num_waiting].astype(_WORD, copy=False).tobytes())
+        self._num_documents += self._num_waiting
+        self._num_waiting = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartSignatures:
+    """The finished signatures of one part; open them with `PartSignatures.open`.
+
+    The documents of a `protected` part are compared with and never removed.
+    """
+
+    path: Path
+    num_documents: int
+    num_bands: int
+    protected: bool = False
+
+    @classmethod
+    def open(cls, path: Path, config: NearDuplicatesConfig | None, *, protected: bool = False) -> PartSignatures:
+        """Reads the header; raises `DataError` when the file is damaged or was made under other settings."""
+        try:
+            header = np.fromfile(path, _WORD, _HEADER_WORDS).tolist()
+            size = path.stat().st_size
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}. Run the command again.") from None
+        if len(header) < _HEADER_WORDS or header[0] != _MAGIC:
+            raise DataError(f"{path} is damaged: it does not begin like a signature file. Remove it and build again.")
+        _, columns, num_documents, fingerprint = header
+        if fingerprint != _fingerprint(config):
+            raise DataError(f"{path} has signatures made with other settings. Remove it and build again.")
+        if size != (_HEADER_WORDS + columns * num_documents) * _WORD.itemsize:
+            raise DataError(f"{path} is damaged: its size is {size:,} bytes. Remove it and build again.")
+        return cls(path, num_documents, columns - FIRST_BAND, protected)
+
+    def blocks(self, *columns: int) -> Iterator[Block]:
+        """These columns, block by block of documents, each ``(columns, N)``."""
+        num_columns = FIRST_BAND + self.num_bands
+        for start in range(0, self.num_documents, BLOCK_DOCUMENTS):
+            size = min(BLOCK_DOCUMENTS, self.num_documents - start)
+            block = np.empty((len(columns), size), np.uint64)
+            for row, column in zip(block, columns, strict=True):
+                offset = (_HEADER_WORDS + start * num_columns + column * size) * _WORD.itemsize
+                numbers = np.fromfile(self.path, _WORD, size, offset=offset)
+                if numbers.size != size:
+                    raise DataError(f"{self.path} got shorter while it was in use. Run the command again.")
+                row[:] = numbers
+            yield block
+
+
+def numbered_blocks(parts: Iterable[PartSignatures], *columns: int) -> Iterator[tuple[PartSignatures, int, Block]]:
+    """The blocks of all parts, each with its part and the ordinal of its first document.
+
+    An ordinal is the place of a document among those of all parts.
+    """
+    start = 0
+    for part in parts:
+        for block in part.blocks(*columns):
+            yield part, start, block
+            start += block.shape[1]
+
+
+def _fingerprint(config: NearDuplicatesConfig | None) -> int:
+    """A number that differs between settings under which signatures differ."""
+    settings = (config.shingle_words, config.min_words, config.bands, config.rows) if config else ()
+    digest = hashlib.blake2b(repr((_FORMAT_VERSION, settings)).encode("ascii"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

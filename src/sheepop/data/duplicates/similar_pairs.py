@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from sheepop.core.console import Progress
 from sheepop.data.duplicates.on_disk import ExternalSort, Rows, array_on_disk
-from sheepop.data.duplicates.signature_files import (
+from sheepop.data.duplicates.signatures import (
     FIRST_BAND,
     NUM_BYTES,
     NUM_SHINGLES,

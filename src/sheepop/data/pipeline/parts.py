@@ -19,7 +19,7 @@ from sheepop.core.files import atomic_directory, read_json
 from sheepop.data.clean.ledger import Ledger, Samples
 from sheepop.data.documents import Document, DocumentWriter, StoredDocument, read_stored
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.signature_files import SignatureWriter
+from sheepop.data.duplicates.signatures import SignatureWriter
 from sheepop.data.mixing import Mixture
 
 ACCOUNT = "account.json"

@@ -24,7 +24,7 @@ from sheepop.data.discovery import Entry
 from sheepop.data.documents import Document, Draft, is_empty, read_documents_file, split_text
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import find_duplicates
-from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
+from sheepop.data.duplicates.signatures import PartSignatures, SignatureWriter
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import LIMITS, Extraction
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
