@@ -1,30 +1,50 @@
-"""One dataset from the hub to a folder: planned, checked against the disk, transferred, recorded, and renamed last."""
+"""One dataset from the hub to a folder: planned, checked against the disk, transferred, and renamed last.
+
+What a finished download says of itself stands in ``download.json`` beside its files.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import DataError, StorageError
 from sheepop.core.facts import counted
-from sheepop.core.files import read_json, remove_tree, storage_errors, sync_directory, write_json
+from sheepop.core.files import (
+    read_json,
+    remove_tree,
+    sha256_file,
+    storage_errors,
+    sync_directory,
+    sync_tree,
+    write_atomic,
+    write_json,
+)
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.download.catalog import Request, find
-from sheepop.data.download.excerpt import take_excerpt, text_column
+from sheepop.data.download.excerpt import can_be_cut, excerpt_name, take_excerpt, text_column
 from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
-from sheepop.data.download.record import extent, plan, publish, read_finished, suggestion
 from sheepop.data.download.selection import Selection, select
 from sheepop.report.formatting import data_size
 
 _FILES, _LOCK, _BEGUN = "files", "lock", "begun.json"
 # Left free on the disk whatever is downloaded.
 _MARGIN = 2**24
+_RECORD, _IGNORE = "download.json", ".sheepopignore"
+_FORMAT_VERSION = 1
+# Control characters, the other system's separator, and what is no Unicode text.
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+# A remainder of the limit that holds less than this is not worth a request.
+_LEAST_EXCERPT = 2**10
 
 
 def download_dataset(
@@ -32,22 +52,21 @@ def download_dataset(
 ) -> dict[str, Any]:
     """Downloads what `name` asks for (see `catalog`) to a folder below `output`; returns its record and its `path`.
 
-    With `limit` about so many bytes are transferred. The folder appears whole when everything has come; until then
-    what has come is kept beside it, and the same call goes on with it. A folder that holds this download already is
-    left as it is. Raises `UsageError` for a name that means nothing, `DataError` for what the hub refuses or does not
-    have, `StorageError` when there is no room.
+    With `limit` about so many bytes are transferred. The folder appears whole when everything has come; until then the
+    same call goes on with what is kept beside it. A folder that holds this download already is left as it is. Raises
+    `UsageError` for an unknown name, `DataError` for what the hub refuses or lacks, `StorageError` without room.
     """
     console = console or Console.silent()
     request = find(name, limit)
     target = output / request.folder
     hub = Hub(token)
     with _held(target) as workplace:
-        record = read_finished(target, request)
+        record = _read_finished(target, request)
         if record is None:
             selection = _planned(hub, request, workplace, console)
             _announce(selection, hub, workplace, console)
             _transfer(hub, selection, workplace / _FILES, console)
-            record = publish(selection, hub.name, workplace / _FILES, target)
+            record = _publish(selection, hub.name, workplace / _FILES, target)
         else:
             revision = record["revision"]
             newer = hub.newer(record["repository"], revision, converted=record["converted"])
@@ -56,7 +75,7 @@ def download_dataset(
                 + (f" The hub now has {newer[:12]}; remove the folder to download that commit." if newer else "")
             )
         _clear(workplace)
-    return {"path": str(target), **record, "next": suggestion(target, record)}
+    return {"path": str(target), **record, "next": _suggestion(target, record)}
 
 
 @contextmanager
@@ -96,7 +115,7 @@ def _planned(hub: Hub, request: Request, workplace: Path, console: Console) -> S
             f"SheepOp cannot tell which column is the text. {request.name} has {', '.join(names)}: set "
             "data.extract.column or data.extract.template when you build with it."
         )
-    selection = plan(replace(selection, column=column))
+    selection = _plan(replace(selection, column=column))
     if not resumed:
         _clear(workplace)
         with storage_errors(workplace):
@@ -114,7 +133,7 @@ def _begun(workplace: Path, asked: dict[str, Any]) -> dict[str, str]:
         return {}
     if begun != asked:
         raise DataError(
-            f"{workplace} holds a stopped download of {name}, {extent(limit)}, from {hub}. Run that command again to "
+            f"{workplace} holds a stopped download of {name}, {_extent(limit)}, from {hub}. Run that command again to "
             "resume it, or remove the folder."
         )
     return commits
@@ -199,3 +218,148 @@ def _damage(path: Path, file: HubFile) -> str | None:
         found = hashlib.file_digest(content, lambda: hasher).hexdigest()
     expected = file.sha256 or file.git_sha1
     return None if expected in (None, found) else f"its hash is {found} instead of {expected}"
+
+
+def _plan(selection: Selection) -> Selection:
+    """`selection` with what is taken of it: its files whole, or as many of the first as come within the limit.
+
+    Raises `DataError` for a limit that the first file cannot be cut to, for a name that is no name of a file below a
+    folder, and for the beginning of a dataset where all of it was asked for.
+    """
+    limit = selection.request.limit
+    if selection.partial and limit is None:
+        raise DataError(
+            f"The hub has converted only the beginning of {selection.contents.repository} to Parquet, and the "
+            "dataset itself is made by a script, which SheepOp does not run. With a limit you get that beginning; "
+            "the whole dataset cannot be downloaded."
+        )
+    files = [replace(file, target=_safe_name(file.path)) for file in selection.files]
+    taken = files if limit is None else _within(files, limit)
+    # Some file systems take names in upper and lower case for the same.
+    seen = {_RECORD: ""}
+    for file in taken:
+        other = seen.setdefault(file.target.casefold(), file.path)
+        if other != file.path:
+            raise DataError(f"The dataset's file {file.path!r} would overwrite {other or _RECORD!r}.")
+    return replace(selection, taken=tuple(taken))
+
+
+def _within(files: Iterable[HubFile], limit: int) -> list[HubFile]:
+    """The first of `files` that fit in `limit` bytes, and the beginning of the next."""
+    taken: list[HubFile] = []
+    left = limit
+    for file in files:
+        if file.size > left:
+            cut = can_be_cut(file.path)
+            if cut and left >= _LEAST_EXCERPT:
+                taken.append(replace(file, target=excerpt_name(file.target), limit=left))
+            elif not taken:
+                raise DataError(
+                    f"The limit of {limit:,} bytes is too small "
+                    f"{'to be of use' if cut else f'for {file.path}, which cannot be cut'}. The first file has "
+                    f"{file.size:,} bytes: raise the limit, or leave it out."
+                )
+            break
+        taken.append(file)
+        left -= file.size
+    return taken
+
+
+def _safe_name(path: str) -> str:
+    """`path`, which the owner of a dataset chose, when it is that of a visible file somewhere below a folder."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or _NO_NAME.search(path) or any(part.startswith(".") for part in parts):
+        raise DataError(f"The dataset has a file named {path!r}, which is not safe to write to a folder.")
+    if any(len(part.encode("utf-8")) > 200 for part in parts):
+        raise DataError(f"The dataset has a file whose name is too long: {path[:80]!r}...")
+    return "/".join(parts)
+
+
+def _read_finished(target: Path, request: Request) -> dict[str, Any] | None:
+    """The record of a download that is there already; raises `DataError` when something else is."""
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
+        return None
+    if not (target / _RECORD).is_file():
+        raise DataError(f"{target} already exists and is not a download. Choose another output directory.")
+    record: dict[str, Any] = read_json(target / _RECORD, DataError)
+    try:
+        if record["format_version"] != _FORMAT_VERSION:
+            raise DataError(
+                f"{target / _RECORD} was written by another version of SheepOp. Remove {target} to download it again."
+            )
+        if (record["name"], record["limit"]) != (request.name, request.limit):
+            raise DataError(
+                f"{target} holds {record['name']}, downloaded {_extent(record['limit'])}, but you asked for "
+                f"{request.name}, {_extent(request.limit)}. Remove it, or choose another output directory."
+            )
+        for file in record["files"]:
+            path = target / file["file"]
+            if not path.is_file() or path.stat().st_size != file["bytes"]:
+                raise DataError(f"{path} is missing or damaged. Remove {target} to download it again.")
+    except (KeyError, TypeError):
+        raise DataError(f"{target / _RECORD} is damaged. Remove {target} to download it again.") from None
+    return record
+
+
+def _extent(limit: int | None) -> str:
+    """How much was asked for, in words."""
+    return "whole" if limit is None else f"with a limit of {limit:,} bytes"
+
+
+def _publish(selection: Selection, hub: str, directory: Path, target: Path) -> dict[str, Any]:
+    """Records the download from `hub` beside its files in `directory`, and renames that folder to `target`."""
+    places = [(file, directory / file.target) for file in selection.taken]
+    files = [
+        {
+            "file": file.target,
+            "split": file.split,
+            "bytes": path.stat().st_size,
+            "sha256": file.sha256 if file.limit is None and file.sha256 else sha256_file(path),
+            "origin": file.path,
+            "whole": file.limit is None,
+        }
+        for file, path in places
+        if path.is_file()
+    ]
+    request = selection.request
+    record = {
+        "format_version": _FORMAT_VERSION,
+        "name": request.name,
+        "hub": hub,
+        "repository": selection.contents.repository,
+        "revision": selection.contents.revision,
+        "converted": selection.converted,
+        "subset": selection.subset,
+        "split": request.split,
+        "column": selection.column,
+        "licence": selection.licence,
+        "note": request.note,
+        "limit": request.limit,
+        "complete": len(files) == len(selection.files) and all(file["whole"] for file in files),
+        "bytes": sum(file["bytes"] for file in files),
+        "files": files,
+    }
+    with storage_errors(target):
+        write_json(directory / _RECORD, record)
+        # The record is no text to build a corpus of.
+        write_atomic(directory / _IGNORE, f"/{_RECORD}\n")
+        sync_tree(directory)
+        if target.is_dir():
+            target.rmdir()
+        directory.rename(target)
+    return record
+
+
+def _suggestion(target: Path, record: dict[str, Any]) -> str:
+    """The command that builds a corpus of a download: of its training files, where it has others too."""
+    files = [file["file"] for file in record["files"] if file["split"] == "train"]
+    others = [file["file"] for file in record["files"] if file["split"] != "train"]
+    paths = shlex.quote(str(target))
+    if files and others:
+        prefix = os.path.commonprefix(files)  # noqa: RUF071 - of characters
+        paths = " ".join(shlex.quote(str(target / file)) for file in files)
+        if len(files) > 1 and not any(other.startswith(prefix) for other in others):
+            paths = f"{shlex.quote(str(target / prefix))}*"
+    column = record["column"]
+    setting = f" {shlex.quote(f'data.extract.column={column}')}" if column is not None else ""
+    return f"sheepop data build {paths} --output {shlex.quote(f'corpora/{target.name}')}{setting}"
