@@ -19,7 +19,7 @@ import numpy as np
 
 from record import add_json_option, write_record
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.search import later_copies
+from sheepop.data.duplicates.search import Ranking, later_copies, similar_pairs
 from sheepop.data.duplicates.signatures import (
     PartSignatures,
     Signature,
@@ -28,7 +28,6 @@ from sheepop.data.duplicates.signatures import (
     document_signature,
     minima,
 )
-from sheepop.data.duplicates.similar_pairs import Ranking, similar_pairs
 
 MEMORY_BYTES = 2**29 // 3
 ROUNDS = 3

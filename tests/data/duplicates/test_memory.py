@@ -11,7 +11,7 @@ from sheepop.data.documents import Document
 from sheepop.data.duplicates import on_disk, signatures
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import find_duplicates
-from sheepop.data.duplicates.shingles import shingles
+from sheepop.data.duplicates.shingles import shingles_of_words, word_hashes
 from sheepop.data.duplicates.signatures import PartSignatures, Signature, SignatureWriter
 
 CONFIG = NearDuplicatesConfig(bands=8, rows=5)
@@ -40,7 +40,7 @@ def test_memory_stays_within_its_limit_however_many_documents_there_are(
             number = int(document.text.partition(" ")[0])
             writer.add_signature(document.id, document.num_bytes, Signature(bands[number], 16))
     part, limit = PartSignatures.open(path, CONFIG), 3 * 2**17
-    shingles("x", "prose", 5)
+    shingles_of_words(word_hashes("x", "prose"), "prose", 5)
 
     tracemalloc.start()
     found = [

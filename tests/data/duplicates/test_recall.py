@@ -11,9 +11,8 @@ import pytest
 
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig, share_found
-from sheepop.data.duplicates.search import Removed
+from sheepop.data.duplicates.search import Ranking, Removed, similar_pairs
 from sheepop.data.duplicates.signatures import PartSignatures
-from sheepop.data.duplicates.similar_pairs import Ranking, similar_pairs
 
 CONFIG = NearDuplicatesConfig()
 LEVELS = [0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]

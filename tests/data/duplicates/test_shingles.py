@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.duplicates.shingles import ALONE, WORD, character_table, distinct, shingles, word_hashes
+from sheepop.data.duplicates.shingles import (
+    ALONE,
+    WORD,
+    Hashes,
+    character_table,
+    distinct,
+    shingles_of_words,
+    word_hashes,
+)
 
 KINDS = ("prose", "chat", "code", "table")
 CHARACTERS = st.one_of(
@@ -19,6 +27,10 @@ CHARACTERS = st.one_of(
 TEXTS = st.lists(st.one_of(CHARACTERS, st.sampled_from(["the ", "the ", "x = ", "a" * 64, "b" * 70, "中文"]))).map(
     "".join
 )
+
+
+def shingles(text: str, kind: str, words: int) -> Hashes:
+    return shingles_of_words(word_hashes(text, kind), kind, words)
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=4), st.sampled_from(KINDS), st.integers(1, 6))

@@ -11,8 +11,8 @@ import pytest
 
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
+from sheepop.data.duplicates.search import NEIGHBOURS, REPRESENTATIVES, UNRANKED, Ranking, similar_pairs
 from sheepop.data.duplicates.signatures import PartSignatures, document_signature
-from sheepop.data.duplicates.similar_pairs import NEIGHBOURS, REPRESENTATIVES, UNRANKED, Ranking, similar_pairs
 
 CONFIG = NearDuplicatesConfig(threshold=0.3, bands=26, rows=2)
 Sign = Callable[..., list[PartSignatures]]

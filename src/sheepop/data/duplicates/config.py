@@ -75,7 +75,4 @@ def _fitting(threshold: float) -> tuple[int, int]:
         bands = _USUAL_PERMUTATIONS // rows
         if share_found(threshold, bands, rows) >= 0.95:
             return bands, rows
-    bands = _USUAL_PERMUTATIONS
-    while share_found(threshold, bands, 1) < _LEAST_FOUND and bands < 1024:
-        bands *= 2
-    return min(bands, 1024), 1
+    return next((bands for bands in (128, 256, 512) if share_found(threshold, bands, 1) >= _LEAST_FOUND), 1024), 1

@@ -76,7 +76,7 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
 
     def _sorted(self, rows: Rows) -> Rows:
         rows = sorted_rows(rows)
-        return _without_repeats(rows) if self._unique else rows
+        return rows[are_new(rows)] if self._unique else rows
 
     def _write_run(self, blocks: Iterator[Rows]) -> None:
         path = self._directory / f"{self._num_files:06d}.run"
@@ -138,12 +138,11 @@ def sorted_rows(rows: Rows) -> Rows:
     return rows
 
 
-def _without_repeats(rows: Rows) -> Rows:
-    if len(rows) < 2:
-        return rows
+def are_new(rows: Rows) -> NDArray[np.bool_]:
+    """Which rows differ from the one before them."""
     new = np.ones(len(rows), dtype=bool)
     new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
-    return rows[new]
+    return new
 
 
 def _num_to(rows: Rows, bound: tuple[int, ...]) -> int:

@@ -1,4 +1,15 @@
-"""Equal and nearly equal documents among all parts: which go, and for which documents that stay."""
+"""Equal and nearly equal documents among all parts: which go, and for which documents that stay.
+
+Worth comparing are documents that agree in a whole band of their signatures (Indyk and Motwani 1998, "Approximate
+nearest neighbors"). Every band is sorted by external sort, so that these stand together, whatever their number.
+
+Documents that agree in a band are a bucket, best first. Each is paired with the `REPRESENTATIVES` best of its bucket
+and with the `NEIGHBOURS` just before it, which are nearest in length (the sorted neighbourhood of Hernandez and Stolfo
+1995). So a bucket of up to REPRESENTATIVES + NEIGHBOURS + 1 documents has all its pairs, and in a larger one their
+number grows with its size, not with the square of it. Little is lost: whether a document goes depends on a better one
+that is kept; the best of a bucket are the likeliest to be kept; and a pair that a crowded bucket leaves out mostly
+meets in another band, where the crowd is another one.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +28,27 @@ from sheepop.core.errors import DataError
 from sheepop.core.files import remove_tree, storage_errors
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.on_disk import ExternalSort, Rows, array_on_disk
+from sheepop.data.duplicates.on_disk import ExternalSort, Rows, are_new, array_on_disk
 from sheepop.data.duplicates.shingles import Hashes
-from sheepop.data.duplicates.signatures import ID, PartSignatures, compared_shingles, numbered_blocks
-from sheepop.data.duplicates.similar_pairs import Ranking, similar_pairs
+from sheepop.data.duplicates.signatures import (
+    FIRST_BAND,
+    ID,
+    NUM_BYTES,
+    NUM_SHINGLES,
+    PartSignatures,
+    compared_shingles,
+    numbered_blocks,
+)
 
 DEFAULT_MEMORY_BYTES = 2**29
 _BATCH = 2**12
 _EXACT, _NEAR = 0, 1
+REPRESENTATIVES = 16
+NEIGHBOURS = 16
+UNRANKED = np.uint64(2**64 - 1)
+_LONGEST = np.uint64(2**63)
+# Rows of a band are (hash, rank, number of shingles).
+_HASH, _RANK = 0, 1
 
 ReadPart = Callable[[int], Iterator[Document]]
 
@@ -57,14 +81,16 @@ def find_duplicates(
 ) -> Iterator[Removed]:
     """Every document that goes, in the order of parts and documents.
 
-    The order of the parts counts, and protected ones must come first; where documents are cut into parts makes no
-    difference. Of equal documents the first stays (with `exact`); then, with `near`, a document goes when its Jaccard
-    similarity with a better one that stays is at least the threshold. ``read_part(number)`` reads a part again.
-    `workspace` is emptied before and removed after; a decision that was stopped is simply made again.
-
-    Memory holds about `memory_bytes`, the largest documents, and one byte for each document.
+    The order of the parts counts, and protected ones must come first. Of equal documents the first stays (with
+    `exact`); then, with `near`, a document goes when its Jaccard similarity with a better one that stays is at least
+    the threshold. ``read_part(number)`` reads a part again. `workspace` is emptied before and removed after. Memory
+    holds about `memory_bytes`, the largest documents, and one byte for each document.
     """
-    _check(parts, near)
+    protected = [part.protected for part in parts]
+    if protected != sorted(protected, reverse=True):
+        raise ValueError("protected parts must come before all others")
+    if near and any(part.num_bands != near.bands for part in parts):
+        raise ValueError("all parts must have signatures of the settings under which they are compared")
     console = console or Console.silent()
     remove_tree(workspace)
     # Of the sorts that are open at a time, two at most sort; the others hold a quarter of their share.
@@ -94,14 +120,6 @@ def find_duplicates(
         remove_tree(workspace)
 
 
-def _check(parts: Sequence[PartSignatures], near: NearDuplicatesConfig | None) -> None:
-    protected = [part.protected for part in parts]
-    if protected != sorted(protected, reverse=True):
-        raise ValueError("protected parts must come before all others")
-    if near and any(part.num_bands != near.bands for part in parts):
-        raise ValueError("all parts must have signatures of the settings under which they are compared")
-
-
 def _entries(rows: Rows, similarities: NDArray[np.float64], reason: int) -> Rows:
     """Rows (ordinal, ordinal of the one because of which it goes, similarity, reason)."""
     return np.column_stack([rows, similarities.view(np.uint64), np.full(len(rows), reason, np.uint64)])
@@ -129,22 +147,113 @@ def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_byt
     with ExternalSort(directory / "ids", 3, memory_bytes=memory_bytes) as by_id:
         for _, start, ids in numbered_blocks(parts, *ID):
             by_id.add(np.column_stack([ids.T, np.arange(start, start + ids.shape[1], dtype=np.uint64)]))
-        for rows in _copies_of_firsts(by_id.blocks()):
-            copies.add(rows)
+        before: Rows = np.empty((0, 3), np.uint64)
+        for block in by_id.blocks():
+            # The first row of an id that goes on in the next block is carried over.
+            rows = np.concatenate([before, block])
+            new = are_new(rows[:, :2])
+            firsts = rows[new][np.cumsum(new) - 1, 2]
+            copies.add(np.column_stack([rows[~new, 2], firsts[~new]]))
+            before = rows[new][-1:]
     return copies
 
 
-def _copies_of_firsts(blocks: Iterator[Rows]) -> Iterator[Rows]:
-    """From rows (id, id, ordinal) in order, rows (ordinal, ordinal of the first row with the same id)."""
-    before: Rows = np.empty((0, 3), np.uint64)
+class Ranking:
+    """The documents to compare in the order in which they are to be kept, each known by its rank; in files.
+
+    Those of protected parts come first, in their order; then longer ones before shorter ones (UTF-8 bytes), equal ones
+    in their order. `ranks` has the rank of each ordinal, `ordinals` the ordinal of each rank; `num_protected` of them
+    are protected. Documents without shingles and the first column of `copies` have none: `UNRANKED`.
+    """
+
+    def __init__(
+        self, parts: Sequence[PartSignatures], copies: ExternalSort | None, directory: Path, *, memory_bytes: int
+    ) -> None:
+        num_documents = sum(part.num_documents for part in parts)
+        self.ranks: NDArray[np.uint64] = array_on_disk(directory / "ranks", num_documents)
+        for rows in copies.blocks() if copies else ():
+            self.ranks[rows[:, 0]] = UNRANKED
+        rank = self.num_protected = 0
+        with ExternalSort(directory / "by-preference", 2, memory_bytes=memory_bytes) as by_preference:
+            for part, start, (lengths, num_shingles) in numbered_blocks(parts, NUM_BYTES, NUM_SHINGLES):
+                ranks = self.ranks[start : start + lengths.size]
+                ranks[num_shingles == 0] = UNRANKED
+                places = np.flatnonzero(ranks != UNRANKED)
+                keys = np.zeros(places.size, np.uint64) if part.protected else _LONGEST - lengths[places]
+                by_preference.add(np.column_stack([keys, np.uint64(start) + places.astype(np.uint64)]))
+                rank += places.size
+                self.num_protected += places.size if part.protected else 0
+            self.ordinals: NDArray[np.uint64] = array_on_disk(directory / "ordinals", rank)
+            rank = 0
+            for rows in by_preference.blocks():
+                self.ordinals[rank : rank + len(rows)] = rows[:, 1]
+                self.ranks[rows[:, 1]] = np.arange(rank, rank + len(rows), dtype=np.uint64)
+                rank += len(rows)
+
+
+def similar_pairs(
+    parts: Sequence[PartSignatures],
+    ranking: Ranking,
+    threshold: float,
+    directory: Path,
+    *,
+    memory_bytes: int,
+    progress: Progress | None = None,
+) -> ExternalSort:
+    """The pairs to compare, each once: rows of the ranks of the worse and the better document, ascending.
+
+    Left out are pairs of protected documents, and pairs whose numbers of shingles differ so much that their Jaccard
+    similarity must be below `threshold`. Close what is returned.
+    """
+    pairs = ExternalSort(directory / "pairs", 2, memory_bytes=memory_bytes, unique=True)
+    for band in range(parts[0].num_bands if parts else 0):
+        with ExternalSort(directory / f"band-{band}", 3, memory_bytes=memory_bytes) as by_hash:
+            for _, start, (num_shingles, hashes) in numbered_blocks(parts, NUM_SHINGLES, FIRST_BAND + band):
+                ranks = ranking.ranks[start : start + hashes.size]
+                by_hash.add(np.column_stack([hashes, ranks, num_shingles])[ranks != UNRANKED])
+            for worse, better in _pairs_in_buckets(by_hash.blocks()):
+                possible = (worse[:, 0] >= ranking.num_protected) & _may_reach(threshold, worse[:, 1], better[:, 1])
+                pairs.add(np.column_stack([worse[possible, 0], better[possible, 0]]))
+        if progress:
+            progress.advance()
+    return pairs
+
+
+def _pairs_in_buckets(blocks: Iterator[Rows]) -> Iterator[tuple[Rows, Rows]]:
+    """Pairs of rows without their hash, (rank, number of shingles): the worse documents and the better ones."""
+    known: Rows = np.empty((0, 3), np.uint64)
     for block in blocks:
-        # The first row of an id that goes on in the next block is carried over.
-        rows = np.concatenate([before, block])
-        new = np.ones(len(rows), dtype=bool)
-        new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
-        firsts = rows[new][np.cumsum(new) - 1, 2]
-        yield np.column_stack([rows[~new, 2], firsts[~new]])
-        before = rows[new][-1:]
+        rows = np.concatenate([known, block])
+        yield from _new_pairs(rows, len(known))
+        # Of the last bucket its best documents and its last ones are needed to go on with it.
+        known = rows[np.searchsorted(rows[:, _HASH], rows[-1, _HASH], "left") :]
+        if len(known) > REPRESENTATIVES + NEIGHBOURS:
+            known = np.concatenate([known[:REPRESENTATIVES], known[-NEIGHBOURS:]])
+
+
+def _new_pairs(rows: Rows, num_known: int) -> Iterator[tuple[Rows, Rows]]:
+    """The pairs whose worse row is not among the first `num_known`, which were paired before."""
+    hashes = rows[:, _HASH]
+    begins = np.ones(len(rows), dtype=bool)
+    begins[1:] = hashes[1:] != hashes[:-1]
+    starts = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    worse = np.arange(num_known, len(rows))
+    for distance in range(1, NEIGHBOURS + 1):
+        worse = worse[worse - distance >= starts[worse]]
+        if not worse.size:
+            return
+        yield rows[worse, _RANK:], rows[worse - distance, _RANK:]
+    for place in range(REPRESENTATIVES):
+        worse = worse[starts[worse] + place < worse - NEIGHBOURS]
+        if not worse.size:
+            return
+        yield rows[worse, _RANK:], rows[starts[worse] + place, _RANK:]
+
+
+def _may_reach(threshold: float, first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Whether sets of these sizes can be that similar: at best the smaller lies within the larger."""
+    possible: NDArray[np.bool_] = np.minimum(first, second) / np.maximum(first, second) >= threshold
+    return possible
 
 
 def _near_copies(
@@ -158,12 +267,9 @@ def _near_copies(
 ) -> Iterator[tuple[int, int, float]]:
     """(rank, rank of the best document that stays and is similar enough, their similarity) of every one that goes.
 
-    Documents are gone through from the best to the worst. One goes when it is similar enough to a document that stays;
-    else it stays. So nothing goes for a chain of likenesses: whatever goes has a document left behind that it is nearly
-    equal to, which joining connected components would not grant.
-
-    `pairs` are rows of the worse and the better rank. Since they come by the worse document, what becomes of the better
-    one is settled when it matters; pairs with a document that went, or of one whose fate is settled, are not compared.
+    Documents are gone through from the best to the worst. One goes when it is similar enough to a document that stays,
+    not for a chain of likenesses, as with connected components. `pairs` are rows of the worse and the better rank;
+    since they come by the worse document, what becomes of the better one is settled when it matters.
     """
     wanted = array_on_disk(directory / "wanted", ranking.ranks.size, np.bool_)
     for rows in pairs.blocks():

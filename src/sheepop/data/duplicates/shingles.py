@@ -74,7 +74,11 @@ def character_table(rule: Rule) -> CharacterTable:
     roles, values = np.zeros(_TABLE_SIZE, np.uint8), np.arange(_TABLE_SIZE, dtype=np.uint32)
     for code in range(_TABLE_SIZE):
         character = chr(code)
-        roles[code] = _role(character, rule)
+        category = unicodedata.category(character)[0]
+        if category in _LETTERS_NUMBERS_MARKS or (rule == "tokens" and character == "_"):
+            roles[code] = WORD
+        elif rule == "tokens" and category not in ("Z", "C"):
+            roles[code] = ATTACHED
         lowered = character.lower()
         if rule == "words" and len(lowered) == 1:
             values[code] = ord(lowered)
@@ -89,36 +93,16 @@ def character_table(rule: Rule) -> CharacterTable:
     )
 
 
-def _role(character: str, rule: Rule) -> int:
-    category = unicodedata.category(character)
-    if category[0] in _LETTERS_NUMBERS_MARKS or (rule == "tokens" and character == "_"):
-        return WORD
-    if rule == "words" or category[0] in ("Z", "C"):
-        return BETWEEN
-    return ATTACHED
-
-
 def distinct(hashes: Hashes) -> Hashes:
     """Each hash once, in ascending order."""
     ordered = np.sort(hashes)
-    if ordered.size < 2:
-        return ordered
-    new = np.empty(ordered.size, dtype=bool)
-    new[0] = True
+    new = np.ones(ordered.size, dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
     return ordered[new]
 
 
-def shingles(text: str, kind: str, words: int) -> Hashes:
-    """The hash of every `words` consecutive words, in the order of the text; of all of them when there are fewer.
-
-    Kinds that are compared by different rules have no shingle in common. Raises ValueError for an unknown kind.
-    """
-    return shingles_of_words(word_hashes(text, kind), kind, words)
-
-
 def word_hashes(text: str, kind: str) -> Hashes:
-    """A hash for each word of the text, in order."""
+    """A hash for each word of the text, in order; raises ValueError for an unknown kind."""
     rule = _rule(kind)
     values, starts = _ascii_words(text, rule) if text.isascii() else _unicode_words(text, rule)
     if not values.size:
@@ -134,7 +118,10 @@ def word_hashes(text: str, kind: str) -> Hashes:
 
 
 def shingles_of_words(hashes: Hashes, kind: str, words: int) -> Hashes:
-    """The shingles of a text whose words have these hashes: sums with an odd random factor for each place, mixed."""
+    """The hash of every `words` consecutive words, given the hashes of all; of all of them when there are fewer.
+
+    A sum with an odd random factor for each place, mixed. Kinds compared by different rules have no shingle in common.
+    """
     count = min(words, hashes.size)
     if count == 0:
         return np.empty(0, np.uint64)
@@ -146,7 +133,13 @@ def shingles_of_words(hashes: Hashes, kind: str, words: int) -> Hashes:
         np.multiply(hashes[place : place + size], factors[place], out=term)
         sums += term
     sums += _random_odd(_rule(kind), 1)[0]
-    return _mixed(sums)
+    # A bijection in which every input bit reaches every output bit (after SplitMix64, Steele, Lea and Flood 2014).
+    sums ^= sums >> _SHIFT
+    sums *= _MIX_FIRST
+    sums ^= sums >> _MIX_SHIFT
+    sums *= _MIX_SECOND
+    sums ^= sums >> _SHIFT
+    return sums
 
 
 def _rule(kind: str) -> Rule:
@@ -232,16 +225,6 @@ def _hash_block(
     hashes = sums[ends - 1]
     hashes[1:] -= hashes[:-1].copy()
     return hashes
-
-
-def _mixed(numbers: Hashes) -> Hashes:
-    """A bijection in which every input bit reaches every output bit (after SplitMix64, Steele, Lea and Flood 2014)."""
-    numbers ^= numbers >> _SHIFT
-    numbers *= _MIX_FIRST
-    numbers ^= numbers >> _MIX_SHIFT
-    numbers *= _MIX_SECOND
-    numbers ^= numbers >> _SHIFT
-    return numbers
 
 
 @cache

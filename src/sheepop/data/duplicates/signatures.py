@@ -71,7 +71,7 @@ def minima(shingle_hashes: Hashes, permutations: int) -> NDArray[np.uint32]:
     A permutation is a multiplication by an odd number modulo 2^32. The shingles are hashes already, so this is
     enough for the share of equal minima to estimate the Jaccard similarity without bias.
     """
-    factors = _factors(permutations)[:, None]
+    factors = ((_raw("permutations", permutations) >> _HALF).astype(np.uint32) | np.uint32(1))[:, None]
     least = np.full(permutations, _NO_MINIMUM, np.uint32)
     values = (shingle_hashes >> _HALF).astype(np.uint32)
     for start in range(0, values.size, _BLOCK_SHINGLES):
@@ -83,24 +83,15 @@ def minima(shingle_hashes: Hashes, permutations: int) -> NDArray[np.uint32]:
 def band_hashes(least: NDArray[np.uint32], bands: int) -> Hashes:
     """One 64-bit hash for each band of consecutive minima, ``(bands,)``: equal when all its minima are."""
     rows = least.reshape(bands, -1).astype(np.uint64)
-    factors = _band_factors(rows.shape[1])
+    factors = _raw("bands", rows.shape[1]) | np.uint64(1)
     sums: Hashes = (rows * factors).sum(axis=1, dtype=np.uint64)
     return sums ^ (sums >> _HALF)
 
 
+@cache
 def _raw(purpose: str, count: int) -> Hashes:
     raw = np.random.Philox(key=derive_seed(0, "minhash", purpose)).random_raw(count)
     return np.asarray(raw, dtype=np.uint64)
-
-
-@cache
-def _factors(permutations: int) -> NDArray[np.uint32]:
-    return (_raw("permutations", permutations) >> _HALF).astype(np.uint32) | np.uint32(1)
-
-
-@cache
-def _band_factors(rows: int) -> Hashes:
-    return _raw("bands", rows) | np.uint64(1)
 
 
 class SignatureWriter(AbstractContextManager["SignatureWriter"]):
