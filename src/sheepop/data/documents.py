@@ -16,7 +16,7 @@ import zstandard
 
 from sheepop.core.errors import DataError
 from sheepop.data.config import DocumentMode
-from sheepop.data.extract.pair import KIND
+from sheepop.data.extract.template import PAIR
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 # Atomic groups: a CR LF must not be taken for two line ends.
@@ -56,7 +56,7 @@ class Document:
         """The document with its id (128 bits of BLAKE2b over the UTF-8 bytes, hexadecimal) and length."""
         data = text.encode("utf-8")
         # The same text may be parted into source and target at several places.
-        parting = str(about["marks"][-1][0]).encode("ascii") if about.get("kind") == KIND else b""
+        parting = str(about["marks"][-1][0]).encode("ascii") if about.get("kind") == PAIR else b""
         identity = hashlib.blake2b(data, digest_size=16, key=parting).hexdigest()
         return cls(text, source, part, identity, len(data), **about)
 

@@ -19,7 +19,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.core.random import derive_seed
 from sheepop.data.config import FimConfig
 from sheepop.data.documents import Document, StoredDocument
-from sheepop.data.extract.pair import KIND
+from sheepop.data.extract.template import PAIR
 from sheepop.data.pairs import Pair
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -104,7 +104,7 @@ class DocumentEncoder:
         encoded = []
         for document, parts in zip(read, segments, strict=True):
             token_ids = [n for part in parts for n in (next(texts) if isinstance(part, str) else (part,))]
-            if document.kind == KIND and token_ids.count(eos_id) != 1 + (tokenizer.bos_id == eos_id):
+            if document.kind == PAIR and token_ids.count(eos_id) != 1 + (tokenizer.bos_id == eos_id):
                 raise TokenizerError(
                     "This tokenizer encodes some text as its eos_token, which separates the source of a pair from "
                     "its target. Leave out tokenizer.path to train one that does not."
@@ -114,7 +114,7 @@ class DocumentEncoder:
 
     def _segments(self, document: Document, tokenizer: Tokenizer, ids: dict[Special, int]) -> list[str | int]:
         """The document as texts and special tokens, in the order in which they are encoded."""
-        if document.kind == KIND:
+        if document.kind == PAIR:
             pair = Pair.of(document)
             return [pair.source, tokenizer.eos_id, tokenizer.bos_id, pair.target]
         if self.infilling is None or document.kind != "code":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data.config import DataConfig
 from sheepop.data.documents import Document
-from sheepop.data.extract.pair import SOURCE, TARGET, sides
+from sheepop.data.extract.template import SOURCE, TARGET, sides
 
 # Pairs are labelled by hand or made by a rule: what is unusual prose is no fault of theirs, and nearly equal ones may
 # be what they teach. Equal ones would be held out and trained on.

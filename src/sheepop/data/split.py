@@ -15,7 +15,7 @@ from sheepop.core.errors import DataError
 from sheepop.core.random import derive_seed
 from sheepop.data.config import SplitMode
 from sheepop.data.documents import Document, StoredDocument
-from sheepop.data.extract.pair import KIND
+from sheepop.data.extract.template import PAIR
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
@@ -98,14 +98,14 @@ class Splitter:
     def _cut(self, document: Document, passed: int) -> list[tuple[SplitName, StoredDocument]]:
         data = document.text.encode("utf-8")
         target = self._tail_start - passed
-        places = _edges_of_lines(data, target) if document.kind != KIND else {0, len(data)}
+        places = _edges_of_lines(data, target) if document.kind != PAIR else {0, len(data)}
         if passed == 0:
             places.discard(0)
         if passed + len(data) == self.num_bytes:
             places.discard(len(data))
         cut = min(sorted(places), key=lambda place: abs(place - target), default=None)
         if cut is None:
-            if document.kind == KIND:
+            if document.kind == PAIR:
                 raise DataError(
                     "A single pair cannot be split. Add more, or set data.validation_fraction=0 to train without "
                     "validation."

@@ -12,7 +12,7 @@ from typing import ClassVar
 from sheepop.core.config import Config
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import Draft, is_empty
-from sheepop.data.extract.pair import KIND, sides
+from sheepop.data.extract.template import PAIR, sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,6 @@ class ChangeStage(Stage):
 
 def _is_blank(document: Draft) -> bool:
     texts: tuple[str, ...] = (document.text,)
-    if document.kind == KIND:
+    if document.kind == PAIR:
         texts = sides(document.text, tuple(document.marks)) or texts
     return any(is_empty(text) for text in texts)

@@ -24,9 +24,8 @@ _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "ass
 def chat_text(record: Mapping[str, Any]) -> str | None:
     """The conversation in `record` as text, or None when it is of no known form.
 
-    Known are a list of turns in ``messages``, ``conversations`` or ``conversation``; ``prompt`` with ``response``,
-    ``completion`` or ``chosen`` (what was rejected is left out); ``instruction`` with ``output`` and perhaps
-    ``input``; ``question`` with ``answer``. A ``system`` text goes first.
+    Known are turns in one of `_TURN_FIELDS`; ``prompt`` with one of `_ANSWERS` (what was rejected is left out);
+    ``instruction`` with ``output`` and perhaps ``input``; ``question`` with ``answer``. A ``system`` text goes first.
     """
     for field in _TURN_FIELDS:
         if field in record and (text := turns_text(record[field])) is not None:

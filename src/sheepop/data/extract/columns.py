@@ -23,18 +23,12 @@ Opened = Callable[[BinaryIO, Sequence[str] | None], "tuple[list[str], Iterator[p
 
 
 def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The rows of a Parquet file: one document for each where a column holds text, else the table as Markdown.
-
-    Rows are read in batches of about 4 MB, so that memory does not grow with the file or its row groups.
-    """
+    """The rows of a Parquet file as `row_documents` makes them, in batches of about 4 MB, however large its groups."""
     yield from _documents(content, context, _opened_parquet)
 
 
 def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The rows of an Arrow file, an Arrow stream or a Feather file, as `extract_parquet` does.
-
-    These are read by the record batches that they were written in, so one of them must fit in memory.
-    """
+    """The rows of an Arrow file, an Arrow stream or a Feather file; a record batch of it must fit in memory."""
     yield from _documents(content, context, _opened_arrow)
 
 

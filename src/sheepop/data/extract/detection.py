@@ -6,7 +6,6 @@ beginning of HTML and XML; last, and only where all these are silent, the magika
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 import zlib
@@ -127,9 +126,8 @@ class FileType:
 def detect(content: Content, head: bytes | None = None) -> FileType:
     """The type of `content`; `head` is its first `HEAD_BYTES` when they are at hand.
 
-    Raises `ExtractionError` with reason ``empty``; ``unsupported`` for a known format that is not read; ``binary``
-    for what holds no text; ``damaged`` for what lacks the signature that its suffix promises; ``missing`` for a
-    pointer to a file that Git LFS keeps elsewhere.
+    Raises `ExtractionError`: ``empty``; ``unsupported`` for a known format that is not read; ``binary`` without text;
+    ``damaged`` without the signature that the suffix promises; ``missing`` for a pointer of Git LFS.
     """
     head = content.head(HEAD_BYTES) if head is None else head[:HEAD_BYTES]
     if not head:
@@ -223,7 +221,8 @@ def _text_format(content: Content, head: bytes) -> FileType:
         raise ExtractionError("missing", "it is a Git LFS pointer; the content itself is stored elsewhere")
     if name := _TEXT_FORMATS.get(content.suffix[1:]):
         return FileType(name)
-    beginning = _decoded(head)
+    encoding, mark = wide_encoding(head) or ("utf-8-sig", 0)
+    beginning = head[mark:].decode(encoding, "replace")
     if known := text_type(content.name, beginning):
         return FileType(*known)
     for looks_like, name in ((_is_mailbox, "mailbox"), (_is_mail, "mail"), (_HTML.match, "html"), (_XML.match, "xml")):
@@ -258,12 +257,6 @@ def _unknown(content: Content) -> FileType:
     if not answer.output.is_text:
         raise ExtractionError("unsupported", f"it is most likely {answer.output.description}")
     return FileType("text")
-
-
-def _decoded(head: bytes) -> str:
-    if wide := wide_encoding(head):
-        return head[wide[1] :].decode(wide[0], "replace")
-    return head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
 
 
 def _guessed(content: Content) -> FileType:

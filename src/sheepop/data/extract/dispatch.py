@@ -19,13 +19,13 @@ from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType, detect
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Extractor, Refused
-from sheepop.data.extract.pair import KIND
+from sheepop.data.extract.template import PAIR
 from sheepop.data.extract.text import pieces_of
 from sheepop.data.extract.unpacking import Allowance, raise_if_full
 
 _DEEPEST_CONTENT = 2
-_STORAGE = "storage"
 _DETAIL_CHARACTERS = 300
+_config_of = lru_cache(maxsize=4)(ExtractConfig.model_validate_json)
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
@@ -154,7 +154,7 @@ class Dispatcher:
             yield item
             return
         texts.spend(len(item.text))
-        if self.config.pair is not None and item.kind != KIND:
+        if self.config.pair is not None and item.kind != PAIR:
             names = " and ".join(map(repr, self.config.pair))
             detail = f"it has no records with the fields {names}, which data.extract.pair asks for"
             yield Refused(item.place, "unsupported", detail)
@@ -180,13 +180,13 @@ class Dispatcher:
 def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
     """The documents of the file that the request names, as `to_message` encodes them."""
     scratch = Path(request["scratch"])
-    dispatcher = Dispatcher(_config(request["config"]), scratch, alive)
+    dispatcher = Dispatcher(_config_of(request["config"]), scratch, alive)
     content = Content(request["name"], path=Path(request["path"]))
     try:
         for item in dispatcher.documents(content, FileType(*request["type"])):
             yield to_message(item)
     except StorageError as error:
-        yield [_STORAGE, str(error)]
+        yield ["storage", str(error)]
     finally:
         clear(scratch)
 
@@ -215,11 +215,6 @@ def clear(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-@lru_cache(maxsize=4)
-def _config(text: str) -> ExtractConfig:
-    return ExtractConfig.model_validate_json(text)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,6 @@ LIMITS = frozenset({"timeout", "memory"})
 
 _CHILD = "sheepop.data.extract.dispatch"
 _CHANGED = ("changed", "it changed while it was being read")
-
-
 # What changes when a file is written to or replaced.
 _state = attrgetter("st_size", "st_mtime_ns", "st_ino")
 

@@ -19,12 +19,10 @@ Kind = Literal["prose", "code", "table", "chat", "pair"]
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """One document as it was found, before any cleaning.
+    """One document as it was found, before any cleaning, judged by the rules of its `kind`.
 
-    `kind` decides by which rules it is judged. `language` is a programming language in lower case for code, else
-    empty. `place` says where in the file the document stands ("row 17", "member a/b.txt"), empty for a whole file.
-    `marks` are places inside the text as (offset in characters, name) in rising order: pages, slides, cells.
-    `metadata` holds small facts such as title, encoding, license or revision.
+    `language` is that of code, in lower case; `place` is "row 17" or "member a/b.txt" within the file. `marks` are
+    (offset in characters, name) in rising order: pages, slides, cells. `metadata` holds facts such as title or license.
     """
 
     text: str
@@ -102,12 +100,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an extractor may need beside the content.
+    """What an extractor may need beside the content; `scratch` is a directory of its own for temporary files.
 
-    `scratch` is a directory of its own for temporary files. `inner(content, place)` extracts what stands inside a
-    container (an archive's member, a picture in a page) with whatever extractor fits, within the limits of depth
-    and size; its results carry `place` in front of their own. `alive()` says that work on a long document goes on,
-    which then has the whole of `config.max_seconds` again.
+    `inner(content, place)` extracts what stands inside a container, within the limits of depth and size; its results
+    carry `place` in front of their own. `alive()` grants work that goes on the whole of `config.max_seconds` again.
     """
 
     config: ExtractConfig

@@ -228,9 +228,8 @@ _SHARED = {
 def text_type(name: str, beginning: str) -> tuple[str, str] | None:
     """The type and language of a text file with this name and beginning, None when neither says.
 
-    The type is ``code``, then the language is one in lower case, where configuration and markup that is written by
-    hand count too (``yaml``, ``css``, ``makefile``); or it is ``markdown``, ``rst``, ``latex`` or ``text``. Suffixes
-    that several languages share are settled by the text.
+    The type is ``code``, which has a language, as configuration and markup written by hand have (``yaml``, ``css``); or
+    ``markdown``, ``rst``, ``latex`` or ``text``. Suffixes that several languages share are settled by the text.
     """
     name = name.rpartition("/")[2].lower()
     if name not in _NAMES and name.endswith(_OUTER_SUFFIXES):

@@ -10,36 +10,32 @@ _TAR_CHECKSUM = slice(148, 156)
 _OCTAL = re.compile(rb"[ \0]*([0-7]{1,7})[ \0]*\Z")
 
 
-def _pattern(pattern: bytes) -> re.Pattern[bytes]:
-    return re.compile(pattern, re.DOTALL)
-
-
 # Offset, bytes or a pattern, why it is not read (empty where it is), and what it is. The first that fits counts.
 _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
-    (0, _pattern(rb"PK(?:\x03\x04|\x05\x06|\x07\x08PK\x03\x04)"), "", "zip"),
+    (0, re.compile(rb"PK(?:\x03\x04|\x05\x06|\x07\x08PK\x03\x04)"), "", "zip"),
     (0, b"\x1f\x8b\x08", "", "gzip"),
     (0, b"\xfd7zXZ\x00", "", "xz"),
     # The second kind is what programs that work in parallel put in front of the data.
-    (0, _pattern(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), "", "zstd"),
+    (0, re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), "", "zstd"),
     (0, b"SQLite format 3\x00", "", "sqlite"),
     (8, b"DUCK", "", "duckdb"),
     (0, b"PAR1", "", "parquet"),
     (0, b"ARROW1\x00\x00", "", "arrow"),
     # PNG, JPEG, TIFF.
-    (0, _pattern(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|II[*+]\x00|MM\x00[*+]"), "", "image"),
-    (4, _pattern(rb"ftyp(?:hei[cxms]|mif1|avif)"), "", "image"),
+    (0, re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|II[*+]\x00|MM\x00[*+]"), "", "image"),
+    (4, re.compile(rb"ftyp(?:hei[cxms]|mif1|avif)"), "", "image"),
     (0, b"{\\rtf", "", "rtf"),
     (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "", "compound file"),
     # At the beginning, or within the first kilobyte of what is not text.
-    (0, _pattern(rb"(?:[\xef\xbb\xbf \t\r\n\0]{0,1019}|(?=[^\0]*+\0).{0,1019}?)%PDF-"), "", "pdf"),
+    (0, re.compile(rb"(?s)(?:[\xef\xbb\xbf \t\r\n\0]{0,1019}|(?=[^\0]*+\0).{0,1019}?)%PDF-"), "", "pdf"),
     # The second is ARC, its predecessor.
-    (0, _pattern(rb"WARC/\d+\.\d+\r?\n|filedesc://\S{1,200} [\d.]+ \d{14} text/plain "), "", "warc"),
+    (0, re.compile(rb"WARC/\d+\.\d+\r?\n|filedesc://\S{1,200} [\d.]+ \d{14} text/plain "), "", "warc"),
     # The block's magic is the number pi, the end's its square root.
-    (0, _pattern(rb"BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)"), "", "bzip2"),
+    (0, re.compile(rb"BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)"), "", "bzip2"),
     # GIF, WebP, BMP: the letters alone may begin a text. The last byte is the size of the header after the file's own,
     # of OS/2 1 and 2 and Windows 3 to 5.
-    (0, _pattern(rb"GIF8[79]a.{0,249}?[\0\x80-\xff]|RIFF.{4}WEBP"), "", "image"),
-    (0, _pattern(rb"BM.{4}\0{4}.{4}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0{3}"), "", "image"),
+    (0, re.compile(rb"(?s)GIF8[79]a.{0,249}?[\0\x80-\xff]|RIFF.{4}WEBP"), "", "image"),
+    (0, re.compile(rb"(?s)BM.{4}\0{4}.{4}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0{3}"), "", "image"),
     (0, b"7z\xbc\xaf\x27\x1c", "unsupported", "a 7-Zip archive"),
     (0, b"Rar!\x1a\x07", "unsupported", "a RAR archive"),
     (0, b"MSCF\x00\x00\x00\x00", "unsupported", "a cabinet archive"),
@@ -57,14 +53,14 @@ _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (60, b"BOOKMOBI", "unsupported", "a Mobipocket book"),
     (0, b"\x7fELF", "binary", "a program or library (ELF)"),
     (0, b"\xca\xfe\xba\xbe", "binary", "compiled code (Java or Mach-O)"),
-    (0, _pattern(rb"[\xce\xcf]\xfa\xed\xfe"), "binary", "a program or library (Mach-O)"),
+    (0, re.compile(rb"[\xce\xcf]\xfa\xed\xfe"), "binary", "a program or library (Mach-O)"),
     (0, b"\x00asm", "binary", "WebAssembly"),
     (0, b"\x1bLua", "binary", "compiled Lua"),
     (0, b"BC\xc0\xde", "binary", "LLVM bitcode"),
     (0, b"\x00\x01\x00\x00\x00", "binary", "a TrueType font"),
     (0, b"OTTO\x00", "binary", "an OpenType font"),
     (0, b"ttcf\x00", "binary", "a font collection"),
-    (0, _pattern(rb"wOF[F2]"), "binary", "a web font"),
+    (0, re.compile(rb"wOF[F2]"), "binary", "a web font"),
     (0, b"\x00\x00\x01\x00", "binary", "an icon"),
     (0, b"\x93NUMPY", "binary", "a NumPy array"),
     (0, b"GGUF", "binary", "model weights (GGUF)"),
@@ -79,13 +75,13 @@ _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, b"PACK\x00\x00\x00", "binary", "a git pack"),
     (0, b"\xfftOc", "binary", "a git pack index"),
     (0, b"DIRC\x00\x00\x00", "binary", "a git index"),
-    (0, _pattern(rb"\xde\x12\x04\x95|\x95\x04\x12\xde"), "binary", "compiled translations"),
+    (0, re.compile(rb"\xde\x12\x04\x95|\x95\x04\x12\xde"), "binary", "compiled translations"),
     (0, b"TZif", "binary", "time zone data"),
     (8, b"WAVEfmt ", "binary", "audio"),
     (8, b"AVI LIST", "binary", "video"),
     (0, b"PARE", "encrypted", "an encrypted Parquet file"),
-    (0, _pattern(rb"MZ.{0,61}?\0"), "binary", "a program or library (Windows)"),
-    (0, _pattern(rb".[\x0b-\x10]\r\n[\x00-\x07]\0\0\0"), "binary", "compiled Python"),
+    (0, re.compile(rb"(?s)MZ.{0,61}?\0"), "binary", "a program or library (Windows)"),
+    (0, re.compile(rb"(?s).[\x0b-\x10]\r\n[\x00-\x07]\0\0\0"), "binary", "compiled Python"),
 )
 
 

@@ -29,7 +29,6 @@ _NEXT_SPEAKER = re.compile("[-\u2010-\u2015>\u266a\\[(]")
 _PAUSE = 3.0
 _SHORTEST_CUE = 0.1
 
-
 # Seconds from when to when, and the lines that are shown.
 _Cue = tuple[float, float, list[str]]
 

@@ -7,14 +7,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Final
 
 from sheepop.core.errors import first_few
 from sheepop.data.extract.chat import chat_text, turns_text
 from sheepop.data.extract.config import ExtractConfig, parse_template
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.languages import LANGUAGES
-from sheepop.data.extract.pair import KIND, SOURCE, TARGET
 
 TEXT_FIELDS = (
     *("text", "content", "body", "markdown", "code", "raw_content", "article", "document", "passage", "story"),
@@ -22,6 +21,9 @@ TEXT_FIELDS = (
 )
 """Fields that hold the text of a record, the most likely first; letter case does not matter."""
 
+PAIR: Final = "pair"
+"""The kind of a document that is a source and a target, with a mark where each begins; it is never cut."""
+SOURCE, TARGET = "source", "target"
 CODE_FIELDS = frozenset({"code", "source_code", "func_code_string", "whole_func_string"})
 LANGUAGE_FIELDS = ("programming_language", "language", "lang")
 # Languages by other names than those of `sheepop.data.extract.languages`.
@@ -41,7 +43,7 @@ _ABOUT_PAIRS = (
 class RecordFormat:
     """Which text a record becomes: the field `column`, or `template` filled in, or by default what the record offers.
 
-    With `pair` it becomes a pair of the texts of two fields, see `sheepop.data.extract.pair`.
+    With `pair` it becomes a pair of the texts of two fields, see `PAIR`.
     By default a conversation becomes its turns (see `chat_text`), a record with one of `TEXT_FIELDS` that text, and
     any other record one line ``name: value`` for every field. Names with dots lead into nested records, after a
     field with exactly that name was looked for.
@@ -269,7 +271,14 @@ def _pair_document(record: Mapping[str, Any], names: tuple[str, str], place: str
             raise ExtractionError("invalid", f"its field {name!r} is {_kind_of(value)}, but a pair needs two texts")
         if not value or value.isspace():
             raise ExtractionError("empty", f"its field {name!r} is empty")
-    return Extracted(source + target, KIND, "", place, ((0, SOURCE), (len(source), TARGET)))
+    return Extracted(source + target, PAIR, "", place, ((0, SOURCE), (len(source), TARGET)))
+
+
+def sides(text: str, marks: tuple[tuple[int, str], ...]) -> tuple[str, str] | None:
+    """The source and the target in the text of a pair; None when its marks do not tell them apart."""
+    if tuple(name for _, name in marks) != (SOURCE, TARGET):
+        return None
+    return text[: marks[1][0]], text[marks[1][0] :]
 
 
 def _kind_of(value: object) -> str:

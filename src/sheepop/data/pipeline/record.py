@@ -18,7 +18,7 @@ from sheepop.data.clean.decontamination import EvaluationFile
 from sheepop.data.clean.ledger import SourceAccount, StageAccount
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import input_labels, printable
-from sheepop.data.extract.pair import KIND
+from sheepop.data.extract.template import PAIR
 from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST
 from sheepop.data.pipeline.shuffle import Assignment
 from sheepop.data.pipeline.workplace import Plan, Query
@@ -265,7 +265,7 @@ def _what_to_give(config: DataConfig, refused: Mapping[str, int]) -> str:
             "An encoder-decoder learns from pairs: give JSON lines, or another file of records, with the "
             f"fields {pair[0]!r} and {pair[1]!r} (data.extract.pair), each a non-empty text"
         )
-    if KIND in refused:
+    if PAIR in refused:
         return (
             "Pairs of source and target are for model.architecture=encoder_decoder; for a decoder, set "
             "data.extract.template to make one text from each record"

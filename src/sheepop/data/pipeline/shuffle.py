@@ -21,7 +21,7 @@ from sheepop.core.random import derive_seed
 from sheepop.data.clean.ledger import EXCERPT_CHARACTERS, Ledger, Samples
 from sheepop.data.config import DataConfig
 from sheepop.data.documents import Document, DocumentWriter, StoredDocument
-from sheepop.data.extract.pair import KIND
+from sheepop.data.extract.template import PAIR
 from sheepop.data.mixing import Mixture, copies
 from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
@@ -239,4 +239,4 @@ def _excerpt(document: Document) -> dict[str, Any]:
 
 def texts_of(document: Document) -> tuple[str, ...]:
     """The text of a document; of a pair first the one and then the other."""
-    return Pair.of(document) if document.kind == KIND else (document.text,)
+    return Pair.of(document) if document.kind == PAIR else (document.text,)
