@@ -143,24 +143,12 @@ def is_empty(text: str) -> bool:
     return not text or text.isspace()
 
 
-class DocumentWriter:
-    """Writes documents, one line of JSON each, to the compressed file ``PREFIX-00000.jsonl.zst`` of a directory."""
-
-    def __init__(self, directory: Path, prefix: str) -> None:
-        path = directory / f"{prefix}-00000{_SUFFIX}"
-        compressed = zstandard.ZstdCompressor().stream_writer(path.open("wb"), closefd=True)
-        # The compressor is given many lines at once: a call for every line would cost more than short lines do.
-        self._file = io.BufferedWriter(cast(io.RawIOBase, compressed), _WRITE_BYTES)
-
-    def write(self, document: StoredDocument) -> None:
-        """Appends one document."""
-        self._file.write(document.line)
-
-    def __enter__(self) -> DocumentWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
+def stored_file(directory: Path, prefix: str) -> io.BufferedWriter:
+    """Opens the compressed file ``PREFIX-00000.jsonl.zst`` of a directory, for the lines of stored documents."""
+    path = directory / f"{prefix}-00000{_SUFFIX}"
+    compressed = zstandard.ZstdCompressor().stream_writer(path.open("wb"), closefd=True)
+    # The compressor is given many lines at once: a call for every line would cost more than short lines do.
+    return io.BufferedWriter(cast(io.RawIOBase, compressed), _WRITE_BYTES)
 
 
 def read_stored(directory: Path, prefix: str) -> Iterator[StoredDocument]:
