@@ -70,10 +70,9 @@ def build_corpus(
 ) -> Corpus:
     """Makes the corpus directory `output` from what ``config.paths`` name, and from the rows of `query` if given.
 
-    `output` appears whole when everything is done. A build that is stopped leaves its finished parts in a hidden
-    directory beside `output`, and the same call goes on with them. A corpus already at `output` is returned when it
-    was made of the same input by the same settings, replaced with `overwrite`, and in the way otherwise. Raises
-    `DataError` when there is nothing to read or when a split would be empty.
+    The same call goes on with a build that was stopped. A corpus already at `output` is returned when it was made of
+    the same input by the same settings, replaced with `overwrite`, and in the way otherwise. Raises `DataError` when
+    there is nothing to read or when a split would be empty.
     """
     console, output = console or Console.silent(), Path(output)
     engine = engine or LocalEngine(config.num_workers)

@@ -131,31 +131,27 @@ class Scatter:
 
     def __call__(self, rank: int, staging: Path) -> None:
         """Writes ``chunk-N.bin``, each with the documents of every bucket together, and the offsets of the buckets."""
-        ledger = Ledger(self.assignment.splitter.seed)
-        ledger.begin(staging)
-        with closing(ledger), closing(_Chunks(staging, sum(self.assignment.buckets))) as chunks:
-            record = self._scatter(rank, ledger, chunks)
-        write_json(staging / ACCOUNT, {**ledger.as_record(), **record})
-
-    def _scatter(self, rank: int, ledger: Ledger, chunks: _Chunks) -> dict[str, Any]:
-        """Places the documents of part `rank`; the account of what went where."""
         assignment, part, cut_documents = self.assignment, FinishedPart(self.source, rank), 0
         splits = {name: dict.fromkeys(_COUNTED, 0) for name in SPLITS}
         mixed_sources: dict[int, dict[str, int]] = {}
         passed, ordinal = assignment.starts[rank]
-        for document, mixed in zip(part.kept(ledger), part.kept_index()["mixed"].tolist(), strict=True):
-            pieces = assignment.splitter.pieces(document, passed)
-            cut_documents += len(pieces) - 1
-            for split, piece in pieces:
-                times = assignment.times(split, mixed, piece.id)
-                _count(splits[split], piece, times)
-                if split == "train" and mixed >= 0:
-                    _count(mixed_sources.setdefault(mixed, dict.fromkeys(_COUNTED, 0)), piece, times)
-                for copy in range(times):
-                    chunks.add(*assignment.place(split, piece.id, copy, passed, ordinal), piece.line)
-            passed += document.num_bytes
-            ordinal += 1
-        return {"splits": splits, "mixed": mixed_sources, "cut_documents": cut_documents}
+        ledger = Ledger(assignment.splitter.seed)
+        ledger.begin(staging)
+        with closing(ledger), closing(_Chunks(staging, sum(assignment.buckets))) as chunks:
+            for document, mixed in zip(part.kept(ledger), part.kept_index()["mixed"].tolist(), strict=True):
+                pieces = assignment.splitter.pieces(document, passed)
+                cut_documents += len(pieces) - 1
+                for split, piece in pieces:
+                    times = assignment.times(split, mixed, piece.id)
+                    _count(splits[split], piece, times)
+                    if split == "train" and mixed >= 0:
+                        _count(mixed_sources.setdefault(mixed, dict.fromkeys(_COUNTED, 0)), piece, times)
+                    for copy in range(times):
+                        chunks.add(*assignment.place(split, piece.id, copy, passed, ordinal), piece.line)
+                passed += document.num_bytes
+                ordinal += 1
+        account = {"splits": splits, "mixed": mixed_sources, "cut_documents": cut_documents}
+        write_json(staging / ACCOUNT, {**ledger.as_record(), **account})
 
 
 def _count(counts: dict[str, int], document: StoredDocument, times: int) -> None:
