@@ -33,11 +33,9 @@ _LINE_BEGINNING = re.compile(rb'\{"id":"([0-9a-f]{32})","bytes":(\d+),')
 class Document:
     """A text with its origin: the `part`-th document of the file `source`.
 
-    `id` is the hash of the text, equal for equal texts (and for pairs of equal ones); `num_bytes` is its length in
-    UTF-8. `kind` is ``prose``, ``code``, ``table``, ``chat`` or ``pair``; `language` a programming language for code,
-    else a natural one where it was found. `place` says where in the file it stood, `marks` where in the text pages,
-    slides or cells begin (offset in characters, name), `facts` hold what the file says of itself. Make one with
-    `Document.of`.
+    `id` is the hash of the text, `num_bytes` its length in UTF-8. `kind` is ``prose``, ``code``, ``table``, ``chat`` or
+    ``pair``; `place` says where in the file it stood, `marks` where in the text pages, slides or cells begin (offset in
+    characters, name), `facts` hold what the file says of itself. Make one with `Document.of`.
     """
 
     text: str
@@ -152,10 +150,7 @@ def stored_file(directory: Path, prefix: str) -> io.BufferedWriter:
 
 
 def read_stored(directory: Path, prefix: str) -> Iterator[StoredDocument]:
-    """The documents in the files with this prefix, in order, one in memory at a time.
-
-    Raises `DataError` naming a damaged file.
-    """
+    """The documents in the files with this prefix, in order, one in memory; raises `DataError` for a damaged file."""
     return chain.from_iterable(map(_read_stored_file, sorted(directory.glob(f"{prefix}-*{_SUFFIX}"))))
 
 

@@ -99,10 +99,7 @@ def write_part(
     sign: bool = False,
     near: NearDuplicatesConfig | None = None,
 ) -> None:
-    """Writes the documents of a part and what later passes decide by.
-
-    With `sign` what equal documents are found by is written too, and with `near` what nearly equal ones are found by.
-    """
+    """Writes the documents of a part; with `sign` also what equal ones are found by, with `near` nearly equal ones."""
     with (
         (directory / _INDEX).open("wb") as index,
         (directory / _NAMES).open("w", encoding="utf-8", newline="\n") as names,
