@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sheepop.core.errors import DataError
 from sheepop.data.documents import (
     Document,
-    DocumentWriter,
     batched_by_size,
     is_empty,
     read_stored,
     split_text,
+    stored_file,
 )
 
 lines_text = st.lists(st.sampled_from(["a", " b", "\tc d", "", "  ", "\u2028", "\x0c", "é"])).flatmap(
@@ -82,24 +82,24 @@ def test_the_id_is_the_hash_of_the_content() -> None:
 def test_documents_come_back_whole(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     directory = tmp_path_factory.mktemp("documents")
     documents = [Document.of(text, f'dir/é\n,"text":"{i}.txt', i) for i, text in enumerate(texts)]
-    with DocumentWriter(directory, "train") as writer:
+    with stored_file(directory, "train") as writer:
         for document in documents:
-            writer.write(document.stored())
+            writer.write(document.stored().line)
     assert list(read_stored(directory, "train")) == [document.stored() for document in documents]
     assert list(read_stored(directory, "val")) == []
 
 
 def test_a_document_larger_than_a_block_is_read_whole(tmp_path: Path) -> None:
     text = "".join(chr(33 + i % 90) for i in range(3_000_000))
-    with DocumentWriter(tmp_path, "train") as writer:
-        writer.write(Document.of(text, "a", 0).stored())
-        writer.write(Document.of("small", "b", 0).stored())
+    with stored_file(tmp_path, "train") as writer:
+        writer.write(Document.of(text, "a", 0).stored().line)
+        writer.write(Document.of("small", "b", 0).stored().line)
     assert [stored.document().text for stored in read_stored(tmp_path, "train")] == [text, "small"]
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    with DocumentWriter(tmp_path, "train") as writer:
-        writer.write(Document.of("text " * 100, "a", 0).stored())
+    with stored_file(tmp_path, "train") as writer:
+        writer.write(Document.of("text " * 100, "a", 0).stored().line)
     path = tmp_path / "train-00000.jsonl.zst"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"train-00000.jsonl.zst is damaged"):

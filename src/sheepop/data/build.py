@@ -27,8 +27,15 @@ from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path
 from sheepop.data.pipeline.passes import clean_documents, close_extraction
 from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, nothing_to_read
-from sheepop.data.pipeline.shuffle import Assignment, Gather, Scatter, decide_assignment
-from sheepop.data.pipeline.tokens import Encode, place_split, texts_in
+from sheepop.data.pipeline.shuffle import (
+    Assignment,
+    Encode,
+    Gather,
+    Scatter,
+    decide_assignment,
+    place_split,
+    texts_in,
+)
 from sheepop.data.pipeline.workplace import (
     DISCOVERED,
     Plan,
@@ -63,10 +70,9 @@ def build_corpus(
 ) -> Corpus:
     """Makes the corpus directory `output` from what ``config.paths`` name, and from the rows of `query` if given.
 
-    `output` appears whole when everything is done. A build that is stopped leaves its finished parts in a hidden
-    directory beside `output`, and the same call goes on with them. A corpus already at `output` is returned when it
-    was made of the same input by the same settings, replaced with `overwrite`, and in the way otherwise. Raises
-    `DataError` when there is nothing to read or when a split would be empty.
+    The same call goes on with a build that was stopped. A corpus already at `output` is returned when it was made of
+    the same input by the same settings, replaced with `overwrite`, and in the way otherwise. Raises `DataError` when
+    there is nothing to read or when a split would be empty.
     """
     console, output = console or Console.silent(), Path(output)
     engine = engine or LocalEngine(config.num_workers)

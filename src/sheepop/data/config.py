@@ -76,8 +76,7 @@ class DataConfig(Config):
     @field_validator("ignore")
     @classmethod
     def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            ignore_spec([pattern])
+        ignore_spec(patterns)
         return patterns
 
     @field_validator("mix")

@@ -50,8 +50,7 @@ class Corpus:
     def open(cls, directory: str | Path, *, verify: bool = True) -> Corpus:
         """Opens a corpus directory; with `verify` every file is read and compared with its checksum.
 
-        Raises `DataError` when the directory is not a corpus, is damaged (naming the files), or was written by a
-        newer SheepOp.
+        Raises `DataError` for what is no corpus, is damaged (naming the files), or was written by a newer SheepOp.
         """
         directory = Path(directory)
         manifest = read_manifest(directory)

@@ -33,9 +33,8 @@ _LEAST_UNITS = 8
 _MOST_OTHER_UNITS = 0.05
 _LEAST_HIGH_VALUES = 0.25
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyi")
-_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
-_BLANK_OR_COMMENT = re.compile(rb"^[ \t\f]*(?:#|$)")
-
+# In the first line, or behind one that is blank or a comment.
+_COOKIE = re.compile(rb"(?:[ \t\f]*(?:#[^\r\n]*)?(?:\r\n|\r|\n))??[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([-\w.]+)")
 # Codecs that a cookie may name but that are escapes or host names, not encodings of text; UTF-8 is tried anyway.
 _NOT_FROM_COOKIES = ("unicode-escape", "raw-unicode-escape", "utf-7", "idna", "punycode", "undefined", "utf-8")
 
@@ -190,20 +189,16 @@ def _cookie(data: bytes, name: str) -> str | None:
 
     None without one, for UTF-8, and for what cannot be the encoding of Python source.
     """
-    if not name.lower().endswith(_PYTHON_SUFFIXES):
+    match = _COOKIE.match(data[:1024]) if name.lower().endswith(_PYTHON_SUFFIXES) else None
+    if match is None:
         return None
-    for line in data[:1024].splitlines()[:2]:
-        if match := _COOKIE.match(line):
-            try:
-                encoding = codecs.lookup(match[1].decode("ascii")).name
-                # Python source is ASCII up to its cookie, so a cookie such as utf-16 cannot be true.
-                is_true = encoding not in _NOT_FROM_COOKIES and b"# coding".decode(encoding) == "# coding"
-            except (LookupError, ValueError):
-                return None
-            return encoding.replace("-", "_") if is_true else None
-        if not _BLANK_OR_COMMENT.match(line):
-            return None
-    return None
+    try:
+        encoding = codecs.lookup(match[1].decode("ascii")).name
+        # Python source is ASCII up to its cookie, so a cookie such as utf-16 cannot be true.
+        is_true = encoding not in _NOT_FROM_COOKIES and b"# coding".decode(encoding) == "# coding"
+    except (LookupError, ValueError):
+        return None
+    return encoding.replace("-", "_") if is_true else None
 
 
 def _likely_encodings(sample: bytes) -> Iterator[str]:

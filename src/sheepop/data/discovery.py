@@ -67,11 +67,8 @@ def discover(
 ) -> Iterator[Entry | Skipped]:
     """Every file below `paths`, sorted by name within each folder, either to be read or skipped with a reason.
 
-    Skipped are hidden names, names matched by `ignore` or by a ``.gitignore`` or ``.sheepopignore`` inside the
-    folder, the folders in `IGNORED_FOLDERS`, finished corpus directories, what is not a regular file, and empty,
-    oversized and unreadable files. A path given by name is taken even when it is hidden or matches a pattern. The
-    directories `leave_out` are passed over without a word: what is being written is not input.
-    Raises `DataError` when a path does not exist.
+    A path given by name is taken even when it is hidden or matches a pattern. The directories `leave_out` are passed
+    over without a word: what is being written is not input. Raises `DataError` when a path does not exist.
     """
     given = [Path(path) for path in paths]
     require_paths(given)

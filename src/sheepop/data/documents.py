@@ -33,11 +33,9 @@ _LINE_BEGINNING = re.compile(rb'\{"id":"([0-9a-f]{32})","bytes":(\d+),')
 class Document:
     """A text with its origin: the `part`-th document of the file `source`.
 
-    `id` is the hash of the text, equal for equal texts (and for pairs of equal ones); `num_bytes` is its length in
-    UTF-8. `kind` is ``prose``, ``code``, ``table``, ``chat`` or ``pair``; `language` a programming language for code,
-    else a natural one where it was found. `place` says where in the file it stood, `marks` where in the text pages,
-    slides or cells begin (offset in characters, name), `facts` hold what the file says of itself. Make one with
-    `Document.of`.
+    `id` is the hash of the text, `num_bytes` its length in UTF-8. `kind` is ``prose``, ``code``, ``table``, ``chat`` or
+    ``pair``; `place` says where in the file it stood, `marks` where in the text pages, slides or cells begin (offset in
+    characters, name), `facts` hold what the file says of itself. Make one with `Document.of`.
     """
 
     text: str
@@ -143,31 +141,16 @@ def is_empty(text: str) -> bool:
     return not text or text.isspace()
 
 
-class DocumentWriter:
-    """Writes documents, one line of JSON each, to the compressed file ``PREFIX-00000.jsonl.zst`` of a directory."""
-
-    def __init__(self, directory: Path, prefix: str) -> None:
-        path = directory / f"{prefix}-00000{_SUFFIX}"
-        compressed = zstandard.ZstdCompressor().stream_writer(path.open("wb"), closefd=True)
-        # The compressor is given many lines at once: a call for every line would cost more than short lines do.
-        self._file = io.BufferedWriter(cast(io.RawIOBase, compressed), _WRITE_BYTES)
-
-    def write(self, document: StoredDocument) -> None:
-        """Appends one document."""
-        self._file.write(document.line)
-
-    def __enter__(self) -> DocumentWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
+def stored_file(directory: Path, prefix: str) -> io.BufferedWriter:
+    """Opens the compressed file ``PREFIX-00000.jsonl.zst`` of a directory, for the lines of stored documents."""
+    path = directory / f"{prefix}-00000{_SUFFIX}"
+    compressed = zstandard.ZstdCompressor().stream_writer(path.open("wb"), closefd=True)
+    # The compressor is given many lines at once: a call for every line would cost more than short lines do.
+    return io.BufferedWriter(cast(io.RawIOBase, compressed), _WRITE_BYTES)
 
 
 def read_stored(directory: Path, prefix: str) -> Iterator[StoredDocument]:
-    """The documents in the files with this prefix, in order, one in memory at a time.
-
-    Raises `DataError` naming a damaged file.
-    """
+    """The documents in the files with this prefix, in order, one in memory; raises `DataError` for a damaged file."""
     return chain.from_iterable(map(_read_stored_file, sorted(directory.glob(f"{prefix}-*{_SUFFIX}"))))
 
 

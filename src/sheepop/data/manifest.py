@@ -29,10 +29,7 @@ def is_corpus(path: str | Path) -> bool:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a corpus directory.
-
-    Raises `DataError` when there is none, when it is damaged, or when a newer SheepOp wrote it.
-    """
+    """The manifest of a corpus; raises `DataError` for none, a damaged one, or one that a newer SheepOp wrote."""
     path = directory / MANIFEST
     if not path.is_file():
         raise DataError(

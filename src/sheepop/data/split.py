@@ -98,7 +98,10 @@ class Splitter:
     def _cut(self, document: Document, passed: int) -> list[tuple[SplitName, StoredDocument]]:
         data = document.text.encode("utf-8")
         target = self._tail_start - passed
-        places = _edges_of_lines(data, target) if document.kind != PAIR else {0, len(data)}
+        places = {0, len(data)}
+        if document.kind != PAIR:  # between the lines before and after the target, or at an end
+            line_end = b"\n" if b"\n" in data else b"\r"
+            places = {data.rfind(line_end, 0, target) + 1, data.find(line_end, target) + 1 or len(data)}
         if passed == 0:
             places.discard(0)
         if passed + len(data) == self.num_bytes:
@@ -116,22 +119,12 @@ class Splitter:
             )
         if cut in (0, len(data)):
             return [("validation" if cut == 0 else "train", document.stored())]
-        pieces: tuple[tuple[SplitName, bytes], ...] = (("train", data[:cut]), ("validation", data[cut:]))
-        return [
-            (split, _piece(document, piece.decode("utf-8"), from_start=split == "train").stored())
-            for split, piece in pieces
-        ]
+        middle, end = len(data[:cut].decode("utf-8")), len(document.text)
+        return [("train", _piece(document, 0, middle)), ("validation", _piece(document, middle, end))]
 
 
-def _piece(document: Document, text: str, *, from_start: bool) -> Document:
-    """The beginning or the end of a document, with the marks that lie in it."""
-    start = 0 if from_start else len(document.text) - len(text)
-    marks = [(max(0, offset - start), name) for offset, name in document.marks if offset < start + len(text)]
+def _piece(document: Document, start: int, stop: int) -> StoredDocument:
+    """The characters ``start:stop`` of a document, with the marks in force there."""
+    marks = [(max(0, offset - start), name) for offset, name in document.marks if offset < stop]
     last_before = max((i for i, (offset, _) in enumerate(marks) if offset == 0), default=0)
-    return replace(document.draft(), text=text, marks=marks[last_before:]).finished()
-
-
-def _edges_of_lines(data: bytes, target: int) -> set[int]:
-    """The places before and after `target` where a line ends; the start and the end of `data` count as such."""
-    line_end = b"\n" if b"\n" in data else b"\r"
-    return {data.rfind(line_end, 0, target) + 1, data.find(line_end, target) + 1 or len(data)}
+    return replace(document.draft(), text=document.text[start:stop], marks=marks[last_before:]).finished().stored()

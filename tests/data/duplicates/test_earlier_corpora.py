@@ -7,7 +7,7 @@ import pytest
 
 from sheepop.core.errors import DataError
 from sheepop.data import Corpus
-from sheepop.data.documents import Document, DocumentWriter, read_documents_file
+from sheepop.data.documents import Document, read_documents_file, stored_file
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import find_duplicates
 from sheepop.data.duplicates.signatures import PartSignatures, SignatureWriter
@@ -60,7 +60,7 @@ def test_a_damaged_file_of_an_earlier_corpus_is_named_and_leaves_nothing_that_is
 
 
 def test_a_kind_that_an_earlier_corpus_should_not_have_is_named(tmp_path: Path) -> None:
-    with DocumentWriter(tmp_path, "train") as writer:
-        writer.write(Document.of("Roses are red.", "file", 0, kind="poem").stored())
+    with stored_file(tmp_path, "train") as writer:
+        writer.write(Document.of("Roses are red.", "file", 0, kind="poem").stored().line)
     with pytest.raises(DataError, match=r"train-00000.jsonl.zst is damaged \(unknown kind of document 'poem'"):
         sign_file(tmp_path / "train-00000.jsonl.zst", tmp_path / "signatures", CONFIG)

@@ -309,7 +309,7 @@ def _extent(limit: int | None) -> str:
 def _publish(selection: Selection, hub: str, directory: Path, target: Path) -> dict[str, Any]:
     """Records the download from `hub` beside its files in `directory`, and renames that folder to `target`."""
     places = [(file, directory / file.target) for file in selection.taken]
-    files = [
+    files: list[dict[str, Any]] = [
         {
             "file": file.target,
             "split": file.split,

@@ -85,13 +85,13 @@ def _prepare_worker(wanted: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Each worker is one thread of work: the tokenizer library would start one per core in every worker.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_when_unwanted, args=(wanted,), daemon=True).start()
 
+    def end_when_unwanted() -> None:
+        """A killed parent cannot ask for it, but the other end of `wanted` closes with it."""
+        wait([wanted])
+        os._exit(1)
 
-def _end_when_unwanted(wanted: Connection) -> None:
-    """Ends this process when the other end of `wanted` is closed, which a killed parent cannot ask for otherwise."""
-    wait([wanted])
-    os._exit(1)
+    threading.Thread(target=end_when_unwanted, daemon=True).start()
 
 
 class RayEngine:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sheepop.core.errors import DataError
 from sheepop.core.files import atomic_directory, read_json
 from sheepop.data.clean.ledger import Ledger, Samples
-from sheepop.data.documents import Document, DocumentWriter, StoredDocument, read_stored
+from sheepop.data.documents import Document, StoredDocument, read_stored, stored_file
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.signatures import SignatureWriter
 from sheepop.data.mixing import Mixture
@@ -99,19 +99,16 @@ def write_part(
     sign: bool = False,
     near: NearDuplicatesConfig | None = None,
 ) -> None:
-    """Writes the documents of a part and what later passes decide by.
-
-    With `sign` what equal documents are found by is written too, and with `near` what nearly equal ones are found by.
-    """
+    """Writes the documents of a part; with `sign` also what equal ones are found by, with `near` nearly equal ones."""
     with (
         (directory / _INDEX).open("wb") as index,
         (directory / _NAMES).open("w", encoding="utf-8", newline="\n") as names,
         ExitStack() as stack,
-        DocumentWriter(directory, _PREFIX) as writer,
+        stored_file(directory, _PREFIX) as file,
     ):
         signatures = stack.enter_context(SignatureWriter(directory / SIGNATURES, near)) if sign else None
         for document in documents:
-            writer.write(document.stored())
+            file.write(document.stored().line)
             number = mixture.number(document.source)
             index.write(_INDEX_ENTRY.pack(bytes.fromhex(document.id), document.num_bytes, number))
             names.write(document_name(document).replace("\n", " ") + "\n")

@@ -79,18 +79,16 @@ class CleanPart:
         clean, ledger = self.config.clean, Ledger(self.seed)
         ledger.begin(staging)
         with closing(ledger):
-            documents = self._documents(rank, ledger)
+            if self.earlier is None:
+                documents = _read_inputs(self.plan, rank, self.config, self.query, ledger)
+            else:
+                documents = (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(ledger))
             for stage in local_stages(clean, self.local, ledger, self.seed):
                 documents = stage.run(documents)
             finished, mixture = (draft.finished() for draft in documents), Mixture(self.config.mix)
             near = clean.near_duplicates if "near_duplicates" in self.decided else None
             write_part(staging, finished, mixture, sign=bool(self.decided), near=near)
         write_json(staging / ACCOUNT, ledger.as_record())
-
-    def _documents(self, rank: int, ledger: Ledger) -> Iterator[Draft]:
-        if self.earlier is None:
-            return _read_inputs(self.plan, rank, self.config, self.query, ledger)
-        return (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(ledger))
 
 
 def clean_documents(
@@ -145,10 +143,7 @@ def _decide(
 
 
 def earlier_files(corpora: Iterable[str | Path]) -> list[Path]:
-    """The document files of finished corpora: corpus by corpus, split by split, in order.
-
-    Each file is one part to compare with. Raises `DataError` when a directory is not a corpus that can be read.
-    """
+    """The document files of finished corpora, split by split; raises `DataError` for what is not such a corpus."""
     files: list[Path] = []
     for directory in map(Path, corpora):
         read_manifest(directory)
@@ -222,7 +217,10 @@ def _items(entry: Entry, scratch: Path, config: ExtractConfig, query: Query | No
     if entry.type == "query":
         assert query is not None
         return _rows(query, config)
-    extraction = _extraction(config, scratch)
+    if (extraction := _extractions.get((config, scratch))) is None:
+        close_extraction()
+        scratch.mkdir(exist_ok=True)
+        extraction = _extractions[config, scratch] = Extraction(config, scratch)
     if entry.type == "git":
         return extraction.blob(Path(entry.path), entry.revision, entry.source)
     return extraction.documents(Path(entry.path), entry.source)
@@ -240,14 +238,6 @@ def _rows(query: Query, config: ExtractConfig) -> Iterator[Extracted | Refused]:
 
 # One for each process: starting a child for every part would cost more than many parts do.
 _extractions: dict[tuple[ExtractConfig, Path], Extraction] = {}
-
-
-def _extraction(config: ExtractConfig, scratch: Path) -> Extraction:
-    if (config, scratch) not in _extractions:
-        close_extraction()
-        scratch.mkdir(exist_ok=True)
-        _extractions[config, scratch] = Extraction(config, scratch)
-    return _extractions[config, scratch]
 
 
 def close_extraction() -> None:

@@ -1,12 +1,15 @@
-"""The order of the corpus: decided in one look at what parts say of their documents, and made by two passes.
+"""The files of the corpus, documents and tokens: their order is decided in one look at the parts, then made by passes.
 
 `Scatter` reads a part and writes its documents grouped by the bucket they belong to; `Gather` collects one bucket
 from all parts, sorts it by key and writes a file of the corpus. Buckets are ranges of keys, so one after the other
-they are the whole corpus in the order of the keys. Neither holds more than one file's worth of documents.
+they are the whole corpus in the order of the keys. Neither holds more than one file's worth of documents. `Encode`
+turns a file into tokens, and `place_split` puts both in place.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -15,16 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
-from sheepop.core.files import write_json
+from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.core.random import derive_seed
 from sheepop.data.clean.ledger import EXCERPT_CHARACTERS, Ledger, Samples
 from sheepop.data.config import DataConfig
-from sheepop.data.documents import Document, DocumentWriter, StoredDocument
+from sheepop.data.corpus import DOCUMENTS, TOKENS
+from sheepop.data.document_sources import DocumentSources
+from sheepop.data.documents import Document, StoredDocument, batched_by_size, read_stored, stored_file
+from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.template import PAIR
 from sheepop.data.mixing import Mixture, copies
 from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
+from sheepop.data.shards import TokenWriter
 from sheepop.data.split import SPLITS, SplitName, Splitter
 
 DOCUMENTS_PREFIX = "documents"
@@ -33,6 +41,7 @@ _SMALLEST_BUCKET, _LARGEST_BUCKET = 2**21, 2**26
 _KEY_BITS, _KEY_LENGTH = 63, 20
 _CHUNK_BYTES = 2**26
 _CHUNK, _OFFSETS, _OFFSET = "chunk-{:05d}.bin", "offsets.bin", np.dtype("<i8")
+_ENCODE_BYTES, _TOKENS_PREFIX = 2**20, "tokens"
 _COUNTED = ("documents", "bytes", "occurrences", "occurring_bytes")
 
 
@@ -122,31 +131,27 @@ class Scatter:
 
     def __call__(self, rank: int, staging: Path) -> None:
         """Writes ``chunk-N.bin``, each with the documents of every bucket together, and the offsets of the buckets."""
-        ledger = Ledger(self.assignment.splitter.seed)
-        ledger.begin(staging)
-        with closing(ledger), closing(_Chunks(staging, sum(self.assignment.buckets))) as chunks:
-            record = self._scatter(rank, ledger, chunks)
-        write_json(staging / ACCOUNT, {**ledger.as_record(), **record})
-
-    def _scatter(self, rank: int, ledger: Ledger, chunks: _Chunks) -> dict[str, Any]:
-        """Places the documents of part `rank`; the account of what went where."""
         assignment, part, cut_documents = self.assignment, FinishedPart(self.source, rank), 0
         splits = {name: dict.fromkeys(_COUNTED, 0) for name in SPLITS}
         mixed_sources: dict[int, dict[str, int]] = {}
         passed, ordinal = assignment.starts[rank]
-        for document, mixed in zip(part.kept(ledger), part.kept_index()["mixed"].tolist(), strict=True):
-            pieces = assignment.splitter.pieces(document, passed)
-            cut_documents += len(pieces) - 1
-            for split, piece in pieces:
-                times = assignment.times(split, mixed, piece.id)
-                _count(splits[split], piece, times)
-                if split == "train" and mixed >= 0:
-                    _count(mixed_sources.setdefault(mixed, dict.fromkeys(_COUNTED, 0)), piece, times)
-                for copy in range(times):
-                    chunks.add(*assignment.place(split, piece.id, copy, passed, ordinal), piece.line)
-            passed += document.num_bytes
-            ordinal += 1
-        return {"splits": splits, "mixed": mixed_sources, "cut_documents": cut_documents}
+        ledger = Ledger(assignment.splitter.seed)
+        ledger.begin(staging)
+        with closing(ledger), closing(_Chunks(staging, sum(assignment.buckets))) as chunks:
+            for document, mixed in zip(part.kept(ledger), part.kept_index()["mixed"].tolist(), strict=True):
+                pieces = assignment.splitter.pieces(document, passed)
+                cut_documents += len(pieces) - 1
+                for split, piece in pieces:
+                    times = assignment.times(split, mixed, piece.id)
+                    _count(splits[split], piece, times)
+                    if split == "train" and mixed >= 0:
+                        _count(mixed_sources.setdefault(mixed, dict.fromkeys(_COUNTED, 0)), piece, times)
+                    for copy in range(times):
+                        chunks.add(*assignment.place(split, piece.id, copy, passed, ordinal), piece.line)
+                passed += document.num_bytes
+                ordinal += 1
+        account = {"splits": splits, "mixed": mixed_sources, "cut_documents": cut_documents}
+        write_json(staging / ACCOUNT, {**ledger.as_record(), **account})
 
 
 def _count(counts: dict[str, int], document: StoredDocument, times: int) -> None:
@@ -198,10 +203,10 @@ class Gather:
         counts = {name: Counter[str]() for name in ("lengths", "kinds", "languages", "language_bytes")}
         samples, num_bytes = Samples(), 0
         lines = sorted(line for number in range(self.num_parts) for line in self._lines(number, rank))
-        with DocumentWriter(staging, DOCUMENTS_PREFIX) as writer:
+        with stored_file(staging, DOCUMENTS_PREFIX) as file:
             for line in lines:
                 stored = StoredDocument.from_line(line[_KEY_LENGTH:])
-                writer.write(stored)
+                file.write(stored.line)
                 document, size = stored.document(), stored.num_bytes
                 language = document.language or "not determined"
                 num_bytes += size
@@ -240,3 +245,87 @@ def _excerpt(document: Document) -> dict[str, Any]:
 def texts_of(document: Document) -> tuple[str, ...]:
     """The text of a document; of a pair first the one and then the other."""
     return Pair.of(document) if document.kind == PAIR else (document.text,)
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Work on the file that `Gather` wrote as part `rank` of the pass in `source`: its documents as token ids."""
+
+    source: Path
+    encoder: DocumentEncoder
+    dtype: str
+    unknown_id: int | None
+
+    def __call__(self, rank: int, staging: Path) -> None:
+        """Writes one shard with its index and the files of its documents, and what is in them."""
+        documents = read_stored(part_path(self.source, rank), DOCUMENTS_PREFIX)
+        unknown, sources, licenses = 0, [], Counter[str]()
+        with TokenWriter(staging, _TOKENS_PREFIX, np.dtype(self.dtype)) as writer:
+            for batch in batched_by_size(documents, _ENCODE_BYTES):
+                sources.append(DocumentSources.of_names(orjson.loads(document.line)["source"] for document in batch))
+                licenses.update(stated for document in batch if (stated := _license(document)))
+                for token_ids, num_bytes in self.encoder(batch):
+                    writer.write(token_ids, num_bytes)
+                    if self.unknown_id is not None:
+                        unknown += int(np.count_nonzero(token_ids == self.unknown_id))
+        entry = DocumentSources.joined(sources).write(staging, _TOKENS_PREFIX)
+        write_json(staging / ACCOUNT, {**writer.summary(), "unknown": unknown, "sources": entry, "licenses": licenses})
+
+
+def place_split(gathered: Path, encoded: Path, buckets: Sequence[int], corpus: Path, prefix: str) -> dict[str, Any]:
+    """Puts what `Gather` and `Encode` wrote of some buckets in place; returns the split's entry in the manifest."""
+    sources, licenses = list[DocumentSources](), Counter[str]()
+    shards, files = list[dict[str, Any]](), list[dict[str, Any]]()
+    total = {"documents": 0, "tokens": 0, "bytes": 0, "unknown": 0}
+    index = corpus / TOKENS / f"{prefix}.idx"
+    with index.open("wb") as file:
+        file.write(np.zeros(1, _OFFSET).tobytes())
+        for number, bucket in enumerate(buckets):
+            part = part_path(encoded, bucket)
+            account = read_json(part / ACCOUNT)
+            (shard,) = account["shards"]
+            shards.append({**shard, "file": f"{prefix}-{number:05d}.bin"})
+            _place_file(part / shard["file"], corpus / TOKENS / shards[-1]["file"])
+            offsets = np.fromfile(part / account["index"]["file"], _OFFSET)
+            file.write((offsets[1:] + total["tokens"]).astype(_OFFSET).tobytes())
+            sources.append(DocumentSources.read(part, account["sources"], account["documents"]))
+            licenses.update(account["licenses"])
+            total = {key: count + account[key] for key, count in total.items()}
+            documents = corpus / DOCUMENTS / f"{prefix}-{number:05d}.jsonl.zst"
+            _place_file(part_path(gathered, bucket) / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", documents)
+            known = {"documents": account["documents"], "sha256": sha256_file(documents)}
+            files.append({"file": documents.name, **known})
+    unknown = total.pop("unknown")
+    return {
+        **total,
+        "shards": shards,
+        "index": {"file": index.name, "sha256": sha256_file(index)},
+        "sources": DocumentSources.joined(sources).write(corpus / TOKENS, prefix),
+        "unknown": unknown,
+        "licenses": dict(sorted(licenses.items())),
+        "files": files,
+    }
+
+
+def _place_file(source: Path, target: Path) -> None:
+    """A second name for a finished file, or a copy where the file system knows no second names."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _license(document: StoredDocument) -> str:
+    """The licence that a document's origin states, "" for none."""
+    # Few documents state one, and the others need not be parsed for it.
+    if b'"license"' not in document.line:
+        return ""
+    return str(orjson.loads(document.line).get("facts", {}).get("license", ""))
+
+
+def texts_in(source: Path, files: Sequence[int]) -> Iterator[str]:
+    """The texts of gathered documents, in order."""
+    for bucket in files:
+        for stored in read_stored(part_path(source, bucket), DOCUMENTS_PREFIX):
+            yield from texts_of(stored.document())

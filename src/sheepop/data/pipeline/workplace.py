@@ -123,10 +123,9 @@ def clear(workplace: Path, *keep: str) -> None:
 
 
 def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, ...] = ()) -> Iterator[Entry | Skipped]:
-    """Every input in a fixed order: the files below the plain paths, then repositories, then the query.
+    """Every input in a fixed order: the files below the plain paths but in `leave_out`, then repositories, the query.
 
-    The directories `leave_out` are not read even when they lie below an input. Raises `DataError` for a path that
-    does not exist and for a repository or revision that git does not know.
+    Raises `DataError` for a path that does not exist and for a repository or revision that git does not know.
     """
     plain = [path for path in config.paths if not path.startswith(GIT_PREFIX)]
     if plain:
@@ -143,9 +142,7 @@ def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, 
 def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: Any) -> tuple[Plan, bool]:
     """Lists the inputs and cuts them into parts; returns the plan, and whether a stopped build of it is here.
 
-    Parts are of about the total work over 256, within 0.8 and 100 seconds. `settings` (JSON) is everything else that
-    decides the result. What a build with another plan left is removed. Raises `StorageError` where the workplace
-    cannot be written.
+    `settings` (JSON) is everything else that decides the result. What a build with another plan left is removed.
     """
     plan = Plan(workplace)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8"))
