@@ -171,7 +171,16 @@ class CharacterCounts:
         """Counts the characters of `text`."""
         if text.isascii() and len(text) < _SHORT:
             return _of_short(text.encode("ascii"))
-        return _of_any(text)
+        codes, kinds = codes_and_kinds(text)
+        spaces = int(np.count_nonzero(kinds & SPACE)) - 2 * PADDING
+        unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | (codes == 0x7F)
+        # The codes of ASCII text are bytes, which cannot be compared with what is larger.
+        if not text.isascii():
+            unprintable |= (codes >= 0x80) & (codes < 0xA0) & (codes != 0x85)
+            # The replacement character, what is left to private agreement, and what Unicode says is no character.
+            unprintable |= (codes == 0xFFFD) | ((codes >= 0xE000) & (codes < 0xF900)) | ((codes & 0xFFFE) == 0xFFFE)
+        letters, digits = int(np.count_nonzero(kinds & LETTER)), int(np.count_nonzero(kinds & DIGIT))
+        return cls(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
 
 
 def _of_short(data: bytes) -> CharacterCounts:
@@ -182,19 +191,6 @@ def _of_short(data: bytes) -> CharacterCounts:
         sizes.append(len(rest))
     letters, spaces, digits, unprintable = (before - after for before, after in pairwise(sizes))
     return CharacterCounts(len(data), len(data) - spaces, letters, digits, unprintable)
-
-
-def _of_any(text: str) -> CharacterCounts:
-    codes, kinds = codes_and_kinds(text)
-    spaces = int(np.count_nonzero(kinds & SPACE)) - 2 * PADDING
-    unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | (codes == 0x7F)
-    # The codes of ASCII text are bytes, which cannot be compared with what is larger.
-    if not text.isascii():
-        unprintable |= (codes >= 0x80) & (codes < 0xA0) & (codes != 0x85)
-        # The replacement character, what is left to private agreement, and what Unicode says is no character.
-        unprintable |= (codes == 0xFFFD) | ((codes >= 0xE000) & (codes < 0xF900)) | ((codes & 0xFFFE) == 0xFFFE)
-    letters, digits = int(np.count_nonzero(kinds & LETTER)), int(np.count_nonzero(kinds & DIGIT))
-    return CharacterCounts(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
 
 
 def encoded_characters(text: str) -> int:

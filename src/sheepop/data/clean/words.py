@@ -194,20 +194,17 @@ class _Marks:
         cut &= before_letter
         cut |= (self.code == _DOT) & after_letter & ((self.left & UPPER) == 0) & ((self.right & UPPER) != 0)
         cut |= ((self.role & _ARITHMETIC) != 0) & after_digit & ((self.right & DIGIT) != 0)
-        self._add_dashes(cut, after_letter | after_digit)
+        # Two hyphens between letters are cut out as one.
+        second = np.flatnonzero(self.continues & (self.code == _HYPHEN) & before_letter)
+        second = second[(after_letter | after_digit).take(second - 1)]
+        cut[second] = True
+        cut[second - 1] = True
         cut &= inner
         chosen = np.flatnonzero(cut)
         if len(chosen):
             cut[chosen] = ~self._in_address(chosen, inner, last, pieces)
         cut |= inner & (self.in_dots | (self.code == _ELLIPSIS))
         return cut
-
-    def _add_dashes(self, cut: Bools, after_either: Bools) -> None:
-        """Two hyphens between letters are cut out as one."""
-        second = np.flatnonzero(self.continues & (self.code == _HYPHEN) & ((self.right & LETTER) != 0))
-        second = second[after_either.take(second - 1)]
-        cut[second] = True
-        cut[second - 1] = True
 
     def _in_address(self, chosen: Ints, inner: Bools, last: Bools, pieces: Ints) -> Bools:
         """Whether the piece has a top-level domain in it, as addresses have, and names of modules."""
