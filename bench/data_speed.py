@@ -37,7 +37,6 @@ from sheepop.core.machine import describe_machine
 from sheepop.data.build import build_corpus
 from sheepop.data.clean.config import STAGES, CleanConfig
 from sheepop.data.clean.ledger import Ledger
-from sheepop.data.clean.stages import local_stages
 from sheepop.data.config import DataConfig
 from sheepop.data.decoding import UndecodableError, decode
 from sheepop.data.documents import Document, Draft, batched_by_size
@@ -47,7 +46,7 @@ from sheepop.data.extract.extraction import Extraction
 from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.engine import LocalEngine, make_part
 from sheepop.data.pipeline.parts import finished_parts, write_part
-from sheepop.data.pipeline.passes import clean_documents
+from sheepop.data.pipeline.passes import clean_documents, local_stages
 from sheepop.data.pipeline.shuffle import Gather, Scatter, decide_assignment
 from sheepop.data.pipeline.workplace import find_inputs, take_inventory
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer

@@ -20,15 +20,14 @@ from typing import Any
 import datatrove.data as datatrove
 
 from record import add_json_option, write_record
-from sheepop.data.clean import gopher
 from sheepop.data.clean.config import CleanConfig, QualityConfig
 from sheepop.data.clean.ledger import Ledger
-from sheepop.data.clean.line_rules import fineweb_quality, kept_lines
+from sheepop.data.clean.quality import fineweb_quality, gopher_quality, kept_lines, repeated_lines, repeated_runs
 from sheepop.data.clean.stage import Removal
-from sheepop.data.clean.stages import local_stages
 from sheepop.data.clean.words import tokens_of_all
 from sheepop.data.decoding import decode
 from sheepop.data.documents import Draft
+from sheepop.data.pipeline.passes import local_stages
 from texts import code_files, corpora
 from timing import Work, processor_seconds
 
@@ -52,12 +51,12 @@ def our_filters(texts: Sequence[str]) -> dict[str, Work]:
     config = QualityConfig(preset="web")
 
     def repetition() -> list[Removal | None]:
-        lines = [gopher.repeated_lines(text, config.repetition) for text in texts]
+        lines = [repeated_lines(text, config.repetition) for text in texts]
         left = [text for text, removal in zip(texts, lines, strict=True) if removal is None]
         runs = (
             removal
             for batch in _batches(left)
-            for removal in gopher.repeated_runs(batch, tokens_of_all(batch), config.repetition)
+            for removal in repeated_runs(batch, tokens_of_all(batch), config.repetition)
         )
         return [removal or next(runs) for removal in lines]
 
@@ -67,7 +66,7 @@ def our_filters(texts: Sequence[str]) -> dict[str, Work]:
 
     return {
         "GopherQualityFilter": lambda: [
-            gopher.quality(text, tokens, config.gopher)
+            gopher_quality(text, tokens, config.gopher)
             for text, tokens in zip(texts, tokens_of_all(texts), strict=True)
         ],
         "GopherRepetitionFilter": repetition,

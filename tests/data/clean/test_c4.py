@@ -5,7 +5,7 @@ from datatrove.data import Document
 from datatrove.pipeline.filters import C4QualityFilter
 
 from sheepop.data.clean.config import C4Config
-from sheepop.data.clean.line_rules import KeptLines, kept_lines, num_sentences
+from sheepop.data.clean.quality import KeptLines, kept_lines, num_sentences
 from sheepop.data.clean.stage import Removal
 
 LINE = "This is a line of five words or more."

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.clean.characters import CharacterCounts, characters_in_long_lines, encoded_characters
+from sheepop.data.clean.garbage import CharacterCounts, characters_in_long_lines, encoded_characters
 
 ASCII = "".join(map(chr, range(128)))
 OTHER = "\x80\x85\x9f\xa0é٣ª中🙂\ue000\uf8ff\ufffd\ufffe\uffff\U0001ffff\ud800\u2003"

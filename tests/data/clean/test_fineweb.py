@@ -5,7 +5,7 @@ from datatrove.data import Document
 from datatrove.pipeline.filters import FineWebQualityFilter
 
 from sheepop.data.clean.config import FineWebConfig
-from sheepop.data.clean.line_rules import fineweb_quality
+from sheepop.data.clean.quality import fineweb_quality
 
 LONG = "This line has more than thirty characters in it, number {}.\n"
 GOOD = "".join(LONG.format(number) for number in range(20))

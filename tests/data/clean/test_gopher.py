@@ -4,8 +4,8 @@ import pytest
 from datatrove.data import Document
 from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
-from sheepop.data.clean import gopher
 from sheepop.data.clean.config import GopherConfig, RepetitionConfig
+from sheepop.data.clean.quality import gopher_quality, repeated_lines, repeated_runs
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import tokens_of, tokens_of_all
 
@@ -21,7 +21,7 @@ def reason(verdict: bool | tuple[bool, str]) -> str | None:
 
 
 def quality(text: str) -> Removal | None:
-    return gopher.quality(text, tokens_of(text), GopherConfig())
+    return gopher_quality(text, tokens_of(text), GopherConfig())
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_plain_english_passes():
 
 
 def test_a_text_of_nothing_passes_where_no_length_is_asked_for():
-    assert gopher.quality("", tokens_of(""), GopherConfig(min_words=0)) is None
+    assert gopher_quality("", tokens_of(""), GopherConfig(min_words=0)) is None
 
 
 def repetition(text: str) -> Removal | None:
     config = RepetitionConfig()
-    return gopher.repeated_lines(text, config) or gopher.repeated_runs([text], [tokens_of(text)], config)[0]
+    return repeated_lines(text, config) or repeated_runs([text], [tokens_of(text)], config)[0]
 
 
 PARAGRAPHS = PROSE.replace(". ", ".\n\n")
@@ -117,10 +117,10 @@ def test_what_is_not_repeated_passes():
 def test_both_filters_judge_documentation_as_datatrove_does(prose: list[str]):
     config = RepetitionConfig()
     tokens = tokens_of_all(prose)
-    lines = [gopher.repeated_lines(text, config) for text in prose]
-    runs = gopher.repeated_runs(prose, tokens, config)
+    lines = [repeated_lines(text, config) for text in prose]
+    runs = repeated_runs(prose, tokens, config)
     for step, ours in (
-        (GopherQualityFilter(), [gopher.quality(t, its, GopherConfig()) for t, its in zip(prose, tokens, strict=True)]),
+        (GopherQualityFilter(), [gopher_quality(t, its, GopherConfig()) for t, its in zip(prose, tokens, strict=True)]),
         (GopherRepetitionFilter(), [first or second for first, second in zip(lines, runs, strict=True)]),
     ):
         kept = [step.filter(Document(text, "0")) is True for text in prose]

@@ -15,8 +15,8 @@ from sheepop.core.errors import ConfigError
 from sheepop.data.clean.config import STAGES, CleanConfig, QualityConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.quality import QualityFilter
-from sheepop.data.clean.stages import local_stages
 from sheepop.data.documents import Draft
+from sheepop.data.pipeline.passes import local_stages
 
 Make = Callable[..., Draft]
 STORY = (

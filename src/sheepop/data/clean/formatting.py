@@ -42,18 +42,7 @@ def pieces(text: str) -> Iterator[tuple[str, bool]]:
         return
     lines = [line + "\n" for line in text.split("\n")]
     lines[-1] = lines[-1][:-1]
-    begin = 0
-    for first, last in _blocks(lines):
-        if first > begin:
-            yield "".join(lines[begin:first]), False
-        yield "".join(lines[first:last]), True
-        begin = last
-    yield "".join(lines[begin:]), False
-
-
-def _blocks(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """The first and the last line (exclusive) of each verbatim block, in order."""
-    number, after_blank, above = 0, True, ""
+    begin, number, after_blank, above = 0, 0, True, ""
     while number < len(lines):
         line = lines[number]
         if not line or line.isspace():
@@ -61,8 +50,12 @@ def _blocks(lines: list[str]) -> Iterator[tuple[int, int]]:
             continue
         first, last = _block_at(lines, number, after_blank, above)
         if last > first:
-            yield first, last
+            if first > begin:
+                yield "".join(lines[begin:first]), False
+            yield "".join(lines[first:last]), True
+            begin = last
         number, after_blank, above = max(last, number + 1), False, line
+    yield "".join(lines[begin:]), False
 
 
 def _block_at(lines: list[str], number: int, after_blank: bool, above: str) -> tuple[int, int]:
@@ -152,13 +145,6 @@ def suspects(text: str) -> int:
     return found & (WRONG | UNWANTED | NO_WIDTH | NO_BREAK)
 
 
-def suspect_lines(text: str) -> list[int]:
-    """The numbers of the lines, from 0, with signs of wrong decoding or unwanted characters."""
-    codes, signs = _signs(text)
-    marked = np.flatnonzero(_may_be_wrong(codes, signs) | ((signs & UNWANTED) != 0))
-    return np.unique(np.searchsorted(np.flatnonzero(codes == ord("\n")), marked)).tolist()
-
-
 def _signs(text: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return codes, _table().take(np.minimum(codes, 0xFFFF))
@@ -192,8 +178,10 @@ def repaired(text: str) -> tuple[str, dict[str, int]]:
         return text, counts
     from ftfy.badness import is_bad
 
+    codes, signs = _signs(text)
+    marked = np.flatnonzero(_may_be_wrong(codes, signs) | ((signs & UNWANTED) != 0))
     lines = text.split("\n")
-    for number in suspect_lines(text):
+    for number in np.unique(np.searchsorted(np.flatnonzero(codes == ord("\n")), marked)).tolist():
         # What stands at the end of a line is judged by the line break after it.
         line, end = lines[number], "\n" if number + 1 < len(lines) else ""
         is_unwanted = _UNWANTED.search(line) is not None
@@ -279,9 +267,8 @@ class Formatting(ChangeStage):
             composed = unicodedata.normalize("NFC", text)
             counts["composed characters"] += max(1, len(text) - len(composed))
             text = composed
-        return self._with_plain_space(text, is_table, counts) if self.config.whitespace else text
-
-    def _with_plain_space(self, text: str, is_table: bool, counts: Counter[str]) -> str:
+        if not self.config.whitespace:
+            return text
         if not text.isascii():
             if any(mark in text for mark in "\u00ad\u200b\u2060\ufeff"):
                 text, removed = _ZERO_WIDTH.subn("", text)

@@ -51,22 +51,18 @@ class LanguageFilter(FilterStage):
         return (language, score) if score >= self.config.min_score else (UNDETERMINED, score)
 
     def _look_at(self, text: str, size: int) -> tuple[str, float]:
-        sample = _sample(text, size)
+        """Judges so many characters, of a longer text from its beginning, middle and end; the model needs one line."""
+        sample = text.strip()
+        if len(sample) > size:
+            width, rest = size // _PLACES, len(sample) - size // _PLACES
+            sample = " ".join(sample[begin : begin + width] for begin in (0, rest // 2, rest))
+        sample = " ".join(sample.split())
         letters, upper = _letters(sample)
         if letters < self.config.min_letters:
             return UNDETERMINED, 0.0
         # The model knows words in lower case, and takes headlines for other languages.
         found = _detector().detect(sample.lower() if upper > _MOST_UPPER * letters else sample)
         return found[0]["lang"], round(float(found[0]["score"]), 4)
-
-
-def _sample(text: str, size: int) -> str:
-    """The text, or so many characters of it from the beginning, the middle and the end; on one line, as is needed."""
-    text = text.strip()
-    if len(text) > size:
-        width, rest = size // _PLACES, len(text) - size // _PLACES
-        text = " ".join(text[begin : begin + width] for begin in (0, rest // 2, rest))
-    return " ".join(text.split())
 
 
 def _letters(sample: str) -> tuple[int, int]:

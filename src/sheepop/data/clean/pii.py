@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from sheepop.data.clean.config import PiiConfig
 from sheepop.data.clean.pii_hosts import find_addresses, find_emails
-from sheepop.data.clean.pii_numbers import find_cards, find_ibans, find_national_ids
+from sheepop.data.clean.pii_numbers import find_cards, find_ibans, find_national_ids, find_runs
 from sheepop.data.clean.pii_phone import find_phones
-from sheepop.data.clean.pii_scan import find_runs
-from sheepop.data.clean.placeholders import Finding, Replacement
+from sheepop.data.clean.stage import Finding, Replacement
 from sheepop.data.documents import Draft
 
 
@@ -30,7 +27,21 @@ class PiiReplacement(Replacement):
 
 def find_personal(text: str, config: PiiConfig, *, is_code: bool) -> list[Finding]:
     """The personal values in `text` in the order in which they stand; they do not overlap."""
-    found = list(_all_findings(text, config, is_code))
+    found: list[Finding] = []
+    kinds = config.kinds
+    if "email" in kinds and "@" in text:
+        found += find_emails(text, is_code=is_code)
+    runs = find_runs(text) if set(kinds) - {"email"} else []
+    if "iban" in kinds:
+        found += find_ibans(text, runs)
+    if "ip" in kinds:
+        found += find_addresses(text, runs, every=config.addresses == "all")
+    if "card" in kinds:
+        found += find_cards(text, runs, is_code=is_code)
+    if "national_id" in kinds:
+        found += find_national_ids(text, runs, is_code=is_code)
+    if "phone" in kinds:
+        found += find_phones(text, runs, is_code=is_code)
     # Of two that overlap, the one of the kind that was looked for first stays: its check is the stricter one.
     chosen: list[tuple[int, Finding]] = []
     for rank, finding in sorted(enumerate(found), key=lambda entry: (entry[1].start, entry[0])):
@@ -39,20 +50,3 @@ def find_personal(text: str, config: PiiConfig, *, is_code: bool) -> list[Findin
         elif rank < chosen[-1][0]:
             chosen[-1] = (rank, finding)
     return [finding for _, finding in chosen]
-
-
-def _all_findings(text: str, config: PiiConfig, is_code: bool) -> Iterator[Finding]:
-    kinds = config.kinds
-    if "email" in kinds and "@" in text:
-        yield from find_emails(text, is_code=is_code)
-    runs = find_runs(text) if set(kinds) - {"email"} else []
-    if "iban" in kinds:
-        yield from find_ibans(text, runs)
-    if "ip" in kinds:
-        yield from find_addresses(text, runs, every=config.addresses == "all")
-    if "card" in kinds:
-        yield from find_cards(text, runs, is_code=is_code)
-    if "national_id" in kinds:
-        yield from find_national_ids(text, runs, is_code=is_code)
-    if "phone" in kinds:
-        yield from find_phones(text, runs, is_code=is_code)

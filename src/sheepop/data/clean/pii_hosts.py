@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-from sheepop.data.clean.pii_scan import Run
-from sheepop.data.clean.placeholders import Finding
+from sheepop.data.clean.pii_numbers import Run
+from sheepop.data.clean.stage import Finding
 
 _LONGEST_LOCAL, _LONGEST_HOST = 64, 253
 # Alphabets whose words are set apart by spaces; of others the beginning of an address could not be told.
@@ -73,28 +73,15 @@ def find_emails(text: str, *, is_code: bool) -> Iterator[Finding]:
 
 
 def _address_at(text: str, at: int, is_code: bool) -> Finding | None:
-    lowest = max(0, at - _LONGEST_LOCAL - 1)
-    backwards = _LOCAL_BACKWARDS.match(text[lowest:at][::-1])
+    """The address around this at sign when mail could reach its host."""
+    backwards = _LOCAL_BACKWARDS.match(text[max(0, at - _LONGEST_LOCAL - 1) : at][::-1])
     if not backwards or backwards.end() > _LONGEST_LOCAL:
         return None
-    start = at - backwards.end()
-    begins = _LOCAL_BEGINS.search(text, start, at)
-    host = _host_at(text, at + 1, is_code)
-    if not begins or not host:
+    begins = _LOCAL_BEGINS.search(text, at - backwards.end(), at)
+    match = _HOST.match(text, at + 1, at + 1 + _LONGEST_HOST)
+    # A label of more than 63 characters is none.
+    if not begins or not match or _LOCAL_BEGINS.match(text, match.end()):
         return None
-    start, end = begins.start(), at + 1 + len(host)
-    if _IMPERSONAL.fullmatch(text, start, at) or _USER_OF_URL.search(text, max(0, start - _LONGEST_LOCAL), start):
-        return None
-    if text[end : end + 1] == "@" or _REMOTE_PATH.match(text, end):
-        return None
-    return Finding(start, end, "email", "email", text[start:end].lower())
-
-
-def _host_at(text: str, start: int, is_code: bool) -> str | None:
-    """The host name at `start` when mail could reach it."""
-    match = _HOST.match(text, start, start + _LONGEST_HOST)
-    if not match or _LOCAL_BEGINS.match(text, match.end()):
-        return None  # a label of more than 63 characters is none
     host = match.group()
     labels = host.split(".")
     known = next((count for count in range(len(labels), 1, -1) if _is_common(labels[count - 1])), 0)
@@ -107,7 +94,11 @@ def _host_at(text: str, start: int, is_code: bool) -> str | None:
     if not _TOP_LEVEL.match(last) or last.lower() in _PRIVATE_DOMAINS or _EXAMPLE_HOST.fullmatch(host):
         return None
     is_file_name = last.lower() in _FILE_SUFFIXES and (last.lower() not in _TOP_LEVELS or host.count(".") == 1)
-    return None if is_file_name else host
+    start, end = begins.start(), at + 1 + len(host)
+    is_user = _IMPERSONAL.fullmatch(text, start, at) or _USER_OF_URL.search(text, max(0, start - _LONGEST_LOCAL), start)
+    if is_file_name or is_user or text[end : end + 1] == "@" or _REMOTE_PATH.match(text, end):
+        return None
+    return Finding(start, end, "email", "email", text[start:end].lower())
 
 
 def _is_common(label: str) -> bool:

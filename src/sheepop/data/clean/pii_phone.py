@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sheepop.data.clean.pii_scan import Run
-from sheepop.data.clean.placeholders import Finding
+from sheepop.data.clean.pii_numbers import Run
+from sheepop.data.clean.stage import Finding
 
 _FEWEST_DIGITS, _MOST_DIGITS = 7, 15
 _CONTEXT = 24

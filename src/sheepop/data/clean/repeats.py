@@ -1,4 +1,4 @@
-"""Runs of words that a text repeats, found by sorting numbers of 64 bits that stand for the runs."""
+"""What a text repeats: lines, and runs of words, found by sorting numbers of 64 bits that stand for the runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from sheepop.data.clean.words import Hashes, Ints, Tokens
 _FACTOR = np.uint64(0xD1342543DE82EF95)
 # Of the 64 bits of a run, 16 for the number of the text are enough for every batch.
 _NUMBER_SHIFT = np.uint64(48)
+
+
+def duplicates(parts: Sequence[str]) -> tuple[int, int]:
+    """How many of `parts` came before, and the characters in those."""
+    distinct = set(parts)
+    return len(parts) - len(distinct), sum(map(len, parts)) - sum(map(len, distinct))
 
 
 def screened(all_tokens: Sequence[Tokens], sizes: Sequence[int], config: RepetitionConfig) -> list[bool]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sheepop.data.clean.config import SecretsConfig
-from sheepop.data.clean.placeholders import Finding, Replacement
+from sheepop.data.clean.stage import Finding, Replacement
 from sheepop.data.documents import Draft
 
 
@@ -153,7 +153,12 @@ class SecretsReplacement(Replacement):
 def find_secrets(text: str) -> list[Finding]:
     """The secrets in `text` in the order in which they stand; they do not overlap."""
     lower = text.lower() if text.isascii() else text.encode("ascii", "replace").decode("ascii").lower()
-    return _without_overlaps([*_private_keys(text), *_by_hint(text, lower), *_by_run(text)])
+    found = list(_private_keys(text))
+    for shape in TEXT_SHAPES:
+        if shape.hints[0] in lower:
+            for match in shape.segment.finditer(text):
+                found += _confirmed(text, match, shape)
+    return _without_overlaps([*found, *_by_run(text)])
 
 
 def _secret(text: str, start: int, end: int, title: str) -> Finding:
@@ -193,13 +198,6 @@ def _key_lines(text: str, start: int, limit: int) -> int:
             break
         end += len(line)
     return start + len(text[start:end].rstrip())
-
-
-def _by_hint(text: str, lower: str) -> Iterator[Finding]:
-    for shape in TEXT_SHAPES:
-        if shape.hints[0] in lower:
-            for match in shape.segment.finditer(text):
-                yield from _confirmed(text, match, shape)
 
 
 def _by_run(text: str) -> Iterator[Finding]:

@@ -58,9 +58,18 @@ class ToxicHits(NamedTuple):
 
 
 class ToxicLexicon:
-    """Weighted words and phrases. A text is asked with one look at each of its words."""
+    """The bundled words and phrases with their weights. A text is asked with one look at each of its words.
 
-    def __init__(self, weights: dict[str, float]) -> None:
+    An entry that several languages share has its greatest weight.
+    """
+
+    def __init__(self) -> None:
+        weights: dict[str, float] = {}
+        for line in _FILE.read_text(encoding="utf-8").splitlines():
+            if line and not line.startswith("#"):
+                _, _, weight, *entries = line.split("|")
+                for entry in entries:
+                    weights[entry] = max(weights.get(entry, 0.0), float(weight))
         self._weights = weights
         self._entries: dict[bytes, list[tuple[bytes, str]]] = {}
         common = _COMMON.split()
@@ -95,13 +104,4 @@ def _words(text: str) -> list[bytes]:
     return lower.encode("utf-8", "surrogatepass").translate(_SPACED).split()
 
 
-@cache
-def toxic_lexicon() -> ToxicLexicon:
-    """The bundled lexicon; an entry that several languages share has its greatest weight."""
-    weights: dict[str, float] = {}
-    for line in _FILE.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            _, _, weight, *entries = line.split("|")
-            for entry in entries:
-                weights[entry] = max(weights.get(entry, 0.0), float(weight))
-    return ToxicLexicon(weights)
+toxic_lexicon = cache(ToxicLexicon)

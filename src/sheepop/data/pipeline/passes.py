@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from sheepop.core.config import Config
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError
 from sheepop.core.files import write_json
+from sheepop.data.clean.config import CleanConfig
+from sheepop.data.clean.decontamination import Decontamination
+from sheepop.data.clean.formatting import Formatting
+from sheepop.data.clean.language import LanguageFilter
 from sheepop.data.clean.ledger import Ledger, utf8_length
-from sheepop.data.clean.stages import local_stages
+from sheepop.data.clean.pii import PiiReplacement
+from sheepop.data.clean.quality import QualityFilter
+from sheepop.data.clean.secrets import SecretsReplacement
+from sheepop.data.clean.stage import Stage
+from sheepop.data.clean.toxicity import ToxicityFilter
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS
 from sheepop.data.discovery import Entry
@@ -57,6 +66,20 @@ def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]
             passes.append(([], []))
         passes[-1][is_global].append(name)
     return passes
+
+
+def local_stages(config: CleanConfig, names: Iterable[str], ledger: Ledger, seed: int) -> list[Stage]:
+    """The steps with these names, in this order; raises KeyError for a name that is no stage of single documents."""
+    stages: dict[str, tuple[type[Stage], Config]] = {
+        "formatting": (Formatting, config.formatting),
+        "language": (LanguageFilter, config.language),
+        "quality": (QualityFilter, config.quality),
+        "toxicity": (ToxicityFilter, config.toxicity),
+        "pii": (PiiReplacement, config.pii),
+        "secrets": (SecretsReplacement, config.secrets),
+        "decontamination": (Decontamination, config.decontamination),
+    }
+    return [stage(ledger, settings, seed=seed) for stage, settings in map(stages.__getitem__, names)]
 
 
 @dataclass(frozen=True)
