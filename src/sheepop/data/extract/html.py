@@ -1,9 +1,7 @@
 """Web pages: the main text as Markdown, with headings, lists, tables and exact code, and what a page says of itself.
 
 A page that marks its main part or its one article is believed. Elsewhere trafilatura says where the main text begins
-and ends, unless it finds nothing, or clearly too little of the page. Within these borders everything is kept as it
-stands on the page, but for lists of links and boxes beside the text that trafilatura leaves out too; so signatures,
-definitions, repeated lines and code survive.
+and ends; within these borders everything is kept as it stands, but for lists of links and boxes beside the text.
 """
 
 from __future__ import annotations
@@ -119,10 +117,7 @@ def _mark_found(blocks: Sequence[Block], lines: list[list[str]]) -> None:
 
 
 def _between_borders(blocks: Sequence[Block], num_words: int) -> list[Block]:
-    """What stands between the first and the last block of main text.
-
-    Long blocks show the borders best; where much of the text would be outside of these, shorter ones have to.
-    """
+    """What stands between the first and the last block of main text; long blocks show these borders best."""
     sizes = [len(_words(block)) for block in blocks]
     found = [block.found for block in blocks]
     kept: list[int] = []

@@ -158,12 +158,16 @@ def recognise(image: Image.Image, config: ExtractConfig, number: int = 1) -> Pag
     The page has this number and is measured in pixels of a copy, turned or smaller. Lines that are hardly read, or
     with a confidence under `ocr_min_confidence`, are left out as unsure.
 
-    Raises ImportError without rapidocr, MemoryError, and `ExtractionError`: ``oversized`` for a strip that would have
-    to be read for too long, ``damaged`` when recognition fails, ``unsupported`` for letters of which it misses some,
-    ``illegible`` where it is less sure than `ocr_min_page_confidence`, as with a script that it does not know.
+    Raises ImportError without rapidocr, MemoryError, and `ExtractionError`: ``oversized`` for a strip that is too long,
+    ``damaged`` when recognition fails, ``unsupported`` for letters of which it misses some, ``illegible``.
     """
     views = [_view(fitting(image), config)]
-    for turn in _turns(views[0]) if views[0].seen else ():
+    left, right, over = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180
+    # The likeliest first; lines that run upwards are read turned back.
+    turns = [over, right, left]
+    if views[0].is_steep:
+        turns = [left, right, over] if views[0].confidence >= _UPRIGHT else [right, left, over]
+    for turn in turns if views[0].seen else ():
         if views[-1].is_doubtful:
             views.append(_view(views[0].image.transpose(turn), config))
     view = max(views, key=lambda view: view.right)
@@ -180,7 +184,7 @@ class _View(NamedTuple):
     """What recognition finds in a picture as it is held: pieces of lines, and the mean confidence over characters.
 
     `seen` is how many lines there are, `read` how many of them gave what can be kept, `right` about how many characters
-    in level lines are right. A view is steep where most of its text runs up or down.
+    in level lines are right. A view is steep where most text runs up or down, doubtful if it may be the wrong way up.
     """
 
     image: Image.Image
@@ -190,11 +194,7 @@ class _View(NamedTuple):
     confidence: float
     right: float
     is_steep: bool
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether it may not be the right way up."""
-        return self.confidence < _UPRIGHT or self.is_steep
+    is_doubtful: bool
 
 
 def _view(image: Image.Image, config: ExtractConfig) -> _View:
@@ -212,23 +212,18 @@ def _view(image: Image.Image, config: ExtractConfig) -> _View:
     # A single letter or number may be higher than it is wide.
     level = [item for item in found if item[1] <= 2 or item[0].height <= item[0].right - item[0].left]
     count = sum(length for _, length, _ in found)
+    confidence = sum(length * score for _, length, score in found) / max(count, 1)
+    is_steep = count > 2 * sum(length for _, length, _ in level)
     return _View(
         image,
         [piece for piece, _, _ in found],
         seen,
         sum(bool(pieces) for pieces, _ in lines),
-        sum(length * score for _, length, score in found) / max(count, 1),
+        confidence,
         sum(length * score for _, length, score in level),
-        count > 2 * sum(length for _, length, _ in level),
+        is_steep,
+        is_steep or confidence < _UPRIGHT,
     )
-
-
-def _turns(view: _View) -> list[Image.Transpose]:
-    """The other ways to hold a picture, the likeliest first; lines that run upwards are read turned back."""
-    left, right, over = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180
-    if not view.is_steep:
-        return [over, right, left]
-    return [left, right, over] if view.confidence >= _UPRIGHT else [right, left, over]
 
 
 def _refuse_unread(view: _View, config: ExtractConfig) -> None:

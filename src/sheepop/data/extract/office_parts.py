@@ -33,7 +33,12 @@ class OfficeParts:
         # Names of parts do not depend on case.
         self._names = {name.lower(): name for name in archive.namelist()}
         self._known: dict[str, list[tuple[str, str, str]]] = {}
-        self.main = self._main()
+        if "_rels/.rels" not in self._names:
+            raise ExtractionError("damaged", "the package does not say which part is its document")
+        parts = self.related("", "officeDocument")
+        if not parts:
+            raise ExtractionError("damaged", "the package has no part for its document")
+        self.main = parts[0]
 
     def xml(self, name: str) -> Element:
         """The root element of a part; raises `ExtractionError` when it is no XML."""
@@ -60,32 +65,20 @@ class OfficeParts:
         """Title, author, language and date, as far as the package states them."""
         return properties(*(self.xml(name) for name in self.related("", "core-properties")))
 
-    def _main(self) -> str:
-        if "_rels/.rels" not in self._names:
-            raise ExtractionError("damaged", "the package does not say which part is its document")
-        parts = self.related("", "officeDocument")
-        if not parts:
-            raise ExtractionError("damaged", "the package has no part for its document")
-        return parts[0]
-
     def _relationships(self, part: str) -> list[tuple[str, str, str]]:
         """Kind, identifier and part of every relationship of `part` (empty: of the package) inside the package."""
-        if part not in self._known:
-            self._known[part] = self._read_relationships(part)
-        return self._known[part]
-
-    def _read_relationships(self, part: str) -> list[tuple[str, str, str]]:
+        if part in self._known:
+            return self._known[part]
         folder, name = posixpath.split(part)
         rels = posixpath.join(folder, "_rels", f"{name}.rels")
-        if rels.lower() not in self._names:
-            return []
-        found = []
-        for element in self.xml(rels):
+        found: list[tuple[str, str, str]] = []
+        for element in self.xml(rels) if rels.lower() in self._names else ():
             target = unquote(element.get("Target") or "")
             if element.get("TargetMode") != "External" and target:
                 path = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
                 if path.lower() in self._names:
                     found.append(((element.get("Type") or "").rpartition("/")[2], element.get("Id") or "", path))
+        self._known[part] = found
         return found
 
 

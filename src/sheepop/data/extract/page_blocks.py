@@ -62,11 +62,10 @@ _EXPONENT = re.compile(r"[-+−]?(?:\d+|\w)")
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of the page as Markdown: how much of it is link text, and in which part of the page it stands.
+    """A piece of the page as Markdown; `chars` and `link_chars` count characters other than white space.
 
-    `chars` and `link_chars` count characters other than white space. `in_main` tells of a place inside what the page
-    declares as its main part, `article` is the number of the article around it (0: none), and `beside` tells of a
-    place in a header, a footer or an aside outside of these. `found` tells that a search took it for main text.
+    It stands in the declared main part (`in_main`), in an `article` by number (0: none), or outside of these `beside`
+    the text, in a header, a footer or an aside. `found` tells that a search took it for main text.
     """
 
     text: str

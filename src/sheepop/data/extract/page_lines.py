@@ -73,10 +73,9 @@ class Line(NamedTuple):
 class Page:
     """A page that was read: its number from 1, its height and its lines.
 
-    `others` are lines that run in another direction than most; they follow the text. `confidence` is that of
-    recognition, the mean over the characters from 0 to 1, None for text that the file itself holds. `tables` counts
-    tables, `meaningless` characters that stand for nothing known, `unsure` lines left out because recognition was not
-    sure of them; `is_unsearched` says that tables in it could not be looked for.
+    `others` are lines that run in another direction than most. `confidence` is that of recognition, the mean over the
+    characters from 0 to 1, None for text of the file itself. `meaningless` counts characters that stand for nothing
+    known, `unsure` lines that recognition was not sure of; with `is_unsearched`, tables could not be looked for.
     """
 
     number: int
@@ -120,23 +119,22 @@ def reading_blocks(lines: Sequence[Line], depth: int = _DEEPEST_COLUMNS) -> list
     ordered = sorted(lines, key=lambda line: (line.top + line.bottom, line.left))
     gutter = _gutter(lines) if depth else None
     if gutter is None:
-        return [_rows(ordered)] if lines else []
+        # What stands on one height is one line.
+        rows = [_joined(sorted(row, key=lambda line: line.left)) for row in runs(ordered, _is_on_row)]
+        return [rows] if rows else []
     # From top to bottom, what runs across the gutter alternates with what keeps to columns.
     begin, end = _ends(lines)
     reach_left, reach_right = gutter - (gutter - begin) / 20, gutter + (end - gutter) / 20
     walls = [line for line in lines if line.left < reach_left and line.right > reach_right]
     blocks: list[list[Line]] = []
-    for is_across, group in groupby(ordered, lambda line: any(_is_beside(line, wall) for wall in walls)):
+    for is_across, group in groupby(
+        ordered, lambda line: any(line.overlap(wall) > 0.5 * min(line.height, wall.height) for wall in walls)
+    ):
         band = list(group)
         left = [line for line in band if is_across or line.left + line.right < 2 * gutter]
         right = [line for line in band if not is_across and line.left + line.right >= 2 * gutter]
         blocks += reading_blocks(left, depth - 1) + reading_blocks(right, depth - 1)
     return blocks
-
-
-def _is_beside(one: Line, other: Line) -> bool:
-    """Whether they share more than half of the lower one's height."""
-    return one.overlap(other) > 0.5 * min(one.height, other.height)
 
 
 def _ends(lines: Iterable[Line]) -> tuple[float, float]:
@@ -216,11 +214,6 @@ def _fills(side: list[Line]) -> bool:
     """Whether at least half of the lines reach about as far to the right as the longest."""
     begin, end = _ends(side)
     return 2 * sum(line.right >= end - 0.15 * (end - begin) for line in side) >= len(side)
-
-
-def _rows(lines: list[Line]) -> list[Line]:
-    """Lines from top to bottom; what stands on one height is one line."""
-    return [_joined(sorted(row, key=lambda line: line.left)) for row in runs(lines, _is_on_row)]
 
 
 def _is_on_row(row: list[Line], line: Line) -> bool:

@@ -6,7 +6,7 @@ Wrapped lines are joined and divided words made whole, and line breaks that are 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -130,9 +130,8 @@ class _EdgeLine(NamedTuple):
 def running_lines(pages: Sequence[Page]) -> set[int]:
     """The ``id`` of every line that repeats one of an earlier page, and of every line that only counts the pages.
 
-    Such a line stands among the outermost of its page, on at least five pages and on 40 percent of those from the
-    first to the last of them, at the same height and with the same words; its numbers stay the same or count with
-    the pages, as figures in a table do not.
+    It stands on at least five pages, and on 40 percent of those from the first to the last of them, at the same height
+    and with the same words; its numbers stay the same or count with the pages, as figures in a table do not.
     """
     groups: defaultdict[tuple[bool, str], list[_EdgeLine]] = defaultdict(list)
     for page in pages:
@@ -142,7 +141,10 @@ def running_lines(pages: Sequence[Page]) -> set[int]:
     found: set[int] = set()
     for (_, words), group in groups.items():
         is_said_once = sum(map(str.isalpha, words)) >= _LEAST_LETTERS
-        for level in runs(sorted(group, key=lambda edge: edge.line.bottom), _is_level):
+        group.sort(key=lambda edge: edge.line.bottom)
+        for level in runs(
+            group, lambda level, edge: edge.line.bottom - level[-1].line.bottom <= _LEVEL * edge.line.size
+        ):
             kept = sorted(_counting(level), key=lambda edge: edge.page)
             had = {edge.page for edge in kept}
             if len(had) >= max(_LEAST_PAGES, _LEAST_SHARE * (max(had) - min(had) + 1)):
@@ -159,21 +161,15 @@ def _edge_lines(page: Page) -> list[tuple[bool, Line]]:
     return heads[:_MOST_EDGE_LINES] + feet[:_MOST_EDGE_LINES]
 
 
-def _is_level(level: list[_EdgeLine], other: _EdgeLine) -> bool:
-    return other.line.bottom - level[-1].line.bottom <= _LEVEL * other.line.size
-
-
 def _counting(level: list[_EdgeLine]) -> list[_EdgeLine]:
     """Those whose every number is the usual one, or is usual when counted from the number of the page."""
-    kept = level
     for place in range(len(level[0].numbers)):
-        ((constant, often),) = Counter(edge.numbers[place] for edge in kept).most_common(1)
-        ((counting, as_often),) = Counter(edge.numbers[place] - edge.page for edge in kept).most_common(1)
-        if as_often >= often:
-            kept = [edge for edge in kept if edge.numbers[place] - edge.page == counting]
-        else:
-            kept = [edge for edge in kept if edge.numbers[place] == constant]
-    return kept
+        alike: defaultdict[tuple[int, int], list[_EdgeLine]] = defaultdict(list)
+        for step in (1, 0):
+            for edge in level:
+                alike[step, edge.numbers[place] - step * edge.page].append(edge)
+        level = max(alike.values(), key=len)
+    return level
 
 
 def paragraphs(blocks: Sequence[Sequence[Line]], words: Container[str]) -> str:
@@ -197,7 +193,13 @@ def join_lines(before: str, after: str, words: Container[str]) -> str:
     """Two lines of one paragraph as one; the hyphen of a divided word goes, that of a compound stays."""
     divided, follows = _DIVIDED.search(before[-_LONGEST_WORD:]), _FIRST_WORD.match(after)
     if not divided or not follows:
-        return before + ("" if _is_tight(before[-2:], after[:1]) else " ") + after
+        # Chinese has no blanks, and a range of numbers or an address goes on.
+        is_tight = (
+            (_WITHOUT_SPACES.match(before[-1:]) and _WITHOUT_SPACES.match(after))
+            or (before[-1:] in ("\u2013", "/") and before[-2:-1].isalnum() and after[:1].isalnum())
+            or before.endswith("//")
+        )
+        return before + ("" if is_tight else " ") + after
     stem, mark = before[:-1], before[-1]
     head, tail = divided.group(1), follows.group()
     if mark == "\u00ad":
@@ -209,14 +211,6 @@ def join_lines(before: str, after: str, words: Container[str]) -> str:
     is_known, is_compound = f"{head}{tail}".lower() in words, f"{head}-{tail}".lower() in words
     keeps = is_compound or head.lower() in _KEEPS_HYPHEN
     return f"{stem}-{after}" if keeps and not is_known else stem + after
-
-
-def _is_tight(before: str, after: str) -> bool:
-    """Whether no blank belongs between the end of one line and the beginning of the next."""
-    if _WITHOUT_SPACES.match(before[-1:]) and _WITHOUT_SPACES.match(after):
-        return True
-    # A range of numbers or an address goes on.
-    return (before[-1:] in ("\u2013", "/") and before[:1].isalnum() and after.isalnum()) or before == "//"
 
 
 class _Paragraph(NamedTuple):
@@ -236,7 +230,13 @@ class _Paragraph(NamedTuple):
 
 def _paragraphs(block: Sequence[Line], words: Container[str]) -> Iterator[_Paragraph]:
     """The paragraphs of a block, whose lines follow each other without a blank space, in letters of one size."""
-    pitch = _pitch(block)
+    steps = sorted(
+        after.bottom - before.bottom
+        for before, after in pairwise(block)
+        if not (before.rigid or after.rigid) and after.bottom - before.bottom > 0.6 * before.size
+    )
+    # The lower quartile stands for the inside of paragraphs.
+    pitch = steps[len(steps) // 4] if len(steps) >= 3 else None
     edge = max((line.right for line in block if not line.rigid), default=0.0)
     for run in runs(block, lambda run, line: not _is_apart(run[-1], line, pitch)):
         if run[0].rigid:
@@ -245,22 +245,10 @@ def _paragraphs(block: Sequence[Line], words: Container[str]) -> Iterator[_Parag
             yield from _flowing(run, edge, words)
 
 
-def _pitch(block: Sequence[Line]) -> float | None:
-    """The lower quartile of the steps from line to line, which stands for the inside of paragraphs."""
-    steps = sorted(
-        after.bottom - before.bottom
-        for before, after in pairwise(block)
-        if not (before.rigid or after.rigid) and after.bottom - before.bottom > 0.6 * before.size
-    )
-    return steps[len(steps) // 4] if len(steps) >= 3 else None
-
-
 def _is_apart(before: Line, after: Line, pitch: float | None) -> bool:
-    if before.rigid or after.rigid:
-        return True
     large, small = max(before.size, after.size), min(before.size, after.size)
     step = after.bottom - before.bottom
-    if large > _OTHER_SIZE * small:
+    if before.rigid or after.rigid or large > _OTHER_SIZE * small:
         return True
     # Paragraphs of one line each look like lines that are set wide apart.
     if step > _BLANK_LINE * large and _SENTENCE_END.search(before.text) and not after.text[0].islower():
@@ -278,8 +266,17 @@ def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_P
     is_running = sum(full) >= _RUNNING_SHARE * (len(full) - ends)
     text = run[0].text
     for index, line in enumerate(run[1:]):
-        # One line alone is full by being the longest.
-        is_wrapped = full[index] and (is_running or (sum(full) > 1 and _reads_on(run[index].text, line.text)))
+        before = run[index].text
+        # Lines among others that are not running text may be one sentence; one alone is full by being the longest.
+        is_wrapped = full[index] and (
+            is_running
+            or (
+                sum(full) > 1
+                and len(before.split()) >= _RUNNING_WORDS
+                and before[-1] not in ";{}"
+                and line.text[0].islower()
+            )
+        )
         if is_running and _is_indented(run, index + 1, full[index]):
             yield _Paragraph(text, run[index].size, False)
             text = line.text
@@ -288,11 +285,6 @@ def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_P
         else:
             text = f"{text}\n{line.text}"
     yield _Paragraph(text, run[-1].size, is_running and run[-1].right > right - 4 * run[-1].size)
-
-
-def _reads_on(before: str, after: str) -> bool:
-    """Whether two lines among others that are not running text are still one sentence."""
-    return len(before.split()) >= _RUNNING_WORDS and before[-1] not in ";{}" and after[0].islower()
 
 
 def _is_full(before: Line, after: Line, right: float) -> bool:

@@ -49,10 +49,8 @@ _LONGEST_SIDE = 20_000
 def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """One document of prose with a mark for every page that has text.
 
-    A file that is too long for one document becomes several, one after the other. Metadata: ``title``, ``author``,
-    ``pages``, and counts of what was recognised, written as tables or left out. Raises `ExtractionError`:
-    ``encrypted`` when it needs a password, ``damaged`` when it cannot be opened, ``empty`` when no page shows
-    anything. A page that cannot be read is refused, and the others go on.
+    Metadata: ``title``, ``author``, ``pages``, and counts of what was recognised, written as tables or left out.
+    Raises `ExtractionError`: ``encrypted``, ``damaged`` when it cannot be opened, ``empty`` when no page shows text.
     """
     is_silent = True
     with content.open() as file, closing(_opened(file)) as document:
@@ -188,6 +186,7 @@ def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:
     """Looks at the objects of a page without drawing them; its lines stand where `frame` places them."""
     found = _Objects()
     seen = segments = 0
+    fill, stroke = ctypes.c_int(), ctypes.c_int()
     parents = [(page.raw, pdfium.FPDFPage_CountObjects, pdfium.FPDFPage_GetObject, pypdfium2.PdfMatrix(), 0)]
     for parent, count, get, outer, depth in parents:
         for index in range(count(parent)):
@@ -199,13 +198,17 @@ def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:
             kind = pdfium.FPDFPageObj_GetType(item)
             if kind == pdfium.FPDF_PAGEOBJ_TEXT:
                 continue
-            matrix = _matrix(item).multiply(outer)
+            own = pdfium.FS_MATRIX(1, 0, 0, 1, 0, 0)  # stays so for an object that has none
+            pdfium.FPDFPageObj_GetMatrix(item, own)
+            matrix = pypdfium2.PdfMatrix.from_raw(own).multiply(outer)
             if kind == pdfium.FPDF_PAGEOBJ_IMAGE:
                 found.pictures += abs(matrix.a * matrix.d - matrix.b * matrix.c) / max(frame.width * frame.height, 1.0)
             elif kind == pdfium.FPDF_PAGEOBJ_FORM and depth < _DEEPEST_FORM:
                 inside = pdfium.FPDFFormObj_CountObjects, pdfium.FPDFFormObj_GetObject
                 parents.append((item, *inside, matrix, depth + 1))
-            elif kind != pdfium.FPDF_PAGEOBJ_PATH or _is_drawn(item):
+            elif kind != pdfium.FPDF_PAGEOBJ_PATH or (
+                pdfium.FPDFPath_GetDrawMode(item, fill, stroke) and (fill.value or stroke.value)
+            ):
                 found.shapes += 1
                 segments += max(0, pdfium.FPDFPath_CountSegments(item))
                 for (x0, y0), (x1, y1) in _sides(item, matrix):
@@ -215,17 +218,6 @@ def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:
                     elif box.right - box.left <= _STRAY and box.bottom - box.top >= _SHORTEST:
                         found.down.append(box)
     return found
-
-
-def _matrix(item: Any) -> pypdfium2.PdfMatrix:
-    raw = pdfium.FS_MATRIX()
-    return pypdfium2.PdfMatrix.from_raw(raw) if pdfium.FPDFPageObj_GetMatrix(item, raw) else pypdfium2.PdfMatrix()
-
-
-def _is_drawn(path: Any) -> bool:
-    fill, stroke = ctypes.c_int(), ctypes.c_int()
-    pdfium.FPDFPath_GetDrawMode(path, fill, stroke)
-    return bool(fill.value or stroke.value)
 
 
 def _sides(path: Any, matrix: pypdfium2.PdfMatrix) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:

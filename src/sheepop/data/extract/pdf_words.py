@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import pypdfium2
@@ -107,12 +108,9 @@ class PageWords(NamedTuple):
 
 def read_words(page: pypdfium2.PdfPage) -> PageWords:
     """The words of a page; raises `pypdfium2.PdfiumError` when it cannot be read."""
-    text_page = page.get_textpage()
-    try:
+    with closing(page.get_textpage()) as text_page:
         reader = _Reader(page, text_page.raw)
         words = list(_columns(_printed_once(reader.words())))
-    finally:
-        text_page.close()
     return PageWords(*_turned(words, reader.frame), reader.meaningless)
 
 

@@ -130,7 +130,10 @@ def _chart_table(chart: Element) -> str:
     categories: dict[str, str] = {}
     for one in series:
         categories = {**(_points(one, "cat") or _points(one, "xVal")), **categories}
-    order = sorted({index for column in (categories, *columns) for index in column}, key=_by_number)
+    order = sorted(
+        {index for column in (categories, *columns) for index in column},
+        key=lambda index: (integer(index, 10**9), index),
+    )
     rows = [[categories.get(index, ""), *(column.get(index, "") for column in columns)] for index in order]
     figures = table([["", *map(_name, series)], *rows])
     return "\n\n".join(part for part in (heading, figures) if part)
@@ -149,10 +152,6 @@ def _points(series: Element, kind: str) -> dict[str, str]:
 def _name(series: Element) -> str:
     name = series.find(f"{_C}tx")
     return "" if name is None else " ".join(value.text or "" for value in name.iter(f"{_C}v"))
-
-
-def _by_number(index: str) -> tuple[int, str]:
-    return integer(index, 10**9), index
 
 
 def _lines(shape: Element) -> list[tuple[str, str]]:
@@ -195,12 +194,9 @@ def _label(properties: Element | None, level: int, counts: dict[int, int], *, bu
     kind = local_name(bullets[0]) if bullets else "buChar" if bulleted else "buNone"
     if kind == "buAutoNum":
         number = count(counts, level, integer(bullets[0].get("startAt"), 1))
-        return _number(number, bullets[0].get("type") or "")
+        way = bullets[0].get("type") or ""
+        text = numeral(number, _NUMERALS.get(way[:7], "decimal"))
+        return f"({text})" if way.endswith("ParenBoth") else f"{text})" if way.endswith("ParenR") else f"{text}."
     for ended in [at for at in counts if at >= level]:
         del counts[ended]
     return "" if kind == "buNone" else "-"
-
-
-def _number(number: int, kind: str) -> str:
-    text = numeral(number, _NUMERALS.get(kind[:7], "decimal"))
-    return f"({text})" if kind.endswith("ParenBoth") else f"{text})" if kind.endswith("ParenR") else f"{text}."

@@ -109,7 +109,7 @@ class _Walk:
 
     def _table(self, element: Element) -> Blocks:
         rows = [row for row in _children(element, "tr") if row.find(f"{W}trPr/{W}del") is None]
-        cells = [_children(row, "tc") for row in rows]
+        cells = [list(_children(row, "tc")) for row in rows]
         if max(map(len, cells), default=0) < 2 or element.find(f".//{W}tbl") is not None:
             # A frame around text, rather than rows and columns.
             return [block for row in cells for cell in row for block in self._blocks(cell)]
@@ -137,7 +137,10 @@ class _Walk:
         if name == "br":
             return "" if element.get(f"{W}type") in _BREAKS_OF_PAGES else "\n"
         if name in ("footnoteReference", "endnoteReference"):
-            return self._note((name.removesuffix("Reference"), element.get(f"{W}id") or ""))
+            key = name.removesuffix("Reference"), element.get(f"{W}id") or ""
+            if key not in self._note_numbers:
+                self._notes.append(key)
+            return f"[^{self._note_numbers.setdefault(key, len(self._notes))}]"
         if name == "oMath":
             return formula(element)
         if name == "AlternateContent":
@@ -148,25 +151,17 @@ class _Walk:
         text = self._inline(element)
         return f"({text})" if name == "rt" else text
 
-    def _note(self, key: tuple[str, str]) -> str:
-        number = self._note_numbers.setdefault(key, len(self._notes) + 1)
-        if number > len(self._notes):
-            self._notes.append(key)
-        return f"[^{number}]"
-
 
 def _chosen(alternatives: Element) -> Element:
     """The first of the alternatives, which say the same in a newer and an older way."""
     return alternatives[0] if len(alternatives) else alternatives
 
 
-def _children(element: Element, wanted: str) -> list[Element]:
+def _children(element: Element, wanted: str) -> Iterator[Element]:
     """The rows of a table or the cells of a row, also inside content controls."""
-    found: list[Element] = []
     for child in element:
         name = local_name(child)
         if name == wanted:
-            found.append(child)
+            yield child
         elif name in _WRAPPERS:
-            found += _children(child, wanted)
-    return found
+            yield from _children(child, wanted)
