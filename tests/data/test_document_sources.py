@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sheepop.core.errors import DataError
 from sheepop.core.files import write_checksums
 from sheepop.data import Corpus
-from sheepop.data.document_sources import DocumentSources
+from sheepop.data.shards import DocumentSources
 
 Tree = Callable[..., Path]
 Build = Callable[..., Corpus]

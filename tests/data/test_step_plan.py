@@ -19,7 +19,7 @@ from sheepop.data import (
     batch_hash,
 )
 from sheepop.data.mixture_schedule import MixtureSchedule
-from sheepop.data.views import DocumentView
+from sheepop.data.shards import DocumentView
 
 # Every token is another number, so that a batch says where each of its tokens came from.
 DOCUMENTS = [

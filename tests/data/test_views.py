@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.data import PackedBatches, TokenSplit
-from sheepop.data.views import DocumentView
+from sheepop.data.shards import DocumentView
 
 documents_of_ids = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=9), min_size=1, max_size=9)
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import damaged_files
-from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import Document, read_documents_file
 from sheepop.data.manifest import read_manifest
-from sheepop.data.shards import FILE_PREFIX, TokenSplit
+from sheepop.data.shards import FILE_PREFIX, DocumentSources, TokenSplit
 from sheepop.data.split import SPLITS, SplitName
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 

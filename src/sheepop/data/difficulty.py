@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from sheepop.core.console import Console
 from sheepop.core.files import write_atomic
 from sheepop.data.batches import TextBatches
-from sheepop.data.views import TokenSource
+from sheepop.data.shards import TokenSource
 from sheepop.tokenizer import Tokenizer
 
 DifficultyName = Literal["rarity", "compression", "length"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.data.batches import IGNORED_LABEL, Batch, check_cutting, check_indices
-from sheepop.data.views import TokenSource
+from sheepop.data.shards import TokenSource
 
 Ids = NDArray[np.integer[Any]]
 _BLOCK_TOKENS = 2**20

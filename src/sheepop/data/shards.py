@@ -4,7 +4,9 @@ Nothing is mapped into memory: a file that is deleted or cut short while it is u
 and not in the signal that a map would bring.
 
 ``tokens/train-00000.bin`` and on hold the tokens of whole documents, one after the other; ``tokens/train.idx`` holds
-where each document begins in the split (int64), with the number of all tokens as its last entry.
+where each document begins in the split (int64), with the number of all tokens as its last entry. ``tokens/train.src``
+holds the number of its file (int32), and ``tokens/train.sources.json`` the names of files in the order in which they
+first occur; corpora of format 2 and before have no such files, there the documents themselves say it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -23,10 +25,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sheepop.core.errors import DataError
-from sheepop.core.files import sha256_file
+from sheepop.core.files import read_json, sha256_file, write_json
 
 FILE_PREFIX = {"train": "train", "validation": "val"}
-_INDEX_TYPE = np.dtype("<i8")
+_INDEX_TYPE, _SOURCE_TYPE = np.dtype("<i8"), np.dtype("<i4")
 _LARGEST_READ = 2**30  # a call reads at most 2 GiB
 _RESTORE = "Put the corpus back as it was, or build it again, and resume the run (--resume)."
 
@@ -189,3 +191,104 @@ def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> Sh
             "Build the corpus again."
         )
     return ShardFile(path, dtype, count)
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentView:
+    """The documents of a split whose numbers are in `documents`, ascending; no token is copied."""
+
+    split: TokenSplit
+    documents: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        numbers = self.documents
+        if numbers.size and (numbers[0] < 0 or numbers[-1] >= self.split.num_documents or (np.diff(numbers) < 1).any()):
+            raise ValueError(f"document numbers ascend from 0 to {self.split.num_documents - 1}")
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each document begins in the view."""
+        lengths = self.split.offsets[self.documents + 1] - self.split.offsets[self.documents]
+        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the documents have."""
+        return int(self.offsets[-1])
+
+    def tokens(self, start: int, stop: int) -> Tokens:
+        """Tokens ``start:stop`` of the view, ``(stop - start,)``; raises IndexError outside of it."""
+        pieces = [self.split.tokens(*places) for places in self.ranges(start, stop)]
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.uint32)
+
+    def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Where the tokens ``start:stop`` of the view stand in the split; neighbours there are one range."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise IndexError(f"tokens {start}:{stop} are outside a view of {self.num_tokens}")
+        first = int(np.searchsorted(self.offsets, start, side="right")) - 1
+        last = int(np.searchsorted(self.offsets, stop, side="left"))
+        found: list[tuple[int, int]] = []
+        for number in range(first, last):
+            shift = int(self.split.offsets[self.documents[number]]) - int(self.offsets[number])
+            begin = max(start, int(self.offsets[number])) + shift
+            end = min(stop, int(self.offsets[number + 1])) + shift
+            if found and found[-1][1] == begin:
+                begin = found.pop()[0]
+            found.append((begin, end))
+        return found
+
+
+TokenSource = TokenSplit | DocumentView
+"""Documents end to end, document i at ``offsets[i]:offsets[i + 1]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentSources:
+    """The file of document i is ``names[numbers[i]]``."""
+
+    names: list[str]
+    numbers: NDArray[np.int32]
+
+    @classmethod
+    def of_names(cls, sources: Iterable[str]) -> DocumentSources:
+        """Those of documents whose files have these names."""
+        known: dict[str, int] = {}
+        numbers = [known.setdefault(source, len(known)) for source in sources]
+        return cls(list(known), np.array(numbers, dtype=_SOURCE_TYPE))
+
+    @classmethod
+    def joined(cls, parts: Iterable[DocumentSources]) -> DocumentSources:
+        """Those of the documents of several parts, one after the other."""
+        known: dict[str, int] = {}
+        numbers = [np.zeros(0, _SOURCE_TYPE)]
+        for part in parts:
+            renamed = [known.setdefault(name, len(known)) for name in part.names]
+            numbers.append(np.array(renamed, dtype=_SOURCE_TYPE)[part.numbers])
+        return cls(list(known), np.concatenate(numbers))
+
+    def write(self, directory: Path, prefix: str) -> dict[str, Any]:
+        """Writes the two files; returns their entry in the manifest."""
+        numbers, names = directory / f"{prefix}.src", directory / f"{prefix}.sources.json"
+        numbers.write_bytes(self.numbers.astype(_SOURCE_TYPE).tobytes())
+        write_json(names, self.names)
+        return {
+            "file": numbers.name,
+            "sha256": sha256_file(numbers),
+            "names": {"file": names.name, "sha256": sha256_file(names)},
+        }
+
+    @classmethod
+    def read(cls, directory: Path, entry: Mapping[str, Any], num_documents: int) -> DocumentSources:
+        """Reads what `write` left; raises `DataError` naming a file that is missing or damaged."""
+        path = directory / Path(entry["file"]).name
+        names = read_json(directory / Path(entry["names"]["file"]).name, DataError)
+        try:
+            numbers = np.fromfile(path, _SOURCE_TYPE)
+            is_whole = path.stat().st_size == num_documents * _SOURCE_TYPE.itemsize and isinstance(names, list)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}. Build the corpus again.") from None
+        if not is_whole or (numbers.size and not 0 <= numbers.min() <= numbers.max() < len(names)):
+            raise DataError(f"{path} is damaged: it does not name a file for each document. Build the corpus again.")
+        return cls([str(name) for name in names], numbers)

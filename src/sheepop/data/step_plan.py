@@ -12,8 +12,8 @@ from sheepop.core.random import Permutation, derive_seed
 from sheepop.data.batches import Batch, Batches, TextBatches
 from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.order import SampleOrder
+from sheepop.data.shards import DocumentView
 from sheepop.data.stages import Stages
-from sheepop.data.views import DocumentView
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data.batches import IGNORED_LABEL, Batch, check_cutting, check_indices
-from sheepop.data.views import TokenSource
+from sheepop.data.shards import TokenSource
 
 
 class _Rows:

@@ -31,7 +31,7 @@ from sheepop.data.difficulty import read_difficulty, row_difficulty, write_diffi
 from sheepop.data.mixing import ScheduledSource, SourceNumbers
 from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.order import EasyToHardOrder
-from sheepop.data.views import DocumentView, TokenSource
+from sheepop.data.shards import DocumentView, TokenSource
 from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer

@@ -25,14 +25,13 @@ from sheepop.core.random import derive_seed
 from sheepop.data.clean.ledger import EXCERPT_CHARACTERS, Ledger, Samples
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, TOKENS
-from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import Document, StoredDocument, batched_by_size, read_stored, stored_file
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.template import PAIR
 from sheepop.data.mixing import Mixture, copies
 from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
-from sheepop.data.shards import TokenWriter
+from sheepop.data.shards import DocumentSources, TokenWriter
 from sheepop.data.split import SPLITS, SplitName, Splitter
 
 DOCUMENTS_PREFIX = "documents"
