@@ -38,11 +38,12 @@ from sheepop.data.build import build_corpus
 from sheepop.data.clean.config import STAGES, CleanConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.config import DataConfig
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
 from sheepop.data.documents import Document, Draft, batched_by_size
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
+from sheepop.data.extract.interface import ExtractionError
 from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.engine import LocalEngine, make_part
 from sheepop.data.pipeline.parts import finished_parts, write_part
@@ -288,7 +289,7 @@ def documents_of(files: Sequence[Path], kind: str, megabytes: float) -> Iterator
     for path in files[:: max(1, round(total / megabytes / 1e6))]:
         try:
             text = decode(path.read_bytes(), path.name).text
-        except UndecodableError:
+        except ExtractionError:
             continue
         if text.strip():
             yield Document.of(text, str(path), 0, kind=kind)

@@ -11,7 +11,8 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
+from sheepop.data.extract.interface import ExtractionError
 
 SYSTEM_DOCUMENTATION = Path("/usr/share/doc")
 PIECE_CHARACTERS = (300, 1000, 3000, 10_000, 30_000)
@@ -79,7 +80,7 @@ def _files(path: Path, suffixes: set[str]) -> Iterator[str]:
         if file.is_file() and file.suffix in suffixes and file.stat().st_size < 2_000_000:
             try:
                 yield decode(file.read_bytes(), file.name).text
-            except (UndecodableError, OSError):
+            except (ExtractionError, OSError):
                 continue
 
 

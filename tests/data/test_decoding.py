@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.decoding import Decoded, UndecodableError, decode
+from sheepop.data.decoding import Decoded, decode
+from sheepop.data.extract.interface import ExtractionError
 
 FRENCH = "Élève à l'école : où êtes-vous né ? Ça va très bien. Les forêts françaises sont belles l'été.\n"
 JAPANESE = "これは日本語の文章です。東京は日本の首都であり、多くの人々が住んでいます。\n"
@@ -55,7 +56,7 @@ def test_utf16_without_a_mark_is_known_by_its_nuls(text: str, encoding: str) -> 
     ],
 )
 def test_numbers_and_texts_between_nuls_are_not_utf16(data: bytes) -> None:
-    with pytest.raises(UndecodableError, match="binary"):
+    with pytest.raises(ExtractionError, match="binary"):
         decode(data)
 
 
@@ -128,14 +129,14 @@ class TestBinary:
         ],
     )
     def test_it_is_refused(self, data: bytes) -> None:
-        with pytest.raises(UndecodableError) as caught:
+        with pytest.raises(ExtractionError) as caught:
             decode(data)
         assert caught.value.reason == "binary"
 
     def test_compressed_bytes_without_nul_are_refused(self) -> None:
         generator = random.Random(0)
         data = bytes(generator.choice(range(1, 256)) for _ in range(4000))
-        with pytest.raises(UndecodableError) as caught:
+        with pytest.raises(ExtractionError) as caught:
             decode(data)
         assert caught.value.reason == "binary"
 
@@ -146,7 +147,7 @@ class TestBinary:
     def test_any_bytes_give_text_or_a_reason(self, data: bytes) -> None:
         try:
             text = decode(data, "x.py").text
-        except UndecodableError as error:
+        except ExtractionError as error:
             assert error.reason in ("binary", "undecodable")
         else:
             assert "\0" not in text

@@ -68,14 +68,10 @@ class Decoded:
     encoding: str
 
 
-class UndecodableError(ExtractionError):
-    """The bytes are not text; the reason is ``binary`` or ``undecodable``."""
-
-
 def decode(data: bytes, name: str = "") -> Decoded:
     """The text in `data`; the file's `name` only tells whether a Python coding cookie counts.
 
-    Raises `UndecodableError` for binary content and for text in no encoding that is known here.
+    Raises `ExtractionError` with reason ``binary``, or ``undecodable`` for text in no encoding that is known here.
     """
     # Most text is UTF-8 without any mark, and looked at only once.
     if not data.startswith(_MARKS) and _cookie(data, name) is None and b"\0" not in data:
@@ -90,7 +86,7 @@ def decode(data: bytes, name: str = "") -> Decoded:
 def find_encoding(file: BinaryIO, name: str = "") -> tuple[str, int]:
     """The encoding of a file of any size and the length of its mark, for the text that `decode` gives.
 
-    No more than a block is in memory. Raises `UndecodableError`.
+    No more than a block is in memory. Raises `ExtractionError`.
     """
     head = file.read(_DETECTION_BYTES)
     marked = ("utf_8", len(codecs.BOM_UTF8)) if head.startswith(codecs.BOM_UTF8) else wide_encoding(head)
@@ -100,7 +96,7 @@ def find_encoding(file: BinaryIO, name: str = "") -> tuple[str, int]:
     file.seek(0)
     while block := file.read(_BLOCK):
         if (position := block.find(b"\0")) >= 0:
-            raise UndecodableError("binary", f"it contains a NUL byte at offset {size + position:,}")
+            raise ExtractionError("binary", f"it contains a NUL byte at offset {size + position:,}")
         controls += _num_controls(block)
         size += len(block)
     if (cookie := _cookie(head, name)) and _fits(file, cookie):
@@ -112,7 +108,7 @@ def find_encoding(file: BinaryIO, name: str = "") -> tuple[str, int]:
     for encoding in _likely_encodings(_sample(file)):
         if _fits(file, encoding):
             return encoding, 0
-    raise UndecodableError("undecodable", "its bytes do not fit any of the usual text encodings")
+    raise ExtractionError("undecodable", "its bytes do not fit any of the usual text encodings")
 
 
 def _num_controls(data: bytes) -> int:
@@ -121,7 +117,7 @@ def _num_controls(data: bytes) -> int:
 
 def _refuse_controls(controls: int, size: int, limit: float) -> None:
     if controls > limit * size:
-        raise UndecodableError("binary", f"{controls / size:.1%} of its bytes are control characters")
+        raise ExtractionError("binary", f"{controls / size:.1%} of its bytes are control characters")
 
 
 def _fits(file: BinaryIO, encoding: str, begin: int = 0) -> bool:

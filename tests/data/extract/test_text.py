@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
 from sheepop.data.documents import split_text
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
@@ -139,7 +139,7 @@ def test_a_line_of_gigabytes_takes_no_memory(tmp_path: Path):
 )
 def test_binary_content_is_refused_small_and_large_with_the_same_words(data: bytes, reason: str, size: int):
     data = data * (size // len(data) + 1)
-    with pytest.raises(UndecodableError) as oracle:
+    with pytest.raises(ExtractionError) as oracle:
         decode(data, "a.txt")
     with pytest.raises(ExtractionError) as caught:
         extracted(data)

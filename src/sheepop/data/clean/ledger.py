@@ -6,7 +6,6 @@ import hashlib
 import heapq
 import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
@@ -30,15 +29,6 @@ class _Account:
             for entry in fields(self)
             for value in (getattr(self, entry.name),)
         }
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Adds the record of another part."""
-        for entry in fields(self):
-            mine, other = getattr(self, entry.name), record[_key(entry)]
-            if isinstance(mine, Counter):
-                mine.update(other)
-            else:
-                setattr(self, entry.name, mine + other)
 
 
 def _key(entry: Field[Any]) -> str:
