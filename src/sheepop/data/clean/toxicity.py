@@ -15,8 +15,8 @@ from sheepop.data.documents import Draft
 _FILE = Path(__file__).with_name("toxic_words.txt")
 _JUDGED = frozenset(("prose", "chat"))
 _SHOWN = 3
-# What is not a letter or digit becomes a space; the bytes of other alphabets stay.
-_SPACED = bytes(code if code >= 128 or chr(code).isalnum() else ord(" ") for code in range(256))
+# Letters become small, what is neither letter nor digit a space; the bytes of other alphabets stay.
+_SPACED = bytes(code if code >= 128 else ord(chr(code).lower() if chr(code).isalnum() else " ") for code in range(256))
 _SIGNS = re.compile(r"[\u0080-\u00bf\u2000-\u3030]")
 # A phrase is looked for by its longest word that is not one of these, which stand in most texts.
 _COMMON = (
@@ -82,26 +82,25 @@ class ToxicLexicon:
 
     def hits(self, text: str) -> ToxicHits:
         """The entries in `text`; of words that stand in several entries at one place, each counts."""
-        words = _words(text)
+        words, joined = _words(text), b""
         entries: Counter[str] = Counter()
-        if found := self._keys.intersection(words):
-            joined = b"".join((b" ", b"  ".join(words), b" "))
-            numbers = Counter(word for word in words if word in found)
-            for key in sorted(found):
-                for phrase, entry in self._entries[key]:
-                    spaced = b" " + phrase.replace(b" ", b"  ") + b" "
-                    count = numbers[key] if phrase == key else joined.count(spaced)
-                    if count:
-                        entries[entry] = count
+        for key in sorted(self._keys.intersection(words)):
+            for phrase, entry in self._entries[key]:
+                if phrase == key:
+                    count = words.count(key)
+                else:
+                    joined = joined or b"".join((b" ", b"  ".join(words), b" "))
+                    count = joined.count(b" " + phrase.replace(b" ", b"  ") + b" ")
+                if count:
+                    entries[entry] = count
         return ToxicHits(entries, sum(self._weights[entry] * count for entry, count in entries.items()), len(words))
 
 
 def _words(text: str) -> list[bytes]:
     """The runs of letters and digits in lower case, as UTF-8."""
-    lower = text.lower()
-    if not lower.isascii():
-        lower = _SIGNS.sub(" ", lower)
-    return lower.encode("utf-8", "surrogatepass").translate(_SPACED).split()
+    if not text.isascii():
+        text = _SIGNS.sub(" ", text.lower())
+    return text.encode("utf-8", "surrogatepass").translate(_SPACED).split()
 
 
 toxic_lexicon = cache(ToxicLexicon)
