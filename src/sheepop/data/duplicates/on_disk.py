@@ -44,7 +44,7 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
             room = self._run_rows - self._num_waiting
             taken, rows = rows[:room], rows[room:]
             end = self._num_waiting + len(taken)
-            # One array that grows: many small ones would cost a fifth of the time.
+            # One array that grows: many small ones would cost a tenth of the time.
             if end > len(self._waiting):
                 larger = np.empty((min(self._run_rows, max(2 * end, _LEAST_ROWS)), self._columns), np.uint64)
                 larger[: self._num_waiting] = self._waiting[: self._num_waiting]
