@@ -33,7 +33,7 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
         row_bytes = columns * _WORD.itemsize
         # While rows are sorted, memory holds them as they came and sorted, their order, and those that are tied.
         self._run_rows = max(_LEAST_ROWS, memory_bytes // (4 * row_bytes))
-        self._waiting: list[Rows] = []
+        self._waiting: Rows = np.empty((0, columns), np.uint64)
         self._num_waiting = 0
         self._runs: list[Path] = []
         self._num_files = 0
@@ -41,10 +41,17 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
     def add(self, rows: Rows) -> None:
         """Adds rows, ``(N, columns)``."""
         while len(rows):
-            taken, rows = np.split(rows, [self._run_rows - self._num_waiting])
-            self._waiting.append(taken)
-            self._num_waiting += len(taken)
-            if self._num_waiting == self._run_rows:
+            room = self._run_rows - self._num_waiting
+            taken, rows = rows[:room], rows[room:]
+            end = self._num_waiting + len(taken)
+            # One array that grows: many small ones would cost a tenth of the time.
+            if end > len(self._waiting):
+                larger = np.empty((min(self._run_rows, max(2 * end, _LEAST_ROWS)), self._columns), np.uint64)
+                larger[: self._num_waiting] = self._waiting[: self._num_waiting]
+                self._waiting = larger
+            self._waiting[self._num_waiting : end] = taken
+            self._num_waiting = end
+            if end == self._run_rows:
                 self._write_run(iter([self._take_waiting()]))
                 # Rows that come again and again are dropped before they fill the disk.
                 if self._unique and len(self._runs) > _FAN_IN:
@@ -57,7 +64,7 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
             self._write_run(iter([waiting]))
         elif not self._runs:
             # Kept sorted, so that it can be read again.
-            self._waiting, self._num_waiting = [waiting], len(waiting)
+            self._waiting, self._num_waiting = waiting, len(waiting)
         while len(self._runs) > _FAN_IN:
             self._merge_some()
         for rows in self._merge(self._runs) if self._runs else [waiting]:
@@ -66,13 +73,13 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
 
     def __exit__(self, *exception: object) -> None:
         """Forgets everything and removes the files."""
-        self._waiting, self._num_waiting, self._runs = [], 0, []
+        self._waiting, self._num_waiting, self._runs = self._waiting[:0].copy(), 0, []
         remove_tree(self._directory)
 
     def _take_waiting(self) -> Rows:
-        rows = np.concatenate([np.empty((0, self._columns), np.uint64), *self._waiting])
-        self._waiting, self._num_waiting = [], 0
-        return self._sorted(rows)
+        rows = self._sorted(self._waiting[: self._num_waiting])
+        self._waiting, self._num_waiting = self._waiting[:0].copy(), 0
+        return rows
 
     def _sorted(self, rows: Rows) -> Rows:
         rows = sorted_rows(rows)
