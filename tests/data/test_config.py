@@ -30,7 +30,7 @@ def test_one_path_may_stand_without_a_list() -> None:
         ({"documents": "page"}, "documents = 'page'"),
         ({"paths": [""]}, "a path is empty"),
         ({"paths": ["a\0b"]}, "NUL"),
-        ({"ignore": ["[z-a]"]}, "the ignore pattern '[z-a]' is not a valid .gitignore pattern"),
+        ({"ignore": ["[z-a]"]}, "the pattern '[z-a]' is not a valid .gitignore pattern"),
         ({"num_worker": 2}, "Did you mean num_workers?"),
         ({"num_workers": -1}, "num_workers = -1"),
         ({"max_file_bytes": 0}, "max_file_bytes = 0"),

@@ -118,7 +118,7 @@ def ignore_spec(patterns: Iterable[str]) -> pathspec.GitIgnoreSpec:
     lines = list(patterns)
     for line in lines:
         if not _is_pattern(line):
-            raise ValueError(f"the ignore pattern {line!r} is not a valid .gitignore pattern")
+            raise ValueError(f"the pattern {line!r} is not a valid .gitignore pattern")
     return pathspec.GitIgnoreSpec.from_lines(lines)
 
 
