@@ -159,7 +159,7 @@ def wide_encoding(head: bytes) -> tuple[str, int] | None:
     for mark, encoding in _WIDE_MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
-    head = head[: len(head) // 2 * 2]
+    head = head[: len(head) // 2 * 2] if b"\0" in head else b""
     for encoding, low, high in (("utf_16_le", head[::2], head[1::2]), ("utf_16_be", head[1::2], head[::2])):
         if b"\0" in high and len(high) >= _LEAST_UNITS and _is_utf16(head, encoding, low, high):
             return encoding, 0

@@ -27,15 +27,15 @@ _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, b"{\\rtf", "", "rtf"),
     (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "", "compound file"),
     # At the beginning, or within the first kilobyte of what is not text.
-    (0, re.compile(rb"(?s)(?:[\xef\xbb\xbf \t\r\n\0]{0,1019}|(?=[^\0]*+\0).{0,1019}?)%PDF-"), "", "pdf"),
+    (0, re.compile(rb"(?s:(?:[\xef\xbb\xbf \t\r\n\0]{0,1019}|(?=[^\0]*+\0).{0,1019}?)%PDF-)"), "", "pdf"),
     # The second is ARC, its predecessor.
     (0, re.compile(rb"WARC/\d+\.\d+\r?\n|filedesc://\S{1,200} [\d.]+ \d{14} text/plain "), "", "warc"),
     # The block's magic is the number pi, the end's its square root.
     (0, re.compile(rb"BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)"), "", "bzip2"),
     # GIF, WebP, BMP: the letters alone may begin a text. The last byte is the size of the header after the file's own,
     # of OS/2 1 and 2 and Windows 3 to 5.
-    (0, re.compile(rb"(?s)GIF8[79]a.{0,249}?[\0\x80-\xff]|RIFF.{4}WEBP"), "", "image"),
-    (0, re.compile(rb"(?s)BM.{4}\0{4}.{4}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0{3}"), "", "image"),
+    (0, re.compile(rb"(?s:GIF8[79]a.{0,249}?[\0\x80-\xff]|RIFF.{4}WEBP)"), "", "image"),
+    (0, re.compile(rb"(?s:BM.{4}\0{4}.{4}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0{3})"), "", "image"),
     (0, b"7z\xbc\xaf\x27\x1c", "unsupported", "a 7-Zip archive"),
     (0, b"Rar!\x1a\x07", "unsupported", "a RAR archive"),
     (0, b"MSCF\x00\x00\x00\x00", "unsupported", "a cabinet archive"),
@@ -80,9 +80,14 @@ _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (8, b"WAVEfmt ", "binary", "audio"),
     (8, b"AVI LIST", "binary", "video"),
     (0, b"PARE", "encrypted", "an encrypted Parquet file"),
-    (0, re.compile(rb"(?s)MZ.{0,61}?\0"), "binary", "a program or library (Windows)"),
-    (0, re.compile(rb"(?s).[\x0b-\x10]\r\n[\x00-\x07]\0\0\0"), "binary", "compiled Python"),
+    (0, re.compile(rb"(?s:MZ.{0,61}?\0)"), "binary", "a program or library (Windows)"),
+    (0, re.compile(rb"(?s:.[\x0b-\x10]\r\n[\x00-\x07]\0\0\0)"), "binary", "compiled Python"),
 )
+_PATTERNS = [
+    (re.compile(b"(?s:.{%d})(%s)" % (at, re.escape(magic) if isinstance(magic, bytes) else magic.pattern)), why, name)
+    for at, magic, why, name in _SIGNATURES
+]
+_ANY = re.compile(b"|".join(pattern.pattern for pattern, *_ in _PATTERNS))
 
 
 def signature(head: bytes) -> tuple[str, str]:
@@ -95,11 +100,8 @@ def signature(head: bytes) -> tuple[str, str]:
         return "", "tar"
     if _is_arrow_stream(head):
         return "", "arrow"
-    for offset, magic, reason, name in _SIGNATURES:
-        if isinstance(magic, bytes):
-            found = magic if head.startswith(magic, offset) else b""
-        else:
-            found = match[0] if (match := magic.match(head, offset)) else b""
+    for pattern, reason, name in _PATTERNS if _ANY.match(head) else ():
+        found = match[1] if (match := pattern.match(head)) else b""
         # A text may begin with the same letters; a file of the format then has zeros among its numbers.
         if found and (not found.isalnum() or b"\0" in head):
             return reason, name
