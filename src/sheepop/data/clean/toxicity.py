@@ -17,7 +17,8 @@ _JUDGED = frozenset(("prose", "chat"))
 _SHOWN = 3
 # Letters become small, what is neither letter nor digit a space; the bytes of other alphabets stay.
 _SPACED = bytes(code if code >= 128 else ord(chr(code).lower() if chr(code).isalnum() else " ") for code in range(256))
-_SIGNS = re.compile(r"[\u0080-\u00bf\u2000-\u3030]")
+# U+0080 to U+00BF and U+2000 to U+3030. What begins with one byte is found far quicker than a class of characters.
+_SIGNS = [re.compile(sign, re.DOTALL) for sign in (rb"\xc2.", rb"\xe2..", rb"\xe3\x80[\x80-\xb0]")]
 # A phrase is looked for by its longest word that is not one of these, which stand in most texts.
 _COMMON = (
     "a at get go going hope i in inside me my of on should shoot that the they to want will you your yourself cut "
@@ -98,9 +99,11 @@ class ToxicLexicon:
 
 def _words(text: str) -> list[bytes]:
     """The runs of letters and digits in lower case, as UTF-8."""
-    if not text.isascii():
-        text = _SIGNS.sub(" ", text.lower())
-    return text.encode("utf-8", "surrogatepass").translate(_SPACED).split()
+    small = text if text.isascii() else text.lower()
+    folded = small.encode("utf-8", "surrogatepass").translate(_SPACED)
+    for sign in _SIGNS:
+        folded = sign.sub(b" ", folded)
+    return folded.split()
 
 
 toxic_lexicon = cache(ToxicLexicon)
