@@ -208,6 +208,18 @@ def test_lines_that_recognition_is_not_sure_of_are_left_out_and_counted(monkeypa
     assert len(recognise(drawn(), ExtractConfig(ocr_min_confidence=0.3, ocr_min_page_confidence=0.6)).lines) == 2
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["ყველა ადამიანი იბადება თავისუფალი", "يولد جميع الناس أحرارا متساوين", "Все люди рождаются свободными"],
+    ids=["Georgian", "Arabic", "Russian"],
+)
+def test_a_line_of_which_recognition_knows_no_letter_is_counted(line: str) -> None:
+    page = recognise(drawn(f"{LINES}\n{line}\nAnd all of them were glad."), ExtractConfig())
+
+    assert [line.text for line in page.lines] == [*LINES.split("\n"), "And all of them were glad."]
+    assert page.unsure == 1
+
+
 def test_only_the_first_frame_of_an_animation_is_read(extract: Extract, unread: list[Image.Image]) -> None:
     frames = [drawn(f"Frame {number}") for number in range(3)]
 

@@ -205,9 +205,6 @@ def _view(image: Image.Image, config: ExtractConfig) -> _View:
         for tile in tiles
         for pieces, score in _read(read, *tile)
     ]
-    # Lines of which no letter is known are not among those that it hands on.
-    boxes = (_run(read, pixels, use_rec=False).boxes for _, _, pixels in tiles)
-    seen = len(lines) or sum(len(places) for places in boxes if places is not None)
     found = [(piece, len(piece.text), score) for pieces, score in lines for piece in pieces]
     # A single letter or number may be higher than it is wide.
     level = [item for item in found if item[1] <= 2 or item[0].height <= item[0].right - item[0].left]
@@ -217,7 +214,7 @@ def _view(image: Image.Image, config: ExtractConfig) -> _View:
     return _View(
         image,
         [piece for piece, _, _ in found],
-        seen,
+        len(lines),
         sum(bool(pieces) for pieces, _ in lines),
         confidence,
         sum(length * score for _, length, score in level),
@@ -265,8 +262,18 @@ def engine(threads: int) -> Any:
     """What recognises text, with so many threads; raises ImportError without rapidocr."""
     from rapidocr import RapidOCR
 
+    class Engine(RapidOCR):
+        """Also counts the lines that it detects, for it does not hand on those of which it knows no letter."""
+
+        num_detected = 0
+
+        def detect_and_crop(self, *inputs: Any) -> Any:
+            crops, found = super().detect_and_crop(*inputs)
+            self.num_detected = len(crops)
+            return crops, found
+
     logging.getLogger("RapidOCR").setLevel(logging.CRITICAL)
-    return RapidOCR(
+    return Engine(
         params={
             "Global.log_level": "critical",
             # Recognition that also looks for lines upside down reads upright pages worse.
@@ -299,26 +306,25 @@ def _tiles(pixels: NDArray[np.uint8]) -> Iterator[tuple[int, int, NDArray[np.uin
         begin = end
 
 
-def _run(read: Any, tile: NDArray[np.uint8], *, use_rec: bool) -> Any:
+def _read(read: Any, x: int, y: int, tile: NDArray[np.uint8]) -> Iterator[tuple[list[Line], float]]:
+    """The lines in one tile, in pieces where there are wide gaps, with their scores, which are 0 for unread ones."""
+    read.num_detected = 0
     try:
-        return read(np.stack([tile] * 3, axis=-1), use_det=True, use_rec=use_rec, return_word_box=True)
+        result = read(np.stack([tile] * 3, axis=-1), return_word_box=True)
     except Exception as error:
         # "bad_alloc" and "failed to allocate" of onnxruntime and OpenCV.
         if "alloc" in str(error) or isinstance(error, MemoryError):
             raise MemoryError("text recognition ran out of memory") from None
         raise ExtractionError("damaged", f"text recognition failed: {type(error).__name__}") from None
-
-
-def _read(read: Any, x: int, y: int, tile: NDArray[np.uint8]) -> Iterator[tuple[list[Line], float]]:
-    """The lines in one tile, in pieces where there are wide gaps, with their scores, which are 0 for unread ones."""
-    result = _run(read, tile, use_rec=True)
-    if result.txts is None:
+    texts = result.txts or ()
+    yield from [([], 0.0)] * (read.num_detected - len(texts))
+    if not texts:
         return
     # Lines in which no words are known are left out of these.
     words = [line for line in result.word_results or () if isinstance(line, tuple)]
-    if len(words) != len(result.txts):
-        words = [()] * len(result.txts)
-    for box, text, score, places in zip(result.boxes, result.txts, result.scores, words, strict=True):
+    if len(words) != len(texts):
+        words = [()] * len(texts)
+    for box, text, score, places in zip(result.boxes, texts, result.scores, words, strict=True):
         # The corners go round from the upper left; halfway along the sides a slanted line has its true height.
         (x0, y0), (x1, y1), (x2, y2), (x3, y3) = box.tolist()
         top, bottom = (y0 + y1) / 2, (y2 + y3) / 2
