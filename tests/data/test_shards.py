@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
-from sheepop.data import TokenSplit, shards
-from sheepop.data.shards import TokenWriter, token_type
+from sheepop.core.files import write_checksums
+from sheepop.data import Corpus, PackedBatches, TokenSplit, shards
+from sheepop.data.shards import DocumentSources, DocumentView, TokenWriter, token_type
 
+Tree = Callable[..., Path]
+Build = Callable[..., Corpus]
 documents_of_ids = st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size=20), max_size=12)
 
 
@@ -146,3 +152,86 @@ def test_no_documents_make_an_empty_split(tmp_path: Path) -> None:
     split = write(tmp_path, [])
     assert (split.num_documents, split.num_tokens) == (0, 0)
     assert split.tokens(0, 0).tolist() == []
+
+
+few_documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=9), min_size=1, max_size=9)
+
+
+@given(few_documents, st.data())
+def test_a_view_reads_like_a_split_of_its_documents_alone(documents: list[list[int]], data: st.DataObject) -> None:
+    chosen = sorted(data.draw(st.sets(st.integers(0, len(documents) - 1), min_size=1)))
+    split = TokenSplit.from_documents(documents)
+    view = DocumentView(split, np.array(chosen))
+    alone = TokenSplit.from_documents([documents[number] for number in chosen])
+    assert view.offsets.tolist() == alone.offsets.tolist()
+    start = data.draw(st.integers(0, view.num_tokens))
+    stop = data.draw(st.integers(start, view.num_tokens))
+    assert view.tokens(start, stop).tolist() == alone.tokens(start, stop).tolist()
+    found = view.ranges(start, stop)
+    assert [token for places in found for token in split.tokens(*places).tolist()] == alone.tokens(start, stop).tolist()
+    assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(found))
+    rows, expected = (PackedBatches(source, max_length=4, pad_id=0) for source in (view, alone))
+    everything = np.arange(expected.num_samples)
+    assert rows.batch(everything).labels.tolist() == expected.batch(everything).labels.tolist()
+
+
+def test_what_is_not_in_a_view_is_refused() -> None:
+    split = TokenSplit.from_documents([[1, 2], [3], [4]])
+    for numbers in ([0, 3], [-1], [1, 1], [2, 0]):
+        with pytest.raises(ValueError, match="ascend from 0 to 2"):
+            DocumentView(split, np.array(numbers))
+    with pytest.raises(IndexError, match="outside a view of 3"):
+        DocumentView(split, np.array([0, 2])).tokens(1, 4)
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "c\n", "ü"]), max_size=8), max_size=5))
+def test_parts_one_after_the_other_are_the_whole(parts: list[list[str]]) -> None:
+    whole = [name for part in parts for name in part]
+    joined = DocumentSources.joined(DocumentSources.of_names(part) for part in parts)
+    assert [joined.names[number] for number in joined.numbers] == whole
+    assert joined.names == list(dict.fromkeys(whole))
+
+
+@pytest.fixture
+def corpus(tree: Tree, build: Build) -> Corpus:
+    files = {
+        f"{name}{number}.txt": f"{name} {number} one\n{name} {number} two\n" for name in "ab" for number in range(9)
+    }
+    return build(tree(files), documents="line", validation_fraction=0.2, clean={"preset": "none"})
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_corpus_knows_the_file_of_every_document(corpus: Corpus, split: str) -> None:
+    found = corpus.sources(split)  # type: ignore[arg-type]
+    expected = [document.source for document in corpus.documents(split)]  # type: ignore[arg-type]
+    assert [found.names[number] for number in found.numbers] == expected
+    assert len(set(expected)) > 1
+
+
+def test_a_corpus_of_format_2_is_read_through_for_them(corpus: Corpus) -> None:
+    expected = corpus.sources("train")
+    manifest = json.loads((corpus.directory / "manifest.json").read_text())
+    manifest["format_version"] = 2
+    for split in manifest["tokens"]["splits"].values():
+        del split["sources"]
+    (corpus.directory / "manifest.json").write_text(json.dumps(manifest))
+    for name in ("train.src", "train.sources.json", "val.src", "val.sources.json"):
+        (corpus.directory / "tokens" / name).unlink()
+    write_checksums(corpus.directory)
+    older = Corpus.open(corpus.directory)
+    assert older.fingerprint == corpus.fingerprint
+    found = older.sources("train")
+    assert (found.names, found.numbers.tolist()) == (expected.names, expected.numbers.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("train.src", b"\0\0"), ("train.src", None), ("train.sources.json", b"[]"), ("train.sources.json", b"{")],
+)
+def test_damaged_files_are_named(corpus: Corpus, name: str, content: bytes | None) -> None:
+    path = corpus.directory / "tokens" / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train\.s.* (damaged|cannot be read)"):
+        corpus.sources("train")

@@ -55,15 +55,11 @@ class Splitter:
         if self.method == "none":
             return "Nothing is held out, because validation_fraction is 0."
         if self.method == "tail":
-            words = f"The last {self.fraction:.2%} of the text, cut at a line end, is held out, because "
-            if self.mode == "tail":
-                return f"{words}data.split is tail."
-            return (
-                f"{words}there are fewer than {FEWEST_FOR_DOCUMENT_SPLIT} documents ({self.documents}) to choose from."
-            )
-        words = (
-            f"A document is held out when its content hash, keyed by the seed {self.seed}, is below {self.fraction:g}"
-        )
+            few = f"there are fewer than {FEWEST_FOR_DOCUMENT_SPLIT} documents ({self.documents}) to choose from"
+            why = "data.split is tail" if self.mode == "tail" else few
+            return f"The last {self.fraction:.2%} of the text, cut at a line end, is held out, because {why}."
+        rule = f"its content hash, keyed by the seed {self.seed}, is below {self.fraction:g}"
+        words = f"A document is held out when {rule}"
         if self._lowest[0] >= self.fraction:
             return f"{words}; none was, so the lowest one is held out."
         if self._highest[0] < self.fraction:
@@ -108,15 +104,9 @@ class Splitter:
             places.discard(len(data))
         cut = min(sorted(places), key=lambda place: abs(place - target), default=None)
         if cut is None:
-            if document.kind == PAIR:
-                raise DataError(
-                    "A single pair cannot be split. Add more, or set data.validation_fraction=0 to train without "
-                    "validation."
-                )
-            raise DataError(
-                f"The text cannot be split: {document.source} is one long line, and a validation split is cut at a "
-                "line end. Add more documents, or set data.validation_fraction=0 to train without validation."
-            )
+            line = f"{document.source} is one long line, and a validation split is cut at a line end: it"
+            what = "A single pair" if document.kind == PAIR else line
+            raise DataError(f"{what} cannot be split. Add more, or set data.validation_fraction=0 to have none.")
         if cut in (0, len(data)):
             return [("validation" if cut == 0 else "train", document.stored())]
         middle, end = len(data[:cut].decode("utf-8")), len(document.text)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import random
+import shutil
 import struct
 import sys
 import zlib
@@ -136,13 +137,22 @@ def test_a_scan_that_is_turned_is_read_as_the_upright_one(extract: Extract, degr
     ids=["Russian", "Greek", "Vietnamese"],
 )
 def test_a_script_that_recognition_does_not_know_is_refused(
-    extract: Extract, text: str, reason: str, detail: str
+    extract: Extract, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, detail: str
 ) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # no other program is needed
     with pytest.raises(ExtractionError, match=detail) as raised:
         extract(saved(drawn(text), "PNG"))
 
     assert raised.value.reason == reason
     assert "Latin letters, Chinese and Japanese" in raised.value.detail
+
+
+@pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")
+def test_tesseract_names_a_script_of_which_recognition_knows_no_letter(extract: Extract) -> None:
+    with pytest.raises(ExtractionError, match="in Cyrillic script: ") as raised:
+        extract(saved(drawn("Все люди рождаются\nсвободными и равными\nв своем достоинстве\nи правах."), "PNG"))
+
+    assert raised.value.reason == "illegible"
 
 
 def test_a_picture_that_is_hard_to_read_is_refused_with_the_limit(extract: Extract) -> None:

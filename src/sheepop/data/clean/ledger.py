@@ -132,15 +132,8 @@ class Ledger:
         account.removed[reason] += 1
         account.removed_bytes[reason] += num_bytes
         source, part = document.source, document.part
-        record = {
-            "file": source,
-            "part": part,
-            "place": document.place,
-            "stage": stage,
-            "reason": reason,
-            "detail": detail,
-            "bytes": num_bytes,
-        }
+        why = {"stage": stage, "reason": reason, "detail": detail}
+        record = {"file": source, "part": part, "place": document.place, **why, "bytes": num_bytes}
         if self._removed is not None:
             self._removed.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
         excerpt = document.text[:EXCERPT_CHARACTERS]

@@ -111,16 +111,11 @@ class SignatureWriter(AbstractContextManager["SignatureWriter"]):
 
     def add(self, document: Document) -> None:
         """Computes the signature of one document and appends it."""
-        config = self._config
-        signature = document_signature(document.text, document.kind, config) if config else None
-        self.add_signature(document.id, document.num_bytes, signature)
-
-    def add_signature(self, document_id: str, num_bytes: int, signature: Signature | None) -> None:
-        """Appends the signature of the document with this id and length; None where there are no settings."""
         column = self._block[:, self._num_waiting]
-        column[: len(ID)] = np.frombuffer(bytes.fromhex(document_id), ">u8")
-        column[NUM_BYTES] = num_bytes
-        if signature:
+        column[: len(ID)] = np.frombuffer(bytes.fromhex(document.id), ">u8")
+        column[NUM_BYTES] = document.num_bytes
+        if self._config:
+            signature = document_signature(document.text, document.kind, self._config)
             column[NUM_SHINGLES], column[FIRST_BAND:] = signature.num_shingles, signature.bands
         self._num_waiting += 1
         if self._num_waiting == BLOCK_DOCUMENTS:

@@ -230,9 +230,8 @@ def _license(path: Path, tracked: list[_Tracked]) -> tuple[str, str]:
 
 def guess_license(text: str) -> str:
     """The SPDX identifier of the licence that `text` is or begins with, empty when it is none of the known."""
-    plain = (
-        _SPACE.sub(" ", text[:_MOST_LICENSE_CHARACTERS]).lower().replace("\u2019", "'").replace("``as is''", "'as is'")
-    )
+    plain = _SPACE.sub(" ", text[:_MOST_LICENSE_CHARACTERS]).lower()
+    plain = plain.replace("\u2019", "'").replace("``as is''", "'as is'")
     best, position = "", len(plain)
     for identifier, first, *others in _LICENSES:
         found = re.search(first, plain)

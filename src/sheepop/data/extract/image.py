@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import re
+import subprocess
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +58,8 @@ _UNREAD = (
     (re.compile("[ơưƠƯ]"), 0.01, "Vietnamese, of which letters with two marks are missed"),
 )
 _READ = "recognition reads Latin letters, Chinese and Japanese"
+_SCRIPT = re.compile(rb"Script: (?!Latin|Fraktur|Han\b|Japanese)(\w+)")
+_TELL_SCRIPT, _SCRIPT_SECONDS = ("tesseract", "stdin", "stdout", "--psm", "0"), 30.0
 
 
 def extract_image(content: Content, context: Context) -> Iterator[Extracted | Refused]:
@@ -233,9 +237,23 @@ def _refuse_unread(view: _View, config: ExtractConfig) -> None:
     # Where most lines are unread, what was taken from the others is no more than dots and odd letters.
     confidence = 0.0 if view.is_doubtful and 2 * view.read < view.seen else view.confidence
     if confidence < config.ocr_min_page_confidence:
+        script = _script(view.image)
+        what = f"in {script} script" if script else "unclear, or in a script that is not known"
         limit = f"data.extract.ocr_min_page_confidence = {config.ocr_min_page_confidence}"
         sure = f"recognition is sure of {view.read} of {view.seen} lines, and of their letters to {view.confidence:.2f}"
-        raise ExtractionError("illegible", f"unclear, or in a script that is not known: {sure}; {_READ}; see {limit}")
+        raise ExtractionError("illegible", f"{what}: {sure}; {_READ}; see {limit}")
+
+
+def _script(image: Image.Image) -> str | None:
+    """The script of a picture, if it is one that is not read and tesseract, which tells scripts apart, is installed."""
+    picture = io.BytesIO()
+    image.save(picture, "PNG")
+    try:
+        found = subprocess.run(_TELL_SCRIPT, input=picture.getvalue(), capture_output=True, timeout=_SCRIPT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _SCRIPT.search(found.stdout)
+    return match.group(1).decode() if match else None
 
 
 def fitting(image: Image.Image) -> Image.Image:

@@ -318,9 +318,8 @@ def _place_file(source: Path, target: Path) -> None:
 def _license(document: StoredDocument) -> str:
     """The licence that a document's origin states, "" for none."""
     # Few documents state one, and the others need not be parsed for it.
-    if b'"license"' not in document.line:
-        return ""
-    return str(orjson.loads(document.line).get("facts", {}).get("license", ""))
+    states = b'"license"' in document.line
+    return str(orjson.loads(document.line).get("facts", {}).get("license", "")) if states else ""
 
 
 def texts_in(source: Path, files: Sequence[int]) -> Iterator[str]:
