@@ -81,6 +81,7 @@ def document(items: list[Extracted | Refused]) -> Extracted:
         ("sheep.doc", "doc"),
         ("talk.ppt.gz", "ppt"),
         ("sheep.xls", "xls"),
+        ("workbook.xlsb", "xlsb"),
         ("message.msg", "msg"),
         ("wool.heic", "image"),
         ("wool.avif", "image"),
@@ -134,6 +135,16 @@ def test_the_sheets_of_libreoffice_become_tables(read_as: ReadAs, name: str, kin
     assert (other.text, other.metadata["hidden"]) == ("# Hidden one\n\n| a | b |\n| --- | --- |", "yes")
 
 
+def test_a_binary_workbook_of_excel_becomes_tables(read_as: ReadAs) -> None:
+    one, other = read_as("xlsb", data_of("workbook.xlsb"))
+    times = "2010-10-10 | 2010-10-10 10:10:10 | 10:10:10 | 10:10:10.100000 | 10 days, 15:10:10"
+    first, *others = ("| " + " | ".join([f"line{number}"] * 3) + " |" for number in (1, 2, 3))
+    assert isinstance(one, Extracted)
+    assert isinstance(other, Extracted)
+    assert one.text == f"# Sheet1\n\n| String | 1 | 1.1 | TRUE | FALSE | {times} |\n|{' --- |' * 10}"
+    assert other.text == "\n".join(["# Sheet3\n", first, "| --- | --- | --- |", *others])
+
+
 @pytest.mark.parametrize("kind", ["odt", "odp", "ods"])
 def test_an_encrypted_opendocument_is_refused_as_such(read_as: ReadAs, kind: str) -> None:
     buffer = io.BytesIO()
@@ -145,7 +156,7 @@ def test_an_encrypted_opendocument_is_refused_as_such(read_as: ReadAs, kind: str
     assert refused.reason == "encrypted"
 
 
-@pytest.mark.parametrize("kind", ["doc", "ppt", "xls", "rtf", "odt", "odp", "msg"])
+@pytest.mark.parametrize("kind", ["doc", "ppt", "xls", "xlsb", "rtf", "odt", "odp", "msg"])
 def test_damaged_files_are_read_or_refused(read_as: ReadAs, damaged: Callable[..., Iterator[bytes]], kind: str) -> None:
     name = next(path.name for path in sorted(FILES.iterdir()) if path.suffixes[:1] == [f".{kind}"])
     for copy in damaged(data_of(name), 12):
