@@ -87,6 +87,7 @@ def test_languages_of_suffixes_agree_with_pygments():
         ("README.md", ("markdown", "")),
         ("readme.rst", ("rst", "")),
         ("paper.tex", ("latex", "")),
+        ("paper.cls", ("code", "tex")),
         ("notes.org", ("text", "")),
         ("manual.adoc", ("text", "")),
         ("server.log", ("text", "")),

@@ -95,6 +95,7 @@ _SUFFIXES_OF = {
     "swig": "swg i",
     "systemverilog": "sv svh",
     "tcl": "tcl tk itcl",
+    "tex": "sty cls ins",
     "template": "erb tmpl tpl mako ejs jsp asp aspx cshtml",
     "typescript": "ts tsx mts cts",
     "typst": "typ",
@@ -165,7 +166,7 @@ _PROSE = by_word(
     {
         "markdown": "md markdown mdown mkd mdx qmd rmd",
         "rst": "rst rest",
-        "latex": "tex ltx latex sty cls dtx ins",
+        "latex": "tex ltx latex dtx",
         "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
     }
 )
