@@ -35,8 +35,8 @@ from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.core.machine import describe_machine
 from sheepop.data.build import build_corpus
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import STAGES, CleanConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.config import DataConfig
 from sheepop.data.decoding import decode
 from sheepop.data.documents import Document, Draft, batched_by_size
@@ -110,7 +110,7 @@ def _extract(files: Sequence[Path]) -> None:
 def run_stage(name: str, documents: Iterable[Document]) -> list[Draft]:
     """What is left of the documents after one stage."""
     name, _, preset = name.partition(", ")
-    (stage,) = local_stages(CleanConfig(preset=preset or "gentle"), [name], Ledger(SEED), SEED)
+    (stage,) = local_stages(CleanConfig(preset=preset or "gentle"), [name], Account(SEED), SEED)
     return list(stage.run(document.draft() for document in documents))
 
 

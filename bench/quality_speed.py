@@ -20,8 +20,8 @@ from typing import Any
 import datatrove.data as datatrove
 
 from record import add_json_option, write_record
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import CleanConfig, QualityConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.quality import fineweb_quality, gopher_quality, kept_lines, repeated_lines, repeated_runs
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import tokens_of_all
@@ -111,7 +111,7 @@ def their_filters(texts: Sequence[str]) -> dict[str, Work]:
 def run_stages(names: Sequence[str], texts: Sequence[str], preset: str, kind: str = "prose") -> list[Any]:
     """What the stages keep of the texts."""
     stream: Iterable[Draft] = [Draft(text, "bench", number, kind) for number, text in enumerate(texts)]
-    for stage in local_stages(CleanConfig.model_validate({"preset": preset}), names, Ledger(SEED), SEED):
+    for stage in local_stages(CleanConfig.model_validate({"preset": preset}), names, Account(SEED), SEED):
         stream = stage.run(stream)
     return list(stream)
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.decontamination import (
     Decontamination,
@@ -20,7 +21,6 @@ from sheepop.data.clean.decontamination import (
     load_evaluation_sets,
     spelled_words,
 )
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import Removal
 from sheepop.data.documents import Draft
 
@@ -38,7 +38,7 @@ def jsonl(tmp_path: Path):
 
 
 def judged(text: str, **settings: object) -> Removal | None:
-    stage = Decontamination(Ledger(1), DecontaminationConfig.model_validate(settings))
+    stage = Decontamination(Account(1), DecontaminationConfig.model_validate(settings))
     return stage.removal(Draft(text, "a", 0))
 
 
@@ -173,7 +173,7 @@ def test_a_large_evaluation_set_flags_its_own_texts_and_no_others(jsonl):
         for number in range(3000)
     ]
     path = jsonl([{"q": text} for text in texts[:1500]])
-    stage = Decontamination(Ledger(1), DecontaminationConfig(paths=(path,)))
+    stage = Decontamination(Account(1), DecontaminationConfig(paths=(path,)))
     documents = [Draft(f"x {text[20:]}", "a", index) for index, text in enumerate(texts)]
     assert [document.part for document in stage.run(documents)] == list(range(1500, 3000))
-    assert stage.ledger.account("decontamination").as_record()["removed"] == {"evaluation text": 1500}
+    assert stage.account.stage("decontamination").as_record()["removed"] == {"evaluation text": 1500}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import FormattingConfig
 from sheepop.data.clean.formatting import Formatting, pieces, repaired
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import Draft
 
 Make = Callable[..., Draft]
@@ -21,9 +21,9 @@ CODECS = ("latin-1", "cp1252", "cp1250", "cp1251", "mac-roman", "cp437", "cp1253
 
 def formatted(item: Draft, **settings: Any) -> tuple[str | None, dict[str, int]]:
     """The text that is left of the document, None when nothing is, and what was changed how often."""
-    ledger = Ledger(0)
-    left = list(Formatting(ledger, FormattingConfig(**settings)).run([item]))
-    return (left[0].text if left else None), dict(ledger.account("formatting").changes)
+    account = Account(0)
+    left = list(Formatting(account, FormattingConfig(**settings)).run([item]))
+    return (left[0].text if left else None), dict(account.stage("formatting").changes)
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def test_each_kind_of_repair_can_be_turned_off(text_of: Callable[..., str]):
 
 
 def test_a_document_of_marks_without_width_is_removed_as_empty(document: Make):
-    ledger = Ledger(0)
-    assert list(Formatting(ledger, FormattingConfig()).run([document("\ufeff\u2060 \n")])) == []
-    assert ledger.account("formatting").removed == {"empty": 1}
+    account = Account(0)
+    assert list(Formatting(account, FormattingConfig()).run([document("\ufeff\u2060 \n")])) == []
+    assert account.stage("formatting").removed == {"empty": 1}
 
 
 def test_marks_still_stand_where_their_pages_begin(document: Make):
@@ -143,7 +143,7 @@ def test_marks_still_stand_where_their_pages_begin(document: Make):
 @given(st.text(st.sampled_from("ab \t\n-`>.:é\xa0\u200b"), max_size=80))
 def test_white_space_at_the_beginning_of_lines_is_never_touched(text: str):
     text = unicodedata.normalize("NFC", text)
-    changed, _ = Formatting(Ledger(0), FormattingConfig()).changed(text, Draft(text, "a", 0))
+    changed, _ = Formatting(Account(0), FormattingConfig()).changed(text, Draft(text, "a", 0))
 
     def indents(lines: str) -> list[str]:
         # What is left of a line that holds nothing but marks is no indentation.

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from sheepop.core.errors import ConfigError
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import LANGUAGE_CODES, LanguageConfig
 from sheepop.data.clean.language import LanguageFilter
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import Draft
 
 Make = Callable[..., Draft]
@@ -25,7 +25,7 @@ SENTENCES = {
 
 def judged(item: Draft, **settings: object) -> tuple[str, float | None, bool]:
     """The language and score that were noted, and whether the document stays."""
-    stays = list(LanguageFilter(Ledger(0), LanguageConfig.model_validate(settings)).run([item]))
+    stays = list(LanguageFilter(Account(0), LanguageConfig.model_validate(settings)).run([item]))
     return item.language, item.language_score, bool(stays)
 
 
@@ -67,11 +67,11 @@ def test_lines_do_not_matter(document: Make):
 
 
 def test_only_wanted_languages_stay_and_the_reason_says_which(document: Make):
-    ledger = Ledger(0)
-    stage = LanguageFilter(ledger, LanguageConfig(keep=("en", "und")))
+    account = Account(0)
+    stage = LanguageFilter(account, LanguageConfig(keep=("en", "und")))
     kept = list(stage.run([document(SENTENCES["en"]), document(SENTENCES["ru"]), document("ok")]))
     assert [item.language for item in kept] == ["en", "und"]
-    (sample,) = ledger.samples.as_record()
+    (sample,) = account.samples.as_record()
     assert sample["reason"] == "language"
     assert sample["detail"].startswith("ru (")
     assert sample["detail"].endswith("not one of en, und")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import PiiConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.pii import PiiReplacement, find_personal
 from sheepop.data.documents import Draft
 
@@ -104,7 +104,7 @@ def names_and_values(text: str, *, is_code: bool = False, config: PiiConfig = EV
 
 def replaced(text: str, kind: str = "prose", **settings: object) -> str:
     seed = settings.pop("seed", 1)
-    stage = PiiReplacement(Ledger(1), PiiConfig.model_validate(settings), seed=seed)  # type: ignore[arg-type]
+    stage = PiiReplacement(Account(1), PiiConfig.model_validate(settings), seed=seed)  # type: ignore[arg-type]
     document = Draft(text, "a.txt", 0, kind)
     (document,) = stage.run([document])
     return document.text
@@ -258,15 +258,15 @@ def test_many_values_share_a_placeholder_so_that_none_can_be_read_off():
 
 
 def test_what_was_replaced_is_counted_and_placeholders_are_not_replaced_again():
-    ledger = Ledger(1)
-    stage = PiiReplacement(ledger, EVERYTHING, seed=1)
+    account = Account(1)
+    stage = PiiReplacement(account, EVERYTHING, seed=1)
     text = "a.b@gmail.com, c.d@gmail.com, SSN 078-05-1120, 91.198.174.192."
     document = Draft(text, "a.txt", 0)
     (document,) = stage.run([document])
-    account = ledger.account("pii").as_record()
-    assert account["changes"] == {"email": 2, "ipv4": 1, "us_ssn": 1}
-    assert account["changed_documents"] == 1
-    assert account["added_bytes"] == len(document.text) - len(text)
+    counts = account.stage("pii").as_record()
+    assert counts["changes"] == {"email": 2, "ipv4": 1, "us_ssn": 1}
+    assert counts["changed_documents"] == 1
+    assert counts["added_bytes"] == len(document.text) - len(text)
     assert replaced(document.text) == document.text
 
 
@@ -274,7 +274,7 @@ def test_marks_stay_where_their_pages_begin():
     pages = ["Write to a.b@gmail.com.\n", "Call +1 212-555-0123\n", "nothing here\n"]
     marks = [(0, "page 1"), (len(pages[0]), "page 2"), (len(pages[0] + pages[1]), "page 3")]
     document = Draft("".join(pages), "a", 0, marks=marks)
-    (document,) = PiiReplacement(Ledger(1), EVERYTHING, seed=1).run([document])
+    (document,) = PiiReplacement(Account(1), EVERYTHING, seed=1).run([document])
     starts = [offset for offset, _ in document.marks]
     assert [document.text[start:][:5] for start in starts] == ["Write", "Call ", "nothi"]
 

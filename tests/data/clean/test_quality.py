@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from sheepop.core.config import dump_config, parse_config, validate
 from sheepop.core.errors import ConfigError
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import STAGES, CleanConfig, QualityConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.quality import QualityFilter
 from sheepop.data.documents import Draft
 from sheepop.data.pipeline.passes import local_stages
@@ -25,11 +25,11 @@ STORY = (
 )
 
 
-def judged(items: Iterable[Draft], **settings: Any) -> tuple[list[Draft], list[dict[str, Any]], Ledger]:
+def judged(items: Iterable[Draft], **settings: Any) -> tuple[list[Draft], list[dict[str, Any]], Account]:
     """The documents that stay, and a record for each that goes."""
-    ledger = Ledger(0)
-    kept = list(QualityFilter(ledger, QualityConfig.model_validate(settings)).run(items))
-    return kept, ledger.samples.as_record(), ledger
+    account = Account(0)
+    kept = list(QualityFilter(account, QualityConfig.model_validate(settings)).run(items))
+    return kept, account.samples.as_record(), account
 
 
 def random_words(count: int) -> str:
@@ -146,11 +146,11 @@ def test_the_web_rules_for_prose_judge_prose_only(document: Make):
 
 def test_order_and_account_are_kept_over_many_documents(document: Make, prose: list[str]):
     items = [document(text, part=number) for number, text in enumerate(prose * 3)]
-    kept, _, ledger = judged(items, preset="web")
+    kept, _, account = judged(items, preset="web")
     numbers = [item.part for item in kept]
     assert numbers == sorted(numbers)
-    assert len(kept) + ledger.account("quality").removed.total() == len(items)
-    stage = QualityFilter(Ledger(0), QualityConfig(preset="web"))
+    assert len(kept) + account.stage("quality").removed.total() == len(items)
+    stage = QualityFilter(Account(0), QualityConfig(preset="web"))
     assert numbers == [item.part for item in items if stage.removal(item) is None]
 
 
@@ -166,17 +166,17 @@ ARTICLE = (
 
 
 def test_lines_that_c4_drops_stay_unless_it_is_told_to_drop_them(document: Make):
-    kept, _, ledger = judged([document(ARTICLE)], preset="web")
+    kept, _, account = judged([document(ARTICLE)], preset="web")
     assert kept[0].text == ARTICLE
-    assert ledger.account("quality").changed_documents == 0
+    assert account.stage("quality").changed_documents == 0
     marked = document(ARTICLE, marks=[(ARTICLE.index("Contents"), "2"), (ARTICLE.index("In the evening"), "3")])
-    kept, _, ledger = judged([marked], preset="web", c4={"drop_lines": True})
+    kept, _, account = judged([marked], preset="web", c4={"drop_lines": True})
     expected = Document(ARTICLE, "0")
     assert filters.C4QualityFilter().filter(expected) is True
     assert kept[0].text == expected.text
     begins = [(kept[0].text[offset:][:6], name) for offset, name in kept[0].marks]
     assert begins == [("On the", "2"), ("In the", "3")]
-    assert ledger.account("quality").changes == {"lines dropped": 2}
+    assert account.stage("quality").changes == {"lines dropped": 2}
 
 
 # The configuration
@@ -237,10 +237,10 @@ def test_the_files_that_stages_read_are_known():
 
 def test_every_local_stage_has_its_name_and_order():
     names = ("quality", "secrets", "formatting", "language", "pii", "toxicity")
-    ledger = Ledger(0)
-    steps = local_stages(CleanConfig(), names, ledger, seed=3)
+    account = Account(0)
+    steps = local_stages(CleanConfig(), names, account, seed=3)
     assert tuple(step.name for step in steps) == names
-    assert all(step.ledger is ledger for step in steps)
+    assert all(step.account is account for step in steps)
 
 
 def test_the_bounds_of_a_share_are_enforced():

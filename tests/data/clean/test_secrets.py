@@ -17,8 +17,8 @@ from detect_secrets.settings import default_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import SecretsConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.secrets import SecretsReplacement, find_secrets
 from sheepop.data.documents import Draft
 
@@ -101,7 +101,7 @@ PRIVATE_KEYS = {
 def replaced(text: str, kind: str = "code", **settings: object) -> str:
     config = SecretsConfig.model_validate(settings)
     document = Draft(text, "a.py", 0, kind)
-    (document,) = SecretsReplacement(Ledger(1), config, seed=1).run([document])
+    (document,) = SecretsReplacement(Account(1), config, seed=1).run([document])
     return document.text
 
 
@@ -179,15 +179,15 @@ def test_modules_of_the_standard_library_hold_no_secret():
 
 
 def test_a_secret_has_the_same_placeholder_everywhere_and_is_counted_by_its_name():
-    ledger = Ledger(1)
-    stage = SecretsReplacement(ledger, SecretsConfig(), seed=1)
+    account = Account(1)
+    stage = SecretsReplacement(account, SecretsConfig(), seed=1)
     key = "AKIA" + token(UPPER + DIGITS, 16, 9)
     texts = [f"key {key} and {key}", f"again: '{key}'"]
     documents = list(stage.run([Draft(text, "a.txt", number) for number, text in enumerate(texts)]))
     assert (
         len({placeholder for document in documents for placeholder in re.findall("<SECRET_....>", document.text)}) == 1
     )
-    assert ledger.account("secrets").as_record()["changes"] == {"AWS Access Key": 3}
+    assert account.stage("secrets").as_record()["changes"] == {"AWS Access Key": 3}
 
 
 def test_the_detectors_that_judge_by_randomness_and_by_names_can_be_added():

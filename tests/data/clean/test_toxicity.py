@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.data.clean import toxicity as module
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import ToxicityConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.toxicity import ToxicityFilter, toxic_lexicon
 from sheepop.data.documents import Draft
@@ -31,7 +31,7 @@ FILLER = SENTENCE.split()
 
 
 def judged(text: str, kind: str = "prose", **settings: object) -> Removal | None:
-    stage = ToxicityFilter(Ledger(1), ToxicityConfig.model_validate(settings))
+    stage = ToxicityFilter(Account(1), ToxicityConfig.model_validate(settings))
     return stage.removal(Draft(text, "a", 0, kind))
 
 

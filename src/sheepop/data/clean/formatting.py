@@ -17,8 +17,8 @@ from operator import ne
 import numpy as np
 import numpy.typing as npt
 
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import FormattingConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import ChangeStage
 from sheepop.data.documents import Draft
 
@@ -230,8 +230,8 @@ class Formatting(ChangeStage):
     name = "formatting"
     config: FormattingConfig
 
-    def __init__(self, ledger: Ledger, config: FormattingConfig, *, seed: int = 0) -> None:
-        super().__init__(ledger, config, seed=seed)
+    def __init__(self, account: Account, config: FormattingConfig, *, seed: int = 0) -> None:
+        super().__init__(account, config, seed=seed)
         self._too_many_breaks = "\n" * (config.max_blank_lines + 2)
         self._breaks = re.compile(rf"(?<!\n)\n{{{config.max_blank_lines + 2},}}")
 

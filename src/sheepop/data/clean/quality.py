@@ -43,7 +43,7 @@ class QualityFilter(FilterStage):
                 if removal is None:
                     yield document
                 else:
-                    self.ledger.removed(self.name, document, removal.reason, removal.detail)
+                    self.account.removed(self.name, document, removal.reason, removal.detail)
 
     def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, or None when it stays."""
@@ -99,7 +99,7 @@ class QualityFilter(FilterStage):
             document.marks = kept.moved(before, marks)
         if document.text != before:
             dropped = len(before.splitlines()) - len(kept.lines)
-            self.ledger.changed(self.name, before, document.text, {"lines dropped": dropped})
+            self.account.changed(self.name, before, document.text, {"lines dropped": dropped})
 
 
 def _batches(documents: Iterable[Draft]) -> Iterator[list[Draft]]:

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 
 from sheepop.core.config import Config
 from sheepop.core.random import derive_seed
+from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import PlaceholderConfig
-from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import Draft, is_empty
 from sheepop.data.extract.template import PAIR, sides
 
@@ -47,12 +47,12 @@ def named(rules: str, removal: Removal | None) -> Removal | None:
 
 
 class Stage(ABC):
-    """A step with a `name` of the configuration, its settings, and a ledger, which all steps of a pass share."""
+    """A step with a `name` of the configuration, its settings, and an account, which all steps of a pass share."""
 
     name: ClassVar[str]
 
-    def __init__(self, ledger: Ledger, config: Config, *, seed: int = 0) -> None:
-        self.ledger, self.config, self.seed = ledger, config, seed
+    def __init__(self, account: Account, config: Config, *, seed: int = 0) -> None:
+        self.account, self.config, self.seed = account, config, seed
 
     @abstractmethod
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
@@ -73,7 +73,7 @@ class FilterStage(Stage):
             if removal is None:
                 yield document
             else:
-                self.ledger.removed(self.name, document, removal.reason, removal.detail)
+                self.account.removed(self.name, document, removal.reason, removal.detail)
 
 
 class ChangeStage(Stage):
@@ -93,7 +93,7 @@ class ChangeStage(Stage):
             if self.applies_to(document):
                 self._change(document)
                 if _is_blank(document):
-                    self.ledger.removed(self.name, document, "empty", "no text was left")
+                    self.account.removed(self.name, document, "empty", "no text was left")
                     continue
             yield document
 
@@ -111,7 +111,7 @@ class ChangeStage(Stage):
             (offset, name) for offset, (_, name) in zip(accumulate(map(len, pieces)), marks, strict=False)
         ]
         if document.text != before:
-            self.ledger.changed(self.name, before, document.text, counts)
+            self.account.changed(self.name, before, document.text, counts)
 
 
 def _is_blank(document: Draft) -> bool:

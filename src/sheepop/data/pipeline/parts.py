@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.core.files import atomic_directory, read_json
-from sheepop.data.clean.ledger import Ledger, Samples
+from sheepop.data.clean.account import Account, Samples
 from sheepop.data.documents import Document, StoredDocument, read_stored, stored_file
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.signatures import SignatureWriter
@@ -66,14 +66,14 @@ class FinishedPart:
         index = np.fromfile(self.path / _INDEX, _INDEX_TYPE)
         return np.delete(index, list(self._removals()))
 
-    def kept(self, ledger: Ledger) -> Iterator[StoredDocument]:
-        """The documents that stay; the others are noted in `ledger`."""
+    def kept(self, account: Account) -> Iterator[StoredDocument]:
+        """The documents that stay; the others are noted in `account`."""
         removals = self._removals()
         for index, stored in enumerate(self.documents()):
             if (removal := removals.get(index)) is None:
                 yield stored
             else:
-                ledger.removed(removal.stage, stored.document().draft(), removal.reason, removal.detail)
+                account.removed(removal.stage, stored.document().draft(), removal.reason, removal.detail)
 
     def _removals(self) -> dict[int, Removal]:
         path = self.directory / _REMOVALS / f"{self.number:05d}.jsonl"

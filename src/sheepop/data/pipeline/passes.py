@@ -17,11 +17,11 @@ from sheepop.core.config import Config
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError
 from sheepop.core.files import write_json
+from sheepop.data.clean.account import Account, utf8_length
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.clean.decontamination import Decontamination
 from sheepop.data.clean.formatting import Formatting
 from sheepop.data.clean.language import LanguageFilter
-from sheepop.data.clean.ledger import Ledger, utf8_length
 from sheepop.data.clean.pii import PiiReplacement
 from sheepop.data.clean.quality import QualityFilter
 from sheepop.data.clean.secrets import SecretsReplacement
@@ -68,7 +68,7 @@ def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]
     return passes
 
 
-def local_stages(config: CleanConfig, names: Iterable[str], ledger: Ledger, seed: int) -> list[Stage]:
+def local_stages(config: CleanConfig, names: Iterable[str], account: Account, seed: int) -> list[Stage]:
     """The steps with these names, in this order; raises KeyError for a name that is no stage of single documents."""
     stages: dict[str, tuple[type[Stage], Config]] = {
         "formatting": (Formatting, config.formatting),
@@ -79,7 +79,7 @@ def local_stages(config: CleanConfig, names: Iterable[str], ledger: Ledger, seed
         "secrets": (SecretsReplacement, config.secrets),
         "decontamination": (Decontamination, config.decontamination),
     }
-    return [stage(ledger, settings, seed=seed) for stage, settings in map(stages.__getitem__, names)]
+    return [stage(account, settings, seed=seed) for stage, settings in map(stages.__getitem__, names)]
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,19 @@ class CleanPart:
 
     def __call__(self, rank: int, staging: Path) -> None:
         """Writes the documents and the account of what became of all others."""
-        clean, ledger = self.config.clean, Ledger(self.seed)
-        ledger.begin(staging)
-        with closing(ledger):
+        clean, account = self.config.clean, Account(self.seed)
+        account.begin(staging)
+        with closing(account):
             if self.earlier is None:
-                documents = _read_inputs(self.plan, rank, self.config, self.query, ledger)
+                documents = _read_inputs(self.plan, rank, self.config, self.query, account)
             else:
-                documents = (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(ledger))
-            for stage in local_stages(clean, self.local, ledger, self.seed):
+                documents = (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(account))
+            for stage in local_stages(clean, self.local, account, self.seed):
                 documents = stage.run(documents)
             finished, mixture = (draft.finished() for draft in documents), Mixture(self.config.mix)
             near = clean.near_duplicates if "near_duplicates" in self.decided else None
             write_part(staging, finished, mixture, sign=bool(self.decided), near=near)
-        write_json(staging / ACCOUNT, ledger.as_record())
+        write_json(staging / ACCOUNT, account.as_record())
 
 
 def clean_documents(
@@ -186,22 +186,22 @@ def sign_file(file: Path, target: Path, near: NearDuplicatesConfig | None) -> Pa
     return PartSignatures.open(target, near, protected=True)
 
 
-def _read_inputs(plan: Plan, rank: int, config: DataConfig, query: Query | None, ledger: Ledger) -> Iterator[Draft]:
-    """The documents of part `rank` of the plan, in order; what could not be used is noted in `ledger`."""
+def _read_inputs(plan: Plan, rank: int, config: DataConfig, query: Query | None, account: Account) -> Iterator[Draft]:
+    """The documents of part `rank` of the plan, in order; what could not be used is noted in `account`."""
     for entry in plan.entries(rank):
-        yield from _documents(entry, _items(entry, plan.directory / _SCRATCH, config.extract, query), config, ledger)
+        yield from _documents(entry, _items(entry, plan.directory / _SCRATCH, config.extract, query), config, account)
 
 
 def _documents(
-    entry: Entry, items: Iterator[Extracted | Refused], config: DataConfig, ledger: Ledger
+    entry: Entry, items: Iterator[Extracted | Refused], config: DataConfig, account: Account
 ) -> Iterator[Draft]:
-    account, part, encoding = ledger.source, 0, ""
-    account.input_bytes += entry.size
+    source, part, encoding = account.source, 0, ""
+    source.input_bytes += entry.size
     about_file: list[Refused] = []
     for item in items:
         if isinstance(item, Refused):
             if item.place:
-                _note(ledger, account.refused, entry, item)
+                _note(account, source.refused, entry, item)
             else:
                 about_file.append(item)
             continue
@@ -210,30 +210,30 @@ def _documents(
         whole = item.marks or item.kind not in ("prose", "code")
         for text in [item.text] if whole else split_text(item.text, config.documents):
             if is_empty(text):
-                account.empty += 1
+                source.empty += 1
             else:
-                account.documents += 1
-                account.num_bytes += utf8_length(text)
-                account.kinds[item.kind] += 1
+                source.documents += 1
+                source.num_bytes += utf8_length(text)
+                source.kinds[item.kind] += 1
                 yield _draft(text, part, item, entry)
             part += 1
     if part:
-        account.read += 1
-        account.encodings.update([encoding] if encoding else [])
+        source.read += 1
+        source.encodings.update([encoding] if encoding else [])
     else:  # the file gives no document at all
         first, *about_file = about_file or [Refused("", "empty", "there is no text in it")]
-        _note(ledger, account.skipped, entry, first)
+        _note(account, source.skipped, entry, first)
     for item in about_file:
-        _note(ledger, account.refused, entry, item)
+        _note(account, source.refused, entry, item)
 
 
-def _note(ledger: Ledger, reasons: Counter[str], entry: Entry, item: Refused) -> None:
+def _note(account: Account, reasons: Counter[str], entry: Entry, item: Refused) -> None:
     reasons[item.reason] += 1
     place, detail = _valid(item.place), _valid(item.detail)
     if item.reason in LIMITS:
-        ledger.source.limits.append(f"{entry.source}{f': {place}' if place else ''}: {detail}")
+        account.source.limits.append(f"{entry.source}{f': {place}' if place else ''}: {detail}")
     record = {"file": entry.source, "stage": "extract", "reason": item.reason, "detail": detail}
-    ledger.quarantine({**record, "place": place} if place else record)
+    account.quarantine({**record, "place": place} if place else record)
 
 
 def _items(entry: Entry, scratch: Path, config: ExtractConfig, query: Query | None) -> Iterator[Extracted | Refused]:

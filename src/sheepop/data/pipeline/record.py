@@ -14,8 +14,8 @@ from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import sha256_file, write_json
 from sheepop.core.machine import installed_versions
+from sheepop.data.clean.account import SourceAccount, StageAccount
 from sheepop.data.clean.decontamination import EvaluationFile
-from sheepop.data.clean.ledger import SourceAccount, StageAccount
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import input_labels, printable
 from sheepop.data.extract.template import PAIR

@@ -22,7 +22,7 @@ import orjson
 
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.core.random import derive_seed
-from sheepop.data.clean.ledger import EXCERPT_CHARACTERS, Ledger, Samples
+from sheepop.data.clean.account import EXCERPT_CHARACTERS, Account, Samples
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, TOKENS
 from sheepop.data.documents import Document, StoredDocument, batched_by_size, read_stored, stored_file
@@ -134,10 +134,10 @@ class Scatter:
         splits = {name: dict.fromkeys(_COUNTED, 0) for name in SPLITS}
         mixed_sources: dict[int, dict[str, int]] = {}
         passed, ordinal = assignment.starts[rank]
-        ledger = Ledger(assignment.splitter.seed)
-        ledger.begin(staging)
-        with closing(ledger), closing(_Chunks(staging, sum(assignment.buckets))) as chunks:
-            for document, mixed in zip(part.kept(ledger), part.kept_index()["mixed"].tolist(), strict=True):
+        account = Account(assignment.splitter.seed)
+        account.begin(staging)
+        with closing(account), closing(_Chunks(staging, sum(assignment.buckets))) as chunks:
+            for document, mixed in zip(part.kept(account), part.kept_index()["mixed"].tolist(), strict=True):
                 pieces = assignment.splitter.pieces(document, passed)
                 cut_documents += len(pieces) - 1
                 for split, piece in pieces:
@@ -149,8 +149,8 @@ class Scatter:
                         chunks.add(*assignment.place(split, piece.id, copy, passed, ordinal), piece.line)
                 passed += document.num_bytes
                 ordinal += 1
-        account = {"splits": splits, "mixed": mixed_sources, "cut_documents": cut_documents}
-        write_json(staging / ACCOUNT, {**ledger.as_record(), **account})
+        counts = {"splits": splits, "mixed": mixed_sources, "cut_documents": cut_documents}
+        write_json(staging / ACCOUNT, {**account.as_record(), **counts})
 
 
 def _count(counts: dict[str, int], document: StoredDocument, times: int) -> None:

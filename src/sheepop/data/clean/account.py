@@ -19,7 +19,7 @@ EXCERPT_CHARACTERS = 600
 
 
 @dataclass
-class _Account:
+class _Counts:
     """Numbers, counters and lists, that are written as JSON and added up over parts."""
 
     def as_record(self) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _key(entry: Field[Any]) -> str:
 
 
 @dataclass
-class StageAccount(_Account):
+class StageAccount(_Counts):
     """What one stage did: documents and bytes removed by reason, documents changed, bytes added, changes by name."""
 
     removed: Counter[str] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class StageAccount(_Account):
 
 
 @dataclass
-class SourceAccount(_Account):
+class SourceAccount(_Counts):
     """What reading gave: files read and skipped by reason, places in files refused by reason, documents.
 
     `limits` names the files at which a limit of time or memory struck, which another run might not repeat.
@@ -87,7 +87,7 @@ class Samples:
         return [{"key": f"{-key:016x}", **json.loads(text)} for key, text in sorted(self._heap, reverse=True)]
 
 
-class Ledger:
+class Account:
     """Collects the account of all stages over one part; lists of what went stream to files in a directory.
 
     It is shared by the steps of a pass and sent to workers with them; `begin` opens its files where it works.
@@ -122,13 +122,13 @@ class Ledger:
             "samples": self.samples.as_record(),
         }
 
-    def account(self, stage: str) -> StageAccount:
+    def stage(self, stage: str) -> StageAccount:
         """The account of a stage, begun when there is none yet."""
         return self.stages.setdefault(stage, StageAccount())
 
     def removed(self, stage: str, document: Draft, reason: str, detail: str = "") -> None:
         """Notes that `stage` removed the document."""
-        account, num_bytes = self.account(stage), utf8_length(document.text)
+        account, num_bytes = self.stage(stage), utf8_length(document.text)
         account.removed[reason] += 1
         account.removed_bytes[reason] += num_bytes
         source, part = document.source, document.part
@@ -141,7 +141,7 @@ class Ledger:
 
     def changed(self, stage: str, before: str, after: str, counts: Any) -> None:
         """Notes that `stage` changed the text of a document, what it did and how often."""
-        account = self.account(stage)
+        account = self.stage(stage)
         account.changed_documents += 1
         account.added_bytes += utf8_length(after) - utf8_length(before)
         account.changes.update(counts)
