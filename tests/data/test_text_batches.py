@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data import IGNORED_LABEL, PackedBatches, PaddedBatches, TokenSplit
+from sheepop.data import IGNORED_LABEL, Batch, PackedBatches, PaddedBatches, TokenSplit
 from sheepop.tokenizer import CharTokenizer
 
 PAD = 0
 documents_of_ids = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=15), min_size=1, max_size=10)
+
+
+def shuffled(batches: PackedBatches | PaddedBatches, count: int, random: Random) -> tuple[Batch, list[int]]:
+    """All `count` samples as one batch in some order, and that order."""
+    assert batches.num_samples == count
+    order = list(range(count))
+    random.shuffle(order)
+    return batches.batch(np.array(order)), order
 
 
 def slow_rows(documents: list[list[int]], length: int) -> list[tuple[list[int], list[int], list[int], list[int], bool]]:
@@ -34,13 +44,10 @@ def slow_rows(documents: list[list[int]], length: int) -> list[tuple[list[int], 
 
 
 @given(documents_of_ids, st.integers(1, 12), st.randoms(use_true_random=False))
-def test_rows_agree_with_a_loop_over_tokens(documents: list[list[int]], length: int, random: object) -> None:
+def test_rows_agree_with_a_loop_over_tokens(documents: list[list[int]], length: int, random: Random) -> None:
     batches = PackedBatches(TokenSplit.from_documents(documents), max_length=length, pad_id=PAD)
     expected = slow_rows(documents, length)
-    assert batches.num_samples == len(expected)
-    order = list(range(len(expected)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    batch = batches.batch(np.array(order))
+    batch, order = shuffled(batches, len(expected), random)
     assert batch.input_ids.tolist() == [expected[i][0] for i in order]
     assert batch.labels.tolist() == [expected[i][1] for i in order]
     assert batch.positions.tolist() == [expected[i][2] for i in order]
@@ -107,14 +114,11 @@ def slow_chunks(document: list[int], length: int, stride: int) -> list[tuple[lis
 
 
 @given(documents_to_cut, length_and_stride, st.randoms(use_true_random=False))
-def test_rows_agree_with_a_loop(documents: list[list[int]], cut: tuple[int, int], random: object) -> None:
+def test_rows_agree_with_a_loop(documents: list[list[int]], cut: tuple[int, int], random: Random) -> None:
     length, stride = cut
     batches = PaddedBatches(TokenSplit.from_documents(documents), max_length=length, stride=stride, pad_id=PAD)
     expected = [chunk for document in documents for chunk in slow_chunks(document, length, stride)]
-    assert batches.num_samples == len(expected)
-    order = list(range(len(expected)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    batch = batches.batch(np.array(order))
+    batch, order = shuffled(batches, len(expected), random)
     assert batch.input_ids.tolist() == [expected[i][0] for i in order]
     assert batch.labels.tolist() == [expected[i][1] for i in order]
     assert not batch.has_boundaries
