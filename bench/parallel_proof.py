@@ -112,7 +112,7 @@ _WHOLE = {
 }
 # Ranks are forked from a process that has loaded this, which takes longer than most of their steps.
 _DRAWING = ["matplotlib.backends.backend_agg", "plotly.graph_objects", "plotly.validator_cache"]
-_LOADED = ["__main__", "sheepop.jobs.train", *_DRAWING]
+_LOADED = ["__main__", "sheepop.jobs.run.build", *_DRAWING]
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 

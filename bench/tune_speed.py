@@ -103,9 +103,9 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
     from sheepop.core.console import Console
     from sheepop.core.random import seed_torch
     from sheepop.jobs.config import load_config
-    from sheepop.jobs.fork import Fork
+    from sheepop.jobs.task.fork import Fork
     from sheepop.jobs.train import kind_of, prepare_process
-    from sheepop.jobs.training_run import build_network
+    from sheepop.jobs.run.network import build_network
     from sheepop.train import build_optimizers
     from sheepop.train.evaluation_weights import TrainedWeights
     from sheepop.train.placement import OneDevice

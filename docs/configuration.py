@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sheepop.core.config import value_text
-from sheepop.jobs.settings import Setting, all_settings
+from sheepop.jobs.config_help import Setting, all_settings
 
 PAGE = Path(__file__).with_suffix(".md")
 TOP = "Top level"

@@ -104,7 +104,7 @@ while True:
 """
 LOADED = (
     "sheepop.cli.main",
-    "sheepop.jobs.train",
+    "sheepop.jobs.run.build",
     "sheepop.jobs.generate",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",

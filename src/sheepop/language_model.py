@@ -18,7 +18,8 @@ from sheepop.generate.generator import TextStream
 from sheepop.generate.scoring import Score, score_text
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
-from sheepop.jobs.start import start
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.train import train as train_run
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
@@ -197,7 +198,7 @@ def _run(
     settings: Mapping[str, Any] | None,
 ) -> LanguageModel:
     paths = [data] if isinstance(data, str | Path) else data
-    outcome = start(
+    request = RunRequest.of(
         {**options, "data": {"paths": [str(path) for path in paths]}, "device": device},
         overrides=[f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()],
         config=None if config is None else Path(config),
@@ -207,7 +208,7 @@ def _run(
         overwrite=overwrite,
         console=Console(quiet=quiet),
     )
-    return load(outcome.run, device)
+    return load(train_run(request).run, device)
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:

@@ -26,7 +26,7 @@ main()
 
 
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Interrupted."), (signal.SIGTERM, "Terminated.")])
-@pytest.mark.parametrize("module", ["sheepop.cli.main", "typer", "sheepop.cli.train", "sheepop.jobs.runs"])
+@pytest.mark.parametrize("module", ["sheepop.cli.main", "typer", "sheepop.cli.train", "sheepop.jobs.run.listing"])
 def test_a_signal_while_the_program_is_loaded_ends_it_in_one_line(module: str, number: int, word: str):
     command = [sys.executable, "-c", SIGNALLED, module, str(int(number)), "runs"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -38,14 +38,14 @@ def test_ctrl_c_within_code_that_a_library_makes_has_its_exit_code():
     within = SIGNALLED.replace(
         "            os.kill(os.getpid(), number)", "            exec('os.kill(os.getpid(), number)')"
     )
-    command = [sys.executable, "-c", within, "sheepop.jobs.runs", str(int(signal.SIGINT)), "runs"]
+    command = [sys.executable, "-c", within, "sheepop.jobs.run.listing", str(int(signal.SIGINT)), "runs"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_a_signal_that_is_ignored_from_the_start_stays_ignored():
     ignoring = SIGNALLED.replace("signal.default_int_handler", "signal.SIG_IGN")
-    for module in ("sheepop.cli.main", "sheepop.jobs.runs"):
+    for module in ("sheepop.cli.main", "sheepop.jobs.run.listing"):
         command = [sys.executable, "-c", ignoring, module, str(int(signal.SIGINT)), "runs", "/nowhere"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 3 and "/nowhere" in done.stderr

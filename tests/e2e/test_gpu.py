@@ -12,8 +12,9 @@ import torch
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.config import load_config
 from sheepop.jobs.generate import load_generator
-from sheepop.jobs.train import train
 from sheepop.model import ModelConfig, build_model
+
+from ..running import train
 
 pytestmark = [
     pytest.mark.gpu,

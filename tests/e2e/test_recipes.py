@@ -18,8 +18,9 @@ from sheepop.core.errors import DataError
 from sheepop.core.files import read_json
 from sheepop.data import build_corpus
 from sheepop.jobs.config import load_config
-from sheepop.jobs.train import train
 from sheepop.model import blank_model
+
+from ..running import train
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 TOY = (

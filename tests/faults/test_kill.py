@@ -52,7 +52,7 @@ def test_killed_when_the_last_checkpoint_is_written_and_not_all_that_follows(
 
 
 def test_killed_before_the_first_step_a_run_starts_again(reference: Reference, tmp_path: Path) -> None:
-    reference.killed("sheepop.jobs.train", "resolved", 1, tmp_path / "run")
+    reference.killed("sheepop.jobs.run.open", "resolved", 1, tmp_path / "run")
     reference.resume(tmp_path / "run")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.train import run_training
+
+from ..running import train
 
 
 @pytest.fixture(scope="session")
@@ -26,4 +27,4 @@ def configured(text_folder: Path, tiny: tuple[str, ...]) -> Callable[..., SheepO
 def base(configured: Callable[..., SheepOpConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has seen a little text, to be tuned."""
     settings = ("model.max_seq_len=64", "model.dropout=0", "training.max_steps=2")
-    return run_training(configured(tmp_path_factory.mktemp("base") / "run", *settings)).run
+    return train(configured(tmp_path_factory.mktemp("base") / "run", *settings)).run

@@ -21,8 +21,9 @@ from sheepop.data.pairs import Pair
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data import build
-from sheepop.jobs.train import run_training
 from sheepop.tokenizer import Tokenizer, load_tokenizer
+
+from ..running import train
 
 TEXTS = [f"Sheep {number} jumps over the fence.\nIt is é.\n" for number in range(30)]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -172,7 +173,7 @@ def test_source_and_target_are_told_apart_whatever_a_tokenizer_puts_around_text(
         "device": "cpu",
         "output_dir": str(tmp_path / "run"),
     }
-    run_training(validate(SheepOpConfig, tree))
+    train(validate(SheepOpConfig, tree))
     done = sheepop.load(tmp_path / "run", device="cpu").generate("abba 7", max_new_tokens=4, greedy=True)
     assert done.num_prompt_tokens == len(tokenizer.encode("abba 7")) + 1
 
@@ -190,7 +191,7 @@ def trained(made: tuple[Path, Corpus, str], output: Path, *, packing: bool) -> P
         "device": "cpu",
         "output_dir": str(output),
     }
-    run_training(validate(SheepOpConfig, tree))
+    train(validate(SheepOpConfig, tree))
     return output
 
 

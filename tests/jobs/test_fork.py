@@ -15,7 +15,8 @@ from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 from sheepop.core.files import read_json, write_checksums
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.train import run_training
+
+from ..running import train
 
 MODEL = {"d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 32, "dropout": 0.0}
 TRAINING = {"max_steps": 4, "global_batch_size": 4, "precision": "fp32", "warmup_steps": 0, "sinks": []}
@@ -36,14 +37,14 @@ def config(text_folder: Path, output: Path, *, model: Any = MODEL, **training: A
 @pytest.fixture(scope="module")
 def parent(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("parent") / "run"
-    run_training(config(text_folder, output, learning_rate=0.01))
+    train(config(text_folder, output, learning_rate=0.01))
     return output
 
 
 def forked(text_folder: Path, output: Path, parent: Path, *, model: Any = None, **training: Any) -> Path:
     asked = config(text_folder, output, model=model or {}, **training)
     asked = asked.replace(tokenizer={"path": None})
-    run_training(asked, fork=parent)
+    train(asked, fork=parent)
     return output
 
 
@@ -84,7 +85,7 @@ def test_a_run_goes_on_from_a_checkpoint_in_shards(text_folder: Path, parent: Pa
     shutil.rmtree(checkpoint)
     (tmp_path / "shards").rename(checkpoint)
     for each in (whole, run):
-        run_training(config(text_folder, each.path, learning_rate=0.01, max_steps=6), resume=True)
+        train(config(text_folder, each.path, learning_rate=0.01, max_steps=6), resume=True)
     one, other = load_model(whole.checkpoint(6)), load_model(run.checkpoint(6))
     for name, weight in one.model.named_parameters():
         assert torch.equal(weight, other.model.get_parameter(name)), name
@@ -100,7 +101,7 @@ def test_a_fork_goes_on_from_its_beginning_when_it_was_stopped_before_the_first_
             forked(text_folder, tmp_path / "stopped", parent)
     assert RunDirectory(tmp_path / "stopped").steps() == [0]
     asked = config(text_folder, tmp_path / "stopped", model={}).replace(tokenizer={"path": None})
-    run_training(asked, resume=True)
+    train(asked, resume=True)
     one, other = (load_model(RunDirectory(path).checkpoint(4)).model for path in (whole, tmp_path / "stopped"))
     for name, weight in one.named_parameters():
         assert torch.equal(weight, other.get_parameter(name)), name
@@ -113,7 +114,7 @@ def test_a_fork_that_was_stopped_before_its_beginning_was_saved_is_not_begun_wit
     shutil.rmtree(output / "checkpoints")
     asked = config(text_folder, output, model={}).replace(tokenizer={"path": None})
     with pytest.raises(CheckpointError, match=r"before it had saved the weights it.* --fork .* --overwrite"):
-        run_training(asked, resume=True)
+        train(asked, resume=True)
 
 
 @pytest.mark.parametrize("part", ["fork", "data", "tokenizer", "embeddings"])
@@ -131,7 +132,7 @@ def test_no_run_is_replaced_by_one_that_begins_with_a_part_of_it(
         vectors = {**asked.training.model_dump(), "initial_embeddings": str(checkpoint / WEIGHTS)}
         asked = asked.replace(training=vectors)
     with pytest.raises(UsageError, match=r"would be made from .*, which is part of the run"):
-        run_training(asked, overwrite=True, fork=run if part == "fork" else None)
+        train(asked, overwrite=True, fork=run if part == "fork" else None)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -147,7 +148,7 @@ def test_a_fork_keeps_the_network(text_folder: Path, parent: Path, tmp_path: Pat
 
 def test_what_a_resumed_run_refuses_names_the_way_to_fork(text_folder: Path, parent: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.learning_rate was 0\.01 and is now 0\.5.*--fork"):
-        run_training(config(text_folder, parent, learning_rate=0.5), resume=True)
+        train(config(text_folder, parent, learning_rate=0.5), resume=True)
 
 
 def test_a_second_process_on_a_run_is_refused(text_folder: Path, parent: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_second_process_on_a_run_is_refused(text_folder: Path, parent: Path) -
     with RunDirectory(parent).locked() as held:
         assert held
         with pytest.raises(CheckpointError, match="Another process is working on the run"):
-            run_training(config(text_folder, parent, learning_rate=0.01), resume=True)
+            train(config(text_folder, parent, learning_rate=0.01), resume=True)
 
 
 def test_a_lock_leaves_nothing_where_no_run_began(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.initial_embeddings import set_initial_embeddings, words_of
-from sheepop.jobs.train import run_training
+from sheepop.jobs.task.corpus import set_initial_embeddings, words_of
 from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+
+from ..running import train
 
 TEXT = "Sheep number {} jumps over the fence, and the sheep of the farm jump again in the morning, unlike dogs.\n"
 VECTORS = {"the": 1.0, "fence": 2.0, "Sheep": 3.0, "unheard": 4.0, "ump": 5.0}
@@ -107,7 +108,7 @@ def notes(tmp_path: Path) -> Path:
 
 
 def test_a_run_begins_with_them_and_goes_on_without_the_file(notes: Path, vectors: Path, tmp_path: Path):
-    run_training(run_config(notes, tmp_path / "run", vectors))
+    train(run_config(notes, tmp_path / "run", vectors))
     run = RunDirectory(tmp_path / "run")
     first = load_model(run.checkpoint(0))
     ids = words_of(first.tokenizer)
@@ -116,7 +117,7 @@ def test_a_run_begins_with_them_and_goes_on_without_the_file(notes: Path, vector
     for token_id, value in known:
         assert torch.equal(first.model.embedding.weight[token_id], torch.full((16,), value))
     vectors.unlink()
-    run_training(run_config(notes, tmp_path / "run", vectors, max_steps=2), resume=True)
+    train(run_config(notes, tmp_path / "run", vectors, max_steps=2), resume=True)
     assert run.steps()[-1] == 2
 
 
@@ -124,9 +125,9 @@ def test_a_size_that_does_not_fit_and_a_missing_file_are_refused_before_a_step(
     notes: Path, vectors: Path, tmp_path: Path
 ):
     with pytest.raises(ConfigError, match=r"have 16 numbers, but the model's have 32 .* Set model\.d_model=16"):
-        run_training(run_config(notes, tmp_path / "run", vectors, d_model=32))
+        train(run_config(notes, tmp_path / "run", vectors, d_model=32))
     with pytest.raises(DataError, match="absent cannot be read"):
-        run_training(run_config(notes, tmp_path / "run", tmp_path / "absent"))
+        train(run_config(notes, tmp_path / "run", tmp_path / "absent"))
     assert not (tmp_path / "run").exists()
 
 
@@ -134,17 +135,17 @@ def test_vectors_of_no_token_and_a_fork_are_refused(notes: Path, vectors: Path, 
     other = tmp_path / "other.txt"
     other.write_text("xyzzy" + " 1.0" * 16 + "\n")
     with pytest.raises(ConfigError, match=r"other\.txt has 1 word, none of which is a token"):
-        run_training(run_config(notes, tmp_path / "run", other))
+        train(run_config(notes, tmp_path / "run", other))
     with pytest.raises(ConfigError, match="is for a new network, but the weights of parent already have embeddings"):
-        run_training(run_config(notes, tmp_path / "fork", vectors), fork=Path("parent"))
+        train(run_config(notes, tmp_path / "fork", vectors), fork=Path("parent"))
 
 
 def test_a_run_that_was_killed_before_it_had_saved_them_begins_with_them_again(
     notes: Path, vectors: Path, tmp_path: Path
 ):
-    run_training(run_config(notes, tmp_path / "run", vectors))
+    train(run_config(notes, tmp_path / "run", vectors))
     run = RunDirectory(tmp_path / "run")
     before = load_model(run.checkpoint(1)).model.embedding.weight
     shutil.rmtree(run.checkpoints)
-    run_training(run_config(notes, tmp_path / "run", vectors), resume=True)
+    train(run_config(notes, tmp_path / "run", vectors), resume=True)
     assert torch.equal(load_model(run.checkpoint(1)).model.embedding.weight, before)

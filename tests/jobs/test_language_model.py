@@ -13,10 +13,11 @@ from sheepop.checkpoint import load_model, save_model
 from sheepop.core.errors import ConfigError, TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.config import load_config
-from sheepop.jobs.train import train
 from sheepop.model import build_model
 from sheepop.tokenizer import CharTokenizer
 from sheepop.train import TrainingConfig
+
+from ..running import train
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.layout import check_layout, shared_steps
-from sheepop.jobs.layout_picture import LAYOUT, SharedStep, add_layout, draw_layout, exchanges, keep_layout
-from sheepop.jobs.run_record import RunRecord
+from sheepop.jobs.run.layout_picture import LAYOUT, SharedStep, add_layout, draw_layout, exchanges, keep_layout
+from sheepop.jobs.run.ranks import check_layout, shared_steps
+from sheepop.jobs.run.record import RunRecord
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout

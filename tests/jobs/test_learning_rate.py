@@ -12,8 +12,9 @@ from sheepop.core.errors import ConfigError, UsageError
 from sheepop.jobs import learning_rate
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.learning_rate import find_rate
-from sheepop.jobs.train import run_training
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 Configured = Callable[..., SheepOpConfig]
 
@@ -38,7 +39,7 @@ def test_its_first_batch_is_that_of_a_run(
 ) -> None:
     monkeypatch.setattr(learning_rate, "NUM_STEPS", 40)
     found = find_rate(configured(tmp_path / "out", "model.dropout=0"))
-    run_training(configured(tmp_path / "run", "model.dropout=0", "training.max_steps=1", "training.log_interval=1"))
+    train(configured(tmp_path / "run", "model.dropout=0", "training.max_steps=1", "training.log_interval=1"))
     first = read_json_lines(tmp_path / "run" / "metrics.jsonl")[0][0]
     assert (first["step"], first["loss"]) == (1, found.test.losses[0])
 

@@ -15,11 +15,12 @@ from safetensors.numpy import load_file
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import ConfigError, Interrupted
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.run_record import Request, RunRecord, read_run_config, repeat_command
-from sheepop.jobs.train import train
+from sheepop.jobs.run.record import RunRecord, read_run_config, repeat_command
 from sheepop.train import budget, pace
 from sheepop.train.journal import Journal
 from sheepop.train.pace import Pace
+
+from ..running import train
 
 PLAN = 30
 
@@ -32,9 +33,9 @@ def timed(tiny: tuple[str, ...], text_folder: Path, tmp_path: Path, monkeypatch:
     for name in ("_LEAST_MEASURING_SECONDS", "_MEASURE_SHARE"):
         monkeypatch.setattr(budget, name, 0.01)
     monkeypatch.setattr(
-        "sheepop.jobs.settling.loop_seconds", lambda config, timing: None if config.max_minutes is None else 0.12
+        "sheepop.jobs.run.resolve.loop_seconds", lambda config, timing: None if config.max_minutes is None else 0.12
     )
-    monkeypatch.setattr("sheepop.jobs.settling.most_steps", lambda *sizes: None)
+    monkeypatch.setattr("sheepop.jobs.run.resolve.most_steps", lambda *sizes: None)
     asked = [*tiny, "training.max_minutes=5", f"training.max_steps={PLAN}", "training.log_interval=1"]
     places = {"data": {"paths": [str(text_folder)]}, "output_dir": str(tmp_path / "run"), "device": "cpu"}
     return load_config(None, asked, options=places)
@@ -53,7 +54,7 @@ def last_weights(run: Path) -> dict[str, bytes]:
 
 
 def test_a_run_of_minutes_is_repeated_from_its_record(timed: SheepOpConfig, tmp_path: Path) -> None:
-    outcome = train(timed, request=Request("sheepop train with minutes"))
+    outcome = train(timed, command="sheepop train with minutes")
     kept = read_run_config(RunDirectory.open(outcome.run)).training
     assert kept.max_minutes is None
     assert kept.pace[0] == (0, PLAN)

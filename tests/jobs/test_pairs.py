@@ -26,11 +26,13 @@ from sheepop.jobs.config import load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.learning_rate import find_rate
+from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.step_origins import show_step
 from sheepop.jobs.trace import trace_prompt
-from sheepop.jobs.train import TrainOutcome, run_training
 from sheepop.model import EncoderDecoder, ModelConfig, build_model
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 TOY = (
     "tokenizer.algorithm=char",
@@ -45,6 +47,7 @@ TOY = (
     "training.sample_tokens=4",
     "device=cpu",
 )
+
 PAIRS = (*TOY, "model.architecture=encoder_decoder")
 
 
@@ -89,7 +92,7 @@ def test_which_token_fills_a_batch_up_changes_nothing() -> None:
 
 def run(data: Path, output: Path, *settings: str, console: Console | None = None, **options: Any) -> TrainOutcome:
     overrides = (*settings, f"data.paths={data}", f"output_dir={output}")
-    return run_training(load_config(overrides=overrides), console=console, **options)
+    return train(load_config(overrides=overrides), console=console, **options)
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,14 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, OutputError, TrainingError
 from sheepop.jobs.best_of import best_of
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.policy_tuning import PolicyData
-from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.train import TrainOutcome, run_training, train
-from sheepop.jobs.tuned_data import TunedData
+from sheepop.jobs.run.open import find_resumable
+from sheepop.jobs.run.train import TrainOutcome
+from sheepop.jobs.task.examples import ExampleTask
+from sheepop.jobs.task.rewards import PolicyTask
 from sheepop.posttrain.policy import RewardScores
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 SETTINGS = (
     "device=cpu",
@@ -39,6 +41,7 @@ SETTINGS = (
     "training.sample_prompts=[]",
     "data.validation_fraction=0.2",
 )
+
 PPO = ("tuning.ppo.max_new_tokens=6", "tuning.ppo.epochs=2", "tuning.ppo.minibatches=2")
 GRPO = ("tuning.grpo.max_new_tokens=6", "tuning.grpo.group_size=4", "tuning.grpo.epochs=2")
 
@@ -109,7 +112,7 @@ def test_grpo_raises_the_reward(improved: TrainOutcome) -> None:
 def test_the_first_ratio_of_a_rollout_is_one(
     base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str
 ) -> None:
-    rows = rows_of(run_training(config(method, prompts, judge, tmp_path / "run"), fork=base).run, "train")
+    rows = rows_of(train(config(method, prompts, judge, tmp_path / "run"), fork=base).run, "train")
     steps = {"ppo": 4, "grpo": 2}[method]
     for number, row in enumerate(rows):
         if number % steps == 0:
@@ -136,11 +139,11 @@ def test_a_run_that_was_stopped_in_a_rollout_goes_on_bit_for_bit(
     base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str, more: tuple[str, ...]
 ) -> None:
     whole, output = tmp_path / "whole", tmp_path / "run"
-    run_training(config(method, prompts, judge, whole, *more), fork=base)
-    run_training(config(method, prompts, judge, output, *more, "training.max_steps=3"), fork=base)
+    train(config(method, prompts, judge, whole, *more), fork=base)
+    train(config(method, prompts, judge, output, *more, "training.max_steps=3"), fork=base)
     stored = find_resumable(output)
     assert stored is not None
-    run_training(load_config(overrides=["training.max_steps=8"], base=stored.record.asked), resume=True)
+    train(load_config(overrides=["training.max_steps=8"], base=stored.record.requested), resume=True)
     one, other = (RunDirectory(place).checkpoint(8) for place in (whole, output))
     files = sorted(path.name for path in one.glob("*.safetensors"))
     assert files == sorted(path.name for path in other.glob("*.safetensors"))
@@ -152,7 +155,7 @@ def test_a_run_that_was_stopped_in_a_rollout_goes_on_bit_for_bit(
 
 def test_a_policy_is_a_model_like_any_other(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
     given = config("ppo", prompts, judge, tmp_path / "run", "tuning.ppo.value_model=apart")
-    outcome = run_training(given, fork=base)
+    outcome = train(given, fork=base)
     loaded = load_model(outcome.run)
     assert not [name for name in read_all_weights(loaded.directory) if name.startswith("value")]
     before = read_all_weights(load_model(base).directory)
@@ -166,7 +169,7 @@ def test_another_model_may_be_the_reference(
 ) -> None:
     def first(name: str, *more: str) -> dict[str, Any]:
         given = config("ppo", prompts, judge, tmp_path / name, "training.max_steps=1", *more)
-        return rows_of(run_training(given, fork=base).run, "train")[0]
+        return rows_of(train(given, fork=base).run, "train")[0]
 
     own = first("own")
     assert first("the-same", f"tuning.reference={base}") == own
@@ -175,7 +178,7 @@ def test_another_model_may_be_the_reference(
 
 
 def test_the_reference_stays_as_it_is(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
-    run = RunDirectory.open(run_training(config("grpo", prompts, judge, tmp_path / "run"), fork=base).run)
+    run = RunDirectory.open(train(config("grpo", prompts, judge, tmp_path / "run"), fork=base).run)
     before, kept = read_all_weights(load_model(base).directory), read_all_weights(run.base)
     assert all(torch.equal(before[name], kept[name]) for name in before)
 
@@ -192,7 +195,7 @@ def test_a_policy_that_goes_too_far_is_stopped_with_everything_saved(
 ) -> None:
     output = tmp_path / "run"
     with pytest.raises(TrainingError, match=words):
-        run_training(config("grpo", prompts, judge, output, f"tuning.grpo.{ceiling}"), fork=base)
+        train(config("grpo", prompts, judge, output, f"tuning.grpo.{ceiling}"), fork=base)
     assert RunDirectory.open(output).latest_good(lambda words: None) is not None
 
 
@@ -208,14 +211,14 @@ def test_a_reward_that_fails_in_the_middle_leaves_everything_saved(
         "    return sum(c in wanted for c in completion) / max(1, len(completion)) if calls <= 20 else float('nan')\n"
     )
     with pytest.raises(TrainingError, match="gave nan for the answer"):
-        run_training(config("grpo", prompts, judge, output, "data.validation_fraction=0"), fork=base)
+        train(config("grpo", prompts, judge, output, "data.validation_fraction=0"), fork=base)
     assert RunDirectory.open(output).steps()[-1] == 4  # two rollouts of eight answers, two steps from each
     judge.write_text(working.read_text())
     stored = find_resumable(output)
     assert stored is not None
-    run_training(load_config(base=stored.record.asked), resume=True)
+    train(load_config(base=stored.record.requested), resume=True)
     given = config("grpo", prompts, working, tmp_path / "whole", "data.validation_fraction=0")
-    whole = run_training(given, fork=base)
+    whole = train(given, fork=base)
     one, other = (read_all_weights(RunDirectory(place).checkpoint(8)) for place in (output, whole.run))
     assert all(torch.equal(one[name], other[name]) for name in one), "the rollout is done again with the same prompts"
 
@@ -223,7 +226,7 @@ def test_a_reward_that_fails_in_the_middle_leaves_everything_saved(
 def test_batches_of_rollouts_are_hashed(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
     def hashes(name: str) -> list[str]:
         given = config("grpo", prompts, judge, tmp_path / name, "training.log_batch_hash=true", "training.max_steps=4")
-        return [row["batch_hash"] for row in rows_of(run_training(given, fork=base).run, "train")]
+        return [row["batch_hash"] for row in rows_of(train(given, fork=base).run, "train")]
 
     first = hashes("first")
     assert first == hashes("again")
@@ -234,7 +237,7 @@ def test_groups_that_are_all_equal_teach_nothing(base: Path, prompts: Path, tmp_
     judge = tmp_path / "judge.py"
     judge.write_text("def reward(prompt, completion, **fields):\n    return 1.0\n")
     more = ("tuning.grpo.equal_groups=draw_again", "tuning.grpo.divergence_weight=0", "training.weight_decay=0")
-    run = run_training(config("grpo", prompts, judge, tmp_path / "run", *more), fork=base).run
+    run = train(config("grpo", prompts, judge, tmp_path / "run", *more), fork=base).run
     assert {row["left_out"] for row in rows_of(run, "train")} == {1.0}
     before, after = (read_all_weights(load_model(place).directory) for place in (base, run))
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -257,7 +260,7 @@ def test_settings_that_do_not_fit_are_refused(
     base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str, overrides: list[str], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        run_training(config(method, prompts, judge, tmp_path / "run", *overrides), fork=base)
+        train(config(method, prompts, judge, tmp_path / "run", *overrides), fork=base)
     assert not (tmp_path / "run").exists()
 
 
@@ -266,12 +269,12 @@ def test_prompts_that_are_too_long_are_counted(base: Path, judge: Path, tmp_path
     rows = [{"prompt": "number " * (1 + 8 * (n % 2)), "wanted": "e"} for n in range(20)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match="10 examples of 20 have more than 58 tokens; the longest has 63"):
-        run_training(config("grpo", path, judge, tmp_path / "run"), fork=base)
+        train(config("grpo", path, judge, tmp_path / "run"), fork=base)
 
 
 def test_a_reward_must_be_a_reward_model_of_the_same_tokenizer(base: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no reward model\. Make one with: sheepop tune reward"):
-        run_training(config("ppo", prompts, base, tmp_path / "run"), fork=base)
+        train(config("ppo", prompts, base, tmp_path / "run"), fork=base)
 
 
 def test_the_best_of_several_answers_become_examples(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
@@ -307,5 +310,5 @@ def test_the_best_of_several_answers_become_examples(base: Path, prompts: Path, 
 def test_one_prompt_and_one_example_are_counted_as_one() -> None:
     train, held_out = SimpleNamespace(num_groups=1, num_tokens=1, num_supervised=1), SimpleNamespace(num_groups=1)
     data: Any = SimpleNamespace(store=SimpleNamespace(train=train, validation=held_out))
-    assert PolicyData.describe(data) == "1 prompt; 1 held out"
-    assert TunedData.describe(data) == "1 example of 1 token, 1 of them supervised; 1 example held out"
+    assert PolicyTask.describe(data) == "1 prompt; 1 held out"
+    assert ExampleTask.describe(data) == "1 example of 1 token, 1 of them supervised; 1 example held out"

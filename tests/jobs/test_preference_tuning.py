@@ -17,13 +17,15 @@ from sheepop.core.errors import CheckpointError, ConfigError, DataError, UsageEr
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
-from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import RunRecord, repeat_command
-from sheepop.jobs.train import TrainOutcome, run_training, train
+from sheepop.jobs.run.open import find_resumable
+from sheepop.jobs.run.record import RunRecord, repeat_command
+from sheepop.jobs.run.train import TrainOutcome
 from sheepop.language_model import LanguageModel
 from sheepop.posttrain.preference import PreferenceScores
 from sheepop.posttrain.reward_model import answer_rewards
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 SETTINGS = (
     "device=cpu",
@@ -109,7 +111,7 @@ def test_references_are_the_log_probabilities_of_the_model_that_the_run_began_wi
 
 def test_the_reference_may_be_another_model(preferred: TrainOutcome, base: Path, pairs: Path, tmp_path: Path) -> None:
     given = config("dpo", pairs, tmp_path / "run", f"tuning.reference={preferred.run}", "training.max_steps=1")
-    run = run_training(given, fork=base).run
+    run = train(given, fork=base).run
     assert_references_are_of(preferred.run, run, pairs)
     assert rows_of(run, "train")[0]["loss"] > math.log(2) + 0.1, "it prefers the chosen answers less than that one does"
 
@@ -119,7 +121,7 @@ def test_a_reference_that_is_not_asked_is_refused(
 ) -> None:
     given = config("dpo", pairs, tmp_path / "run", f"tuning.reference={preferred.run}", "tuning.dpo.loss=simpo")
     with pytest.raises(ConfigError, match=r"tuning\.reference has no effect on tune dpo with these settings"):
-        run_training(given, fork=base)
+        train(given, fork=base)
 
 
 def assert_references_are_of(reference: Path, run: Path, pairs: Path) -> None:
@@ -158,11 +160,11 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     base: Path, pairs: Path, tmp_path: Path, method: str, more: tuple[str, ...]
 ) -> None:
     whole, output = tmp_path / "whole", tmp_path / "run"
-    run_training(config(method, pairs, whole, *more), fork=base)
-    run_training(config(method, pairs, output, *more, "training.max_steps=3"), fork=base)
+    train(config(method, pairs, whole, *more), fork=base)
+    train(config(method, pairs, output, *more, "training.max_steps=3"), fork=base)
     stored = find_resumable(output)
     assert stored is not None
-    run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     for step in (4, 6):
         one, other = (RunDirectory(place).checkpoint(step) for place in (whole, output))
         files = sorted(path.name for path in one.glob("*.safetensors"))
@@ -175,21 +177,21 @@ def test_how_a_step_is_cut_makes_no_difference(base: Path, pairs: Path, tmp_path
     losses = []
     for size in (1, 4):
         given = config("dpo", pairs, tmp_path / f"run{size}", f"training.micro_batch_size={size}")
-        losses.append([row["loss"] for row in rows_of(run_training(given, fork=base).run, "train")])
+        losses.append([row["loss"] for row in rows_of(train(given, fork=base).run, "train")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["robust", "hinge", "ipo", "simpo", "orpo"])
 def test_every_loss_learns_the_order(base: Path, pairs: Path, tmp_path: Path, loss: str) -> None:
     given = config("dpo", pairs, tmp_path / "run", f"tuning.dpo.loss={loss}", "training.max_steps=8")
-    scores = run_training(given, fork=base).scores
+    scores = train(given, fork=base).scores
     assert isinstance(scores, PreferenceScores)
     assert scores.accuracy >= 0.9 and scores.margin > 0
 
 
 def test_kto_learns_from_answers_that_are_judged_one_by_one(base: Path, judged: Path, tmp_path: Path) -> None:
     given = config("dpo", judged, tmp_path / "run", "tuning.dpo.loss=kto", "training.max_steps=12")
-    outcome = run_training(given, fork=base)
+    outcome = train(given, fork=base)
     assert isinstance(outcome.scores, PreferenceScores)
     first = rows_of(outcome.run, "train")[0]
     assert first["loss"] == pytest.approx(0.5, abs=1e-6)  # 1 - sigmoid(0) for every answer
@@ -221,7 +223,7 @@ def test_a_reward_model_writes_nothing_and_is_not_exported(judge: TrainOutcome, 
     with pytest.raises(CheckpointError, match="is a reward model, which no format"):
         export_model(judge.run, tmp_path / "exported")
     with pytest.raises(ConfigError, match="is a reward model, which judges answers"):
-        run_training(config("dpo", pairs, tmp_path / "run"), fork=judge.run)
+        train(config("dpo", pairs, tmp_path / "run"), fork=judge.run)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_settings_that_do_not_fit_are_refused(
     base: Path, pairs: Path, tmp_path: Path, overrides: list[str], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        run_training(config("dpo", pairs, tmp_path / "run", *overrides), fork=base)
+        train(config("dpo", pairs, tmp_path / "run", *overrides), fork=base)
     assert not (tmp_path / "run").exists()
 
 
@@ -255,19 +257,19 @@ def test_one_bad_pair_among_many_is_named(base: Path, pairs: Path, tmp_path: Pat
     lines[1234] = json.dumps({"prompt": "number 3 ", "chosen": "3", "rejected": "3"})
     path.write_text("\n".join(lines))
     with pytest.raises(DataError, match=r"1 of 2,000 lines[^$]*line 1,235: rejected: is the same as chosen"):
-        run_training(config("dpo", path, tmp_path / "run"), fork=base)
+        train(config("dpo", path, tmp_path / "run"), fork=base)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_reference_is_named(base: Path, pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    run_training(config("dpo", pairs, output, "training.max_steps=2"), fork=base)
+    train(config("dpo", pairs, output, "training.max_steps=2"), fork=base)
     file = RunDirectory.open(output).examples / "reference.safetensors"
     file.write_bytes(file.read_bytes()[:40])
     stored = find_resumable(output)
     assert stored is not None
     with pytest.raises(DataError, match=r"reference\.safetensors is damaged"):
-        run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+        train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     file.unlink()  # as the error says
-    again = run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    again = train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     assert again.steps == 6

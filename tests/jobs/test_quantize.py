@@ -9,7 +9,8 @@ import pytest
 
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.quantize import quantize_model
-from sheepop.jobs.train import run_training
+
+from ..running import train
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def trained(configured: Callable[..., SheepOpConfig], tmp_path_factory: pytest.T
     """A model of width 64 that has learnt its text: 1.5 nats fewer than at the beginning."""
     sizes = ("model.d_model=64", "model.num_layers=2", "model.dropout=0", "training.max_steps=80")
     rate = ("training.optimizer=muon", "training.learning_rate=0.01", "training.global_batch_size=16")
-    run = run_training(configured(tmp_path_factory.mktemp("trained") / "run", *sizes, *rate))
+    run = train(configured(tmp_path_factory.mktemp("trained") / "run", *sizes, *rate))
     assert run.scores is not None and run.scores.loss < 1.0
     return run.run
 

@@ -13,7 +13,7 @@ from sheepop.data import Corpus
 from sheepop.data.discovery import Entry, discover
 from sheepop.data.documents import Document
 from sheepop.jobs.quickstart import library_paths, quickstart, render_outcome
-from sheepop.jobs.training_samples import held_out_prompts
+from sheepop.jobs.task.samples import held_out_prompts
 
 
 def test_the_library_is_read_without_its_tests_and_without_what_is_installed_beside_it() -> None:

@@ -17,15 +17,15 @@ from sheepop.core.config import leaves, read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, DeviceError, StorageError
 from sheepop.core.keys import may_change
-from sheepop.data import Corpus
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.pretraining import require_text
-from sheepop.jobs.resume import find_resumable, refuse_changes
-from sheepop.jobs.run_record import write_run_config
-from sheepop.jobs.train import run_training, train
-from sheepop.jobs.training_run import bytes_of_a_step
+from sheepop.jobs.run.network import bytes_of_a_step
+from sheepop.jobs.run.open import find_resumable, with_changes
+from sheepop.jobs.run.record import write_run_config
+from sheepop.jobs.task.corpus import require_text
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 Start = Callable[..., Path]
 
@@ -35,7 +35,7 @@ def start(configured: Callable[..., SheepOpConfig]) -> Start:
     """Takes four steps into a directory, with more settings if given, and returns it."""
 
     def run(output: Path, *overrides: str, **places: Path) -> Path:
-        run_training(configured(output, "training.max_steps=4", *overrides, **places))
+        train(configured(output, "training.max_steps=4", *overrides, **places))
         return output
 
     return run
@@ -51,10 +51,10 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def resume(run: Path, *overrides: str, console: Console | None = None, job: Callable[..., Any] = run_training) -> None:
+def resume(run: Path, *overrides: str, console: Console | None = None, job: Callable[..., Any] = train) -> None:
     stored = find_resumable(run)
     assert stored is not None
-    config = load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.asked)
+    config = load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.requested)
     job(config, resume=True, console=console)
 
 
@@ -250,8 +250,8 @@ def test_what_was_measured_is_stored_and_not_measured_again(
     def measuring(*_: Any, **__: Any) -> None:
         raise AssertionError("a resumed run measures nothing")
 
-    monkeypatch.setattr("sheepop.jobs.settling.measure_step", measuring)
-    monkeypatch.setattr("sheepop.jobs.settling.matrix_peak", measuring)
+    monkeypatch.setattr("sheepop.jobs.run.resolve.measure_step", measuring)
+    monkeypatch.setattr("sheepop.jobs.run.resolve.matrix_peak", measuring)
     resume(run, f"training.max_steps={stored['max_steps'] + 2}")
     rows, _ = read_json_lines(run / "metrics.jsonl")
     assert rows[-1]["step"] == stored["max_steps"] + 2
@@ -260,13 +260,12 @@ def test_what_was_measured_is_stored_and_not_measured_again(
 def test_a_resumed_run_keeps_every_setting_that_is_not_marked(run: Path) -> None:
     stored = find_resumable(run)
     assert stored is not None
-    corpus = Corpus.open(RunDirectory(run).corpus)
     settings = stored.config.model_dump(mode="json")
     taken, refused = set(), set()
     for key, value in leaves(settings):
-        begun = replace(stored, record=replace(stored.record, asked=_with_value(settings, key, "something else")))
+        begun = replace(stored, record=replace(stored.record, requested=_with_value(settings, key, "something else")))
         try:
-            config = refuse_changes(begun, stored.config, corpus, run)
+            config = with_changes(begun, stored.config, run)
             assert dict(leaves(config.model_dump(mode="json")))[key] == value
             taken.add(key)
         except ConfigError as error:
@@ -339,7 +338,7 @@ def test_checkpoints_without_their_configuration_are_kept(run: Path, tmp_path: P
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match=r"config\.yaml is missing, .* --fork .*step-00000004"):
-        run_training(load_config(overrides=[f"output_dir={run}"]), resume=True)
+        train(load_config(overrides=[f"output_dir={run}"]), resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == {
         path: content for path, content in before.items() if path.name != ".lock"
     }

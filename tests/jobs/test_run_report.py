@@ -22,8 +22,8 @@ from sheepop.data import DataConfig, build_corpus
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run_record import RunRecord
-from sheepop.jobs.run_report import write_run_report
+from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.report import write_run_report
 from sheepop.model import build_model
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import TokenScores

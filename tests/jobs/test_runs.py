@@ -14,9 +14,9 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import dump_config, validate
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run_record import RunRecord
-from sheepop.jobs.run_report import write_run_report
-from sheepop.jobs.runs import compare_runs, list_runs, row, write_comparison
+from sheepop.jobs.run.listing import compare_runs, list_runs, row, write_comparison
+from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.report import write_run_report
 
 MODEL = {"vocab_size": 300, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 64}
 # Embedding; per layer: attention with biases, feed-forward with biases, two norms; the last norm. The head is tied.

@@ -9,7 +9,7 @@ from sheepop.core.config import leaves, parse_config, validate
 from sheepop.core.errors import ConfigError
 from sheepop.core.keys import keys
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.settings import all_settings, in_words, render
+from sheepop.jobs.config_help import all_settings, in_words, render
 from sheepop.model.config import ExpertsConfig
 
 

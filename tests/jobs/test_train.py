@@ -16,9 +16,10 @@ from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import Interrupted, StorageError
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.train import train
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.sinks.services import TensorBoard
+
+from ..running import train
 
 
 def test_without_a_compiler_a_run_goes_on_and_says_so(
@@ -76,7 +77,7 @@ def test_an_interrupt_before_the_first_step_names_no_run_to_go_on_with(
     def interrupt(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("sheepop.jobs.pretraining.fit_model_to_tokenizer", interrupt)
+    monkeypatch.setattr("sheepop.jobs.task.corpus.fit_model_to_tokenizer", interrupt)
     with pytest.raises(Interrupted, match=r"No step was taken .* Run the command again\.$") as caught:
         train(configured(tmp_path / "run"))
     assert caught.value.exit_code == 130

@@ -15,8 +15,10 @@ from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, StorageError
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.train import TrainOutcome, run_training, train
+from sheepop.jobs.run.train import TrainOutcome
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 Run = Callable[..., TrainOutcome]
 
@@ -24,7 +26,7 @@ Run = Callable[..., TrainOutcome]
 @pytest.fixture
 def run(configured: Callable[..., SheepOpConfig]) -> Run:
     """Ten steps into a directory, with more settings if given, every one of them logged."""
-    return lambda output, *overrides, resume=False, job=run_training: job(
+    return lambda output, *overrides, resume=False, job=train: job(
         configured(output, "training.max_steps=10", "training.log_interval=1", *overrides), resume=resume
     )
 
@@ -104,9 +106,9 @@ def test_validations_that_there_is_no_text_for_are_warned_of(
     configured: Callable[..., SheepOpConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = ("training.max_steps=2", "data.validation_fraction=0")
-    run_training(configured(tmp_path / "silent", *overrides), console=Console(quiet=True))
+    train(configured(tmp_path / "silent", *overrides), console=Console(quiet=True))
     assert "validations" not in capsys.readouterr().err
-    run_training(configured(tmp_path / "warned", *overrides, "training.eval_interval=1"), console=Console(quiet=True))
+    train(configured(tmp_path / "warned", *overrides, "training.eval_interval=1"), console=Console(quiet=True))
     assert "no text is held out, so there will be no validations" in capsys.readouterr().err
 
 

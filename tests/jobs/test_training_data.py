@@ -15,11 +15,12 @@ from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import Corpus, batch_hash
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.step_origins import show_step
-from sheepop.jobs.train import run_training
-from sheepop.jobs.training_data import build_batches, build_plan
+from sheepop.jobs.task.corpus_plan import build_batches, build_plan
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 SILENT = Console.silent()
 MIXTURE = [
@@ -213,7 +214,7 @@ EVERYTHING: dict[str, Any] = {
 
 def test_the_documents_named_for_a_step_are_those_it_read(corpus: Corpus, tmp_path: Path) -> None:
     config = configured(corpus, tmp_path / "run", **EVERYTHING)
-    run_training(config)
+    train(config)
     run = RunDirectory.open(tmp_path / "run")
     plan = build_plan(config, corpus, run, SILENT)
     tokenizer = corpus.tokenizer()
@@ -235,14 +236,14 @@ def test_a_run_goes_on_with_another_micro_batch_size_and_sees_the_same_batches(c
         found = [row for row in read_json_lines(tmp_path / name / "metrics.jsonl")[0] if row["split"] == "train"]
         return [{key: row[key] for key in ("step", "loss", "batch_hash", "tokens")} for row in found]
 
-    run_training(configured(corpus, tmp_path / "whole", **EVERYTHING))
-    run_training(configured(corpus, tmp_path / "cut", **{**EVERYTHING, "max_steps": 4}))
+    train(configured(corpus, tmp_path / "whole", **EVERYTHING))
+    train(configured(corpus, tmp_path / "cut", **{**EVERYTHING, "max_steps": 4}))
     for setting in ("training.micro_batch_size=4", "training.prefetch=0"):
         stored = find_resumable(tmp_path / "cut")
         assert stored is not None
         steps = stored.step + 3
         overrides = [setting, f"training.max_steps={steps}", f"output_dir={tmp_path / 'cut'}"]
-        run_training(load_config(overrides=overrides, base=stored.record.asked), resume=True)
+        train(load_config(overrides=overrides, base=stored.record.requested), resume=True)
     whole, cut = rows("whole"), rows("cut")
     assert [row["batch_hash"] for row in cut] == [row["batch_hash"] for row in whole]
     for one, other in zip(cut, whole, strict=True):

@@ -17,12 +17,13 @@ from sheepop.evaluate.perplexity import Text, evaluate_perplexity
 from sheepop.evaluate.questions import questions_of
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import RunRecord
-from sheepop.jobs.run_report import write_run_report
-from sheepop.jobs.train import run_training
-from sheepop.jobs.training_evaluations import Asked
+from sheepop.jobs.run.open import find_resumable
+from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.report import write_run_report
+from sheepop.jobs.task.evaluations import EvaluationSet
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 STEPS = (
     "training.schedule=constant",
@@ -42,7 +43,7 @@ def rows(run: Path) -> list[dict[str, object]]:
 
 def test_scores_are_those_of_the_checkpoints(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
     config = configured(tmp_path / "run", *STEPS)
-    run = RunDirectory.open(run_training(config).run)
+    run = RunDirectory.open(train(config).run)
     assert [row["step"] for row in rows(run.path)] == [2, 4]
     for row in rows(run.path):
         loaded = load_model(run.checkpoint(int(str(row["step"]))))
@@ -60,11 +61,11 @@ def test_scores_are_those_of_the_checkpoints(configured: Callable[..., SheepOpCo
 
 
 def test_a_resumed_run_has_the_same_scores(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
-    run_training(configured(tmp_path / "whole", *STEPS))
-    run_training(configured(tmp_path / "run", *STEPS, "training.max_steps=3"))
+    train(configured(tmp_path / "whole", *STEPS))
+    train(configured(tmp_path / "run", *STEPS, "training.max_steps=3"))
     stored = find_resumable(tmp_path / "run")
     assert stored is not None
-    run_training(load_config(overrides=["training.max_steps=4"], base=stored.record.asked), resume=True)
+    train(load_config(overrides=["training.max_steps=4"], base=stored.record.requested), resume=True)
     assert rows(tmp_path / "run")[-1] == rows(tmp_path / "whole")[-1]
     whole, resumed = (
         place / "checkpoints/step-00000004/provenance.json" for place in (tmp_path / "whole", tmp_path / "run")
@@ -85,7 +86,7 @@ def test_what_cannot_be_asked_is_refused_before_a_step(
 ) -> None:
     settings = ("data.validation_fraction=0", f"evaluation.tasks=[{task}]")
     with pytest.raises(ConfigError, match=complaint):
-        run_training(configured(tmp_path / "run", *STEPS, *settings))
+        train(configured(tmp_path / "run", *STEPS, *settings))
     assert not (tmp_path / "run").exists()
 
 
@@ -102,7 +103,7 @@ def test_texts_and_tasks_of_lm_eval_are_asked_too(configured: Callable[..., Shee
     )
     (tmp_path / "other.txt").write_text("Once there were sheep. " * 5)
     settings = (f"evaluation.include=[{tmp_path}/tasks]", f"evaluation.texts=[{tmp_path}/other.txt]")
-    run = run_training(configured(tmp_path / "run", *STEPS, "evaluation.tasks=[letters]", *settings)).run
+    run = train(configured(tmp_path / "run", *STEPS, "evaluation.tasks=[letters]", *settings)).run
     last = rows(run)[-1]
     loaded = load_model(RunDirectory(run).checkpoint(4))
     generator = Generator(loaded.model, loaded.tokenizer)
@@ -120,12 +121,11 @@ def test_models_that_answer_nothing_are_not_asked(configured: Callable[..., Shee
         ("tuning.method=reward", "a reward model judges answers"),
     ):
         with pytest.raises(ConfigError, match=f"evaluation: {complaint}"):
-            Asked.of(configured(tmp_path / "run", *STEPS, settings))
-    assert Asked.of(configured(tmp_path / "run")) is None
+            EvaluationSet.load(configured(tmp_path / "run", *STEPS, settings), None)
 
 
 def test_the_report_has_a_curve_for_every_measure(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
-    outcome = run_training(configured(tmp_path / "run", *STEPS, "evaluation.tasks=[copying,brackets]"))
+    outcome = train(configured(tmp_path / "run", *STEPS, "evaluation.tasks=[copying,brackets]"))
     run = RunDirectory.open(outcome.run)
     write_run_report(run, outcome.scores, RunRecord.read(run))
     page = run.report.read_text()

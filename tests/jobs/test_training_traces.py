@@ -13,8 +13,9 @@ from sheepop.core.errors import ConfigError
 from sheepop.interpret.store import StoredTrace
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.train import run_training
+from sheepop.jobs.run.open import find_resumable
+
+from ..running import train
 
 STEPS = (
     "training.schedule=constant",
@@ -27,7 +28,7 @@ STEPS = (
 
 
 def test_traces_are_those_of_the_checkpoints(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
-    run = RunDirectory.open(run_training(configured(tmp_path / "run", *STEPS)).run)
+    run = RunDirectory.open(train(configured(tmp_path / "run", *STEPS)).run)
     assert sorted(path.name for path in run.traces.iterdir()) == ["step-00000000", "step-00000002", "step-00000004"]
     for step in (2, 4):
         loaded = load_model(run.checkpoint(step))
@@ -39,11 +40,11 @@ def test_traces_are_those_of_the_checkpoints(configured: Callable[..., SheepOpCo
 
 
 def test_a_resumed_run_has_the_same_traces(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
-    run_training(configured(tmp_path / "whole", *STEPS))
-    run_training(configured(tmp_path / "run", *STEPS, "training.max_steps=3"))
+    train(configured(tmp_path / "whole", *STEPS))
+    train(configured(tmp_path / "run", *STEPS, "training.max_steps=3"))
     stored = find_resumable(tmp_path / "run")
     assert stored is not None
-    run_training(load_config(overrides=["training.max_steps=4"], base=stored.record.asked), resume=True)
+    train(load_config(overrides=["training.max_steps=4"], base=stored.record.requested), resume=True)
     whole, resumed = (
         place / "traces/step-00000004/trace.safetensors" for place in (tmp_path / "whole", tmp_path / "run")
     )
@@ -52,5 +53,5 @@ def test_a_resumed_run_has_the_same_traces(configured: Callable[..., SheepOpConf
 
 def test_a_prompt_that_cannot_be_traced_is_refused(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trace\.prompt: The prompt has 40 tokens, but the model reads 32"):
-        run_training(configured(tmp_path / "run", *STEPS, f"trace.prompt={'x' * 40}"))
+        train(configured(tmp_path / "run", *STEPS, f"trace.prompt={'x' * 40}"))
     assert not (tmp_path / "run").exists()

@@ -22,13 +22,15 @@ from sheepop.core.files import write_checksums
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.quantize import quantize_model
 from sheepop.jobs.recipe import complete
-from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import read_run_config
-from sheepop.jobs.supervised_tuning import SupervisedData
-from sheepop.jobs.train import TrainOutcome, run_training, train
-from sheepop.jobs.training_samples import TrainingSamples
+from sheepop.jobs.run.open import find_resumable
+from sheepop.jobs.run.record import read_run_config
+from sheepop.jobs.run.train import TrainOutcome
+from sheepop.jobs.task.examples import SupervisedTask
+from sheepop.jobs.task.samples import TrainingSamples
 from sheepop.tokenizer import chat_templates
 from sheepop.train.metrics import read_json_lines
+
+from ..running import train
 
 SETTINGS = (
     "device=cpu",
@@ -103,11 +105,11 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(examples.read_bytes())
     output = tmp_path / "run"
-    run_training(config(moved, output, "training.max_steps=3"), fork=base)
+    train(config(moved, output, "training.max_steps=3"), fork=base)
     moved.unlink()  # a run keeps its examples
     stored = find_resumable(output)
     assert stored is not None
-    run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     whole, resumed = (read_all_weights(RunDirectory(place).checkpoint(6)) for place in (tuned.run, output))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -122,11 +124,11 @@ def test_other_examples_for_a_run_that_goes_on_are_refused(tuned: TrainOutcome, 
         (f"tuning.validation_paths=[{other}]", r"tuning\.validation_paths was \[\] and is now"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            run_training(load_config(overrides=[override], base=stored.record.asked), resume=True)
+            train(load_config(overrides=[override], base=stored.record.requested), resume=True)
 
 
 def test_examples_of_different_lengths_train_unpacked(base: Path, examples: Path, tmp_path: Path) -> None:
-    outcome = run_training(config(examples, tmp_path / "run", "data.packing=false", "training.max_steps=4"), fork=base)
+    outcome = train(config(examples, tmp_path / "run", "data.packing=false", "training.max_steps=4"), fork=base)
     assert (outcome.steps, outcome.scores is not None) == (4, True)
 
 
@@ -157,13 +159,13 @@ def test_settings_without_an_effect_are_refused(
     base: Path, examples: Path, tmp_path: Path, overrides: list[str], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        run_training(config(examples, tmp_path / "run", *overrides), fork=base)
+        train(config(examples, tmp_path / "run", *overrides), fork=base)
     assert not (tmp_path / "run").exists()
 
 
 def test_tuning_needs_a_model_and_its_settings_a_method(examples: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"teaches a finished model\. Say which: sheepop tune sft MODEL"):
-        run_training(config(examples, tmp_path / "run"))
+        train(config(examples, tmp_path / "run"))
     with pytest.raises(ConfigError, match=r"neftune_alpha has no effect without tuning\.method"):
         load_config(overrides=["tuning.neftune_alpha=5"])
 
@@ -174,9 +176,9 @@ def test_a_template_of_a_file_is_kept_and_one_that_is_missing_is_named(
     template = tmp_path / "mine.jinja"
     given = config(examples, tmp_path / "run", f"tuning.chat_template={template}", "training.max_steps=1")
     with pytest.raises(TokenizerError, match=r"mine\.jinja cannot be read"):
-        run_training(given, fork=base)
+        train(given, fork=base)
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    outcome = run_training(given, fork=base)
+    outcome = train(given, fork=base)
     assert chat_templates(load_model(outcome.run).tokenizer) == {"default": template.read_text()}
 
 
@@ -194,14 +196,14 @@ def test_a_teacher_that_is_the_model_itself_differs_by_nothing_at_first(
     base: Path, examples: Path, tmp_path: Path
 ) -> None:
     teacher = (f"tuning.teacher.model={base}", "tuning.teacher.weight=1", "tuning.neftune_alpha=null")
-    outcome = run_training(config(examples, tmp_path / "run", *teacher, "training.max_steps=2"), fork=base)
+    outcome = train(config(examples, tmp_path / "run", *teacher, "training.max_steps=2"), fork=base)
     first, *_ = (row for row in rows_of(outcome.run) if row["split"] == "train")
     assert (first["objective"], first["divergence_from_teacher"]) == pytest.approx((0, 0), abs=1e-5)
     assert first["loss"] > 1
     with pytest.raises(ConfigError, match="teacher has no effect with method dpo"):
         config(examples, tmp_path / "other", *teacher, "tuning.method=dpo")
     with pytest.raises(ConfigError, match=r"training\.z_loss = 0\.1 has no effect on tune sft with a teacher"):
-        run_training(config(examples, tmp_path / "other", *teacher, "training.z_loss=0.1"), fork=base)
+        train(config(examples, tmp_path / "other", *teacher, "training.z_loss=0.1"), fork=base)
     with pytest.raises(ConfigError, match="reference has no effect with method sft; it is of dpo or ppo or grpo"):
         config(examples, tmp_path / "other", f"tuning.reference={base}")
 
@@ -211,8 +213,8 @@ def test_other_models_must_read_what_the_tuned_one_writes(
     base: Path, configured: Callable[..., SheepOpConfig], examples: Path, tmp_path: Path, key: str
 ) -> None:
     short, foreign = tmp_path / "short", tmp_path / "foreign"
-    run_training(configured(short, "model.max_seq_len=32", "model.dropout=0", "training.max_steps=1"))
-    run_training(
+    train(configured(short, "model.max_seq_len=32", "model.dropout=0", "training.max_steps=1"))
+    train(
         configured(
             foreign,
             "tokenizer.algorithm=bpe",
@@ -232,7 +234,7 @@ def test_other_models_must_read_what_the_tuned_one_writes(
     for place, problem in problems.items():
         other = (f"tuning.method={method}", "tuning.neftune_alpha=null", f"{key}={place}", "training.max_steps=1")
         with pytest.raises(SheepOpError, match=problem):
-            run_training(config(data, tmp_path / "run", *other), fork=base)
+            train(config(data, tmp_path / "run", *other), fork=base)
         assert not (tmp_path / "run").exists()
 
 
@@ -248,7 +250,7 @@ def adapted(
     if request.param == "int8":
         origin = folder / "base"
         quantize_model(base, origin, to="int8")
-    return run_training(config(examples, folder / "run", *LORA), fork=origin).run, origin
+    return train(config(examples, folder / "run", *LORA), fork=origin).run, origin
 
 
 def test_a_change_is_learnt_beside_weights_that_stay(adapted: tuple[Path, Path]) -> None:
@@ -279,7 +281,7 @@ def test_what_a_change_lets_the_model_write_is_what_the_finished_model_writes(ad
     run = RunDirectory.open(adapted[0])
     samples, _ = read_json_lines(run.samples_file)
     loaded, stored = load_model(run.checkpoint(6)), read_run_config(run)
-    prompts = SupervisedData.of_run(run, None, Console.silent()).sample_prompts(stored)
+    prompts = SupervisedTask(stored, run, Console.silent()).sample_prompts()
     again = TrainingSamples(loaded.model, loaded.tokenizer, stored, "cpu", prompts)(6)
     assert [(row["prompt"], row["text"]) for row in samples if row["step"] == 6] == [
         (row["prompt"], row["text"]) for row in again
@@ -289,10 +291,10 @@ def test_what_a_change_lets_the_model_write_is_what_the_finished_model_writes(ad
 def test_a_change_goes_on_bit_for_bit(adapted: tuple[Path, Path], examples: Path, tmp_path: Path) -> None:
     whole, origin = adapted
     output = tmp_path / "run"
-    run_training(config(examples, output, *LORA, "training.max_steps=3"), fork=origin)
+    train(config(examples, output, *LORA, "training.max_steps=3"), fork=origin)
     stored = find_resumable(output)
     assert stored is not None
-    run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     files = [RunDirectory(place).checkpoint(6) / "adapter.safetensors" for place in (whole, output)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -305,11 +307,11 @@ def test_an_adapted_model_is_a_model_for_everything_else(
     again = config(examples, tmp_path / "again", *LORA, "training.max_steps=1")
     if read_quantization(resolve_model_directory(origin)) is not None:
         with pytest.raises(CheckpointError, match="holds a change beside weights of integers"):
-            run_training(again, fork=run)
+            train(again, fork=run)
         with pytest.raises(ConfigError, match="are integers, which cannot be trained"):
-            run_training(config(examples, tmp_path / "whole", "training.max_steps=1"), fork=origin)
+            train(config(examples, tmp_path / "whole", "training.max_steps=1"), fork=origin)
         return
-    outcome = run_training(again, fork=run)
+    outcome = train(again, fork=run)
     merged = read_all_weights(RunDirectory(outcome.run).base)
     expected = load_model(run).model.state_dict()
     assert all(torch.equal(merged[name], expected[name]) for name in merged)

@@ -23,7 +23,7 @@ class Strategy:
 
     @property
     def puts_off_weights(self) -> bool:
-        """Whether it goes without compiled blocks and activation checkpointing; see `sheepop.jobs.layout`."""
+        """Whether it goes without compiled blocks and activation checkpointing; see `sheepop.jobs.run.ranks`."""
         return self.layout.get("schedule") == "zero_bubble"
 
     @property

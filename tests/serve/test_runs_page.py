@@ -17,7 +17,6 @@ from sheepop.core.errors import CheckpointError
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import load_config
 from sheepop.jobs.step_origins import show_step
-from sheepop.jobs.train import train
 from sheepop.jobs.watched_runs import WatchedRuns
 from sheepop.posttrain.rows import Preference, read_rows
 from sheepop.serve.config import ServerConfig
@@ -25,6 +24,7 @@ from sheepop.serve.registry import Registry
 from sheepop.tokenizer import CharTokenizer
 from sheepop.train.metrics import read_json_lines
 
+from ..running import train
 from .conftest import Live, tiny
 from .test_inside import BROWSER, floats
 

@@ -27,7 +27,7 @@ def config(
 
       sheepop config training --json
     """
-    from sheepop.jobs.settings import all_settings, render
+    from sheepop.jobs.config_help import all_settings, render
 
     settings = all_settings(key)
     if as_json:

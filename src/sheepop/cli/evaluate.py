@@ -313,7 +313,7 @@ def _how(
 def _evaluate(models: list[Path], kind: Callable[[Console], Evaluate], how: How, *, quiet: bool, as_json: bool) -> None:
     """Asks what `kind` gives, with the other ranks where there are several, and shows what was found."""
     from sheepop.jobs.evaluate import run_evaluations
-    from sheepop.jobs.layout import require_agreement
+    from sheepop.jobs.run.ranks import require_agreement
     from sheepop.parallel.ranks import Ranks
 
     with Ranks.joined() as ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -115,21 +116,23 @@ def launch(
 
 
 def _plan(launch: Launch, picture: Path) -> None:
-    """What the command would be over so many ranks, as the command itself understands its words."""
-    app = typer.Typer(add_completion=False)
-    app.command("train")(train.train)
-    given: dict[str, Any] = typer.main.get_command(app).make_context("train", list(launch.command[1:])).params
-    from sheepop.jobs.planning import plan_run
+    """Prints and draws what the command would be over the ranks of the launch."""
+    given = _parsed(launch.command)
+    from sheepop.jobs.run.plan import plan_run
+    from sheepop.jobs.run.request import RunRequest
+    from sheepop.parallel.ranks import Ranks
 
     found = plan_run(
-        train.options_of(given["data"], given["device"]),
-        overrides=given["overrides"] or (),
-        config=given["config"],
-        output=given["output"],
-        resume=given["resume"],
-        fork=given["fork"],
-        num_ranks=launch.processes * launch.machines,
-        console=make_console(given["quiet"]),
+        RunRequest.of(
+            train.options_of(given["data"], given["device"]),
+            overrides=given["overrides"] or (),
+            config=given["config"],
+            output=given["output"],
+            resume=given["resume"],
+            fork=given["fork"],
+            ranks=Ranks(0, launch.processes * launch.machines),
+            console=make_console(given["quiet"]),
+        )
     )
     found.draw(picture)
     typer.echo(f"Layout: {found.plan}")
@@ -138,10 +141,21 @@ def _plan(launch: Launch, picture: Path) -> None:
     typer.echo(f"Picture: {picture}")
 
 
+def _parsed(command: Sequence[str]) -> dict[str, Any]:
+    """The arguments of ``train``, as that command parses them."""
+    app = typer.Typer(add_completion=False)
+    app.command("train")(train.train)
+    return typer.main.get_command(app).make_context("train", list(command[1:])).params
+
+
 def _with_output(command: list[str]) -> list[str]:
-    """The command with a directory for the run where it names none: all ranks have to know it, also anew."""
-    resumed = _value(command, "--resume")
-    if resumed not in (None, "auto") or any(_value(command, name) for name in ("--output", "-o", "output_dir")):
+    """The command with a run directory if it names none: all ranks must know it, also after a restart."""
+    from sheepop.jobs.config import read_settings
+
+    given = _parsed(command)
+    if given["output"] is not None or given["resume"] not in (None, "auto"):
+        return command
+    if read_settings(given["config"], given["overrides"] or ()).get("output_dir") is not None:
         return command
     return [*command, "--output", f"runs/{datetime.now(UTC).astimezone().strftime('%Y-%m-%d-%H%M%S')}"]
 

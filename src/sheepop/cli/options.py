@@ -78,7 +78,7 @@ class ConfiguredCommand(Command):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help; the arguments are those of click, which newer versions of Typer bring along."""
-        from sheepop.jobs.settings import default_of
+        from sheepop.jobs.config_help import default_of
 
         for parameter in self.params:
             shown = getattr(parameter, "show_default", None)

@@ -13,7 +13,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import visible_line
 
 if TYPE_CHECKING:
-    from sheepop.jobs.runs import Comparison, Listing
+    from sheepop.jobs.run.listing import Comparison, Listing
 
 
 class Sort(StrEnum):
@@ -52,7 +52,7 @@ def runs(
 
       sheepop runs runs --compare --sort loss --json
     """
-    from sheepop.jobs.runs import compare_runs, list_runs, write_comparison
+    from sheepop.jobs.run.listing import compare_runs, list_runs, write_comparison
 
     places = paths or [Path("runs")]
     comparing = compare or len(places) > 1
@@ -77,7 +77,7 @@ def runs(
 
 
 def _print_table(listing: Listing) -> None:
-    from sheepop.jobs.runs import HEADER, row
+    from sheepop.jobs.run.listing import HEADER, row
 
     if not listing.runs:
         typer.echo("No runs. Make one with: sheepop quickstart")

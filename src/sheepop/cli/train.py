@@ -24,7 +24,7 @@ from sheepop.cli.options import (
 from sheepop.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from sheepop.jobs.train import TrainOutcome
+    from sheepop.jobs.run.train import TrainOutcome
 
 _PROFILE_STEPS = 5
 
@@ -87,9 +87,7 @@ def train(
         raise UsageError("--profile-steps says how many steps --profile records; add --profile.")
     options = options_of(data, device)
     if find_rate:
-        if output is not None:
-            options["output_dir"] = str(output)
-        _find_rate(config, overrides or (), options, quiet, as_json)
+        _find_rate(config, overrides or (), output, options, quiet, as_json)
         return
     run_command(
         options,
@@ -106,7 +104,7 @@ def train(
 
 
 def options_of(data: Sequence[Path] | None, device: str | None) -> dict[str, Any]:
-    """The tree of settings that ``--data`` and ``--device`` stand for."""
+    """The tree of settings made from ``--data`` and ``--device``."""
     found: dict[str, Any] = {}
     if data:
         found["data"] = {"paths": [str(path) for path in data]}
@@ -115,39 +113,18 @@ def options_of(data: Sequence[Path] | None, device: str | None) -> dict[str, Any
     return found
 
 
-def run_command(
-    options: dict[str, Any],
-    *,
-    overrides: Sequence[str],
-    config: Path | None,
-    output: Path | None,
-    resume: str | None,
-    fork: Path | None,
-    overwrite: bool,
-    quiet: bool,
-    as_json: bool,
-    profile_steps: int | None = None,
-) -> None:
-    """Starts or resumes a run, of whatever kind its settings are, and prints what came of it.
+def run_command(options: dict[str, Any], *, quiet: bool, as_json: bool, **request: Any) -> None:
+    """Starts or resumes a run of any kind and prints the outcome.
 
-    `options` is the tree of what the options of the command set, `resume` what ``--resume`` was given.
+    `options` is the tree of settings made from the options of the command, `request` the rest of `RunRequest.of`.
     """
-    from sheepop.jobs.start import start
+    from sheepop.jobs.run.request import RunRequest
+    from sheepop.jobs.run.train import train
     from sheepop.parallel.ranks import Ranks
 
     with Ranks.joined() as ranks:
-        outcome = start(
-            options,
-            overrides=overrides,
-            config=config,
-            output=output,
-            resume=resume,
-            fork=fork,
-            overwrite=overwrite,
-            console=make_console(quiet),
-            command=typed_command(),
-            profile_steps=profile_steps,
-            ranks=ranks,
+        outcome = train(
+            RunRequest.of(options, ranks=ranks, console=make_console(quiet), command=typed_command(), **request)
         )
     if not ranks.is_first:
         return
@@ -172,7 +149,7 @@ def _result(outcome: TrainOutcome) -> dict[str, Any]:
 
 def _print_outcome(outcome: TrainOutcome) -> None:
     from sheepop.checkpoint import RunDirectory
-    from sheepop.jobs.run_record import RunRecord, repeat_command
+    from sheepop.jobs.run.record import RunRecord, repeat_command
 
     early = ", stopped early because the held-out loss no longer improved" if outcome.ended_early else ""
     typer.echo(f"Done: {outcome.run}{early}")
@@ -184,24 +161,22 @@ def _print_outcome(outcome: TrainOutcome) -> None:
 
 
 def _find_rate(
-    config: Path | None, overrides: Sequence[str], options: dict[str, Any], quiet: bool, as_json: bool
+    config: Path | None, overrides: Sequence[str], output: Path | None, options: dict[str, Any], quiet: bool, json: bool
 ) -> None:
-    """The range test of ``--find-learning-rate``."""
-    from sheepop.data.discovery import require_paths
-    from sheepop.jobs.config import read_settings
-    from sheepop.jobs.recipe import draft
+    """Runs the range test of ``--find-learning-rate``."""
+    from sheepop.jobs.run.request import RunRequest
+    from sheepop.parallel.ranks import Ranks
 
-    given = read_settings(config, overrides, options=options)
-    draft(given)
-    require_paths(Path(path) for path in options.get("data", {}).get("paths", ()) if "://" not in path)
-    from sheepop.jobs.bench import training_speed
-    from sheepop.jobs.learning_rate import PICTURE, find_rate
-    from sheepop.jobs.recipe import complete
+    with Ranks.joined() as ranks:
+        request = RunRequest.of(
+            options, overrides=overrides, config=config, output=output, ranks=ranks, console=make_console(quiet)
+        )
+        request.check()
+        from sheepop.jobs.learning_rate import PICTURE, find_rate
 
-    console = make_console(quiet)
-    found = find_rate(complete(given, training_speed, console).config, console=console)
+        found = find_rate(request)
     test = found.test
-    if as_json:
+    if json:
         summary = {"suggestion": test.suggestion, "lowest": test.lowest, "diverged": test.diverged}
         print_json({"directory": str(found.directory), **summary})
         return

@@ -264,6 +264,8 @@ def _tune(
     if model is not None and resume not in (None, "auto"):
         raise UsageError("--resume continues a run, which has its model; leave out MODEL.")
     if show is not None:
+        if output is not None or resume is not None or overwrite:
+            raise UsageError("--show starts no run, so it cannot be combined with --output, --resume or --overwrite.")
         _show(model, options, overrides or [], config, show, as_json)
         return
     run_command(
@@ -285,15 +287,20 @@ def _show(
     """Prints the first examples with what is learnt of them marked."""
     from rich.console import Console as RichConsole
 
+    from sheepop.checkpoint import RunDirectory
+    from sheepop.core.console import Console
     from sheepop.jobs.config import load_config
-    from sheepop.jobs.train import examples_of
+    from sheepop.jobs.run.open import task_of
+    from sheepop.jobs.task.examples import ExampleTask
     from sheepop.posttrain.preview import plain_preview, preview, preview_tokens
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")
     settings = load_config(config, overrides, options=options)
     terminal, shown = RichConsole(highlight=False, soft_wrap=True), []
-    for place, example, tokenizer in examples_of(settings, model, count):
+    task = task_of(settings, RunDirectory(Path()), Console.silent())
+    assert isinstance(task, ExampleTask)
+    for place, example, tokenizer in task.first_examples(model, count):
         if as_json:
             shown.append({"place": place, "tokens": preview_tokens(example, tokenizer)})
             continue

@@ -18,9 +18,9 @@ from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.data.extract.query import is_ordered
 from sheepop.data.pairs import pair_settings
 from sheepop.data.report import REPORT_JSON
-from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.run_record import view_run_config
+from sheepop.jobs.run.record import view_run_config
+from sheepop.jobs.task.corpus_plan import reads_pairs
 
 if TYPE_CHECKING:
     from sheepop.data import Engine, Query

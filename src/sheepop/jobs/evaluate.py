@@ -22,7 +22,7 @@ from sheepop.evaluate.report import ModelResults, read_report, write_report
 from sheepop.evaluate.results import Evaluation, scores_of
 from sheepop.generate import Generator
 from sheepop.jobs.generate import Loader
-from sheepop.jobs.run_record import view_run_config
+from sheepop.jobs.run.record import view_run_config
 from sheepop.parallel.ranks import ALONE, Ranks
 
 

@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
 from sheepop.data import RowSource, SampleOrder, StepPlan
 from sheepop.data.stages import Stages
-from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run_kind import with_training
-from sheepop.jobs.settling import prepare_process
-from sheepop.jobs.train import kind_of
-from sheepop.jobs.training_run import build_network, bytes_of_a_step
+from sheepop.jobs.bench import training_speed
+from sheepop.jobs.recipe import complete
+from sheepop.jobs.run.network import build_network, bytes_of_a_step
+from sheepop.jobs.run.open import task_of
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.resolve import prepare_process
+from sheepop.jobs.task.interface import Task, with_training
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
@@ -42,42 +43,48 @@ class FoundRate:
     test: RangeTest
 
 
-def find_rate(config: SheepOpConfig, *, console: Console | None = None) -> FoundRate:
-    """Tests `config` at ever higher rates and writes picture and numbers into its output directory.
+def find_rate(request: RunRequest) -> FoundRate:
+    """Tests the settings of `request` at higher and higher rates; writes picture and numbers to its directory.
 
-    No run is started or touched: raises `UsageError` when the directory holds one.
+    No run is started or touched: raises `UsageError` if the directory holds one, or for several ranks.
     """
-    console = console or Console.silent()
-    device = resolve_device(config.device)
-    prepare_process(config, device)
-    directory = Path(config.output_dir) if config.output_dir else _default_directory()
+    if request.ranks.are_several:
+        raise UsageError("--find-learning-rate tests in one process. Start it without sheepop launch or torchrun.")
+    request.check()
+    console, config = request.console, request.settings
+    directory = request.path if config.output_dir else _default_directory()
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
+    if request.uses_recipe:
+        config = complete(request.given, training_speed, console).config
+    device = resolve_device(config.device)
+    prepare_process(config, device)
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")
     with scratch as place:
-        test = _test(config, RunDirectory(Path(place)), device, console)
+        task = task_of(config, RunDirectory(Path(place)), console).prepared(request.given).settled()
+        test = _test(task, device)
     write_json(directory / RESULT, test.to_dict())
     figure = range_test_figure(test.rates, test.losses, test.smoothed, test.suggestion, test.lowest)
     save_png(figure, directory / PICTURE)
     return FoundRate(directory, test)
 
 
-def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Console) -> RangeTest:
-    config, data = kind_of(config).open(config, scratch, None, console)
-    config = data.settle(config, console)
-    batches = data.batches(config)
+def _test(task: Task, device: str) -> RangeTest:
+    config, console = task.config, task.console
+    batches = task.batches()
     precision = candidates(config.training.precision, device)[-1]
     training = config.training.replace(precision=precision)
     training = resolve_activation_checkpointing(
         training, lambda: bytes_of_a_step(config, training, batches.max_length, device), device
     )
     order = SampleOrder(batches.num_samples, config.seed)
-    model = build_network(data, with_training(config, training), device)
-    data.begin(model, config, console)
+    task = task.with_config(with_training(config, training))
+    model = build_network(task, device)
+    task.begin(model)
     optimizers = build_optimizers(model, training)
-    objective = data.objective(config)
+    objective = task.objective()
     runner = StepRunner(
         OneDevice(model, precision=precision, device=device),
         objective,

@@ -5,34 +5,30 @@ from __future__ import annotations
 import math
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, UsageError
-from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
 from sheepop.generate import Completion, GenerationConfig
 from sheepop.jobs.baselines import Baselines, compress_validation
-from sheepop.jobs.bench import training_speed
-from sheepop.jobs.config import SheepOpConfig, load_config, read_settings
+from sheepop.jobs.config import read_settings
 from sheepop.jobs.generate import load_generator
-from sheepop.jobs.recipe import complete
-from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import Request, RunRecord, repeat_command
-from sheepop.jobs.run_report import write_run_report
-from sheepop.jobs.stage_times import StageTimes
-from sheepop.jobs.train import TrainOutcome, record_times, run_training
-from sheepop.jobs.training_data import open_corpus
-from sheepop.jobs.training_samples import generate_command, held_out_prompts
+from sheepop.jobs.run.open import OpenRun
+from sheepop.jobs.run.record import RunRecord, repeat_command
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.train import TrainOutcome, train
+from sheepop.jobs.task.corpus_plan import open_corpus
+from sheepop.jobs.task.samples import generate_command, held_out_prompts
 from sheepop.train.validation import TokenScores
 
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
-# Of the standard library's folder: what is installed beside it, and tests, which are data more than text.
+# In the folder of the standard library: packages installed beside it, and tests, which are more data than text.
 _NOT_THE_LIBRARY = (
     "site-packages/",
     "dist-packages/",
@@ -53,7 +49,7 @@ LIBRARY_PROMPTS = (
 
 @dataclass(frozen=True)
 class QuickstartOutcome:
-    """What a quickstart made."""
+    """The run, scores, samples and times of a quickstart."""
 
     run: Path
     scores: TokenScores
@@ -81,40 +77,46 @@ def quickstart(
 ) -> QuickstartOutcome:
     """Makes a model from `paths`, or from the standard library of this Python, within `minutes` of training.
 
-    `overrides` are ``key=value`` settings that win over the quickstart's own.
-    Five minutes and seed 0 are the defaults; a run that goes on keeps its own and refuses others.
-    Leaves a run directory at `output` whose ``report.html`` shows how it went.
+    `overrides` are ``key=value`` settings that win over those of the quickstart. Five minutes and seed 0 are the
+    defaults; a resumed run keeps its own and refuses others. ``report.html`` in the run directory `output` shows the
+    result.
     """
     console = console or Console.silent()
-    times = StageTimes()
     output = Path(output)
     if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
         raise ConfigError(f"minutes = {minutes}: give a number above 0, for example --minutes 5.")
-    stored = find_resumable(output) if resume else None
-    options = _options(output, minutes, paths, device, seed)
-    request = Request(command)
-    if stored is not None:
-        config = load_config(None, overrides, base=stored.record.asked, options=options)
-    elif RunDirectory(output).holds_run() and not (resume or overwrite):
+    is_new = not (resume and RunDirectory(output).config_file.is_file())
+    if is_new and RunDirectory(output).holds_run() and not (resume or overwrite):
         raise UsageError(
             f"The output directory {output} already holds a run. Resume it (--resume), replace it (--overwrite), "
             "or choose another directory."
         )
-    else:
-        given = read_settings(None, overrides, base=_usual(paths, console), options=options)
-        completed = complete(given, training_speed, console)
-        config, request = completed.config, Request(command, completed.chosen)
-    if config.data.validation_fraction == 0:
+    options = _options(output, minutes, paths, device, seed)
+    given = read_settings(None, overrides, base=_usual(paths, console) if is_new else {}, options=options)
+    request = RunRequest(
+        given,
+        resume=resume,
+        overwrite=overwrite,
+        command=command,
+        resume_with=typed("quickstart", "--resume", "--output", output),
+        console=console,
+    )
+    if request.settings.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
-    with interrupts_advise(f"Resume with: {typed('quickstart', '--resume', '--output', output)}"):
-        outcome = run_training(
-            config, resume=resume, overwrite=overwrite, console=console, times=times, request=request
-        )
-        return _finish(outcome, config, times, console)
+    seconds: dict[str, float] = {}
+
+    def conclude(run: OpenRun, outcome: TrainOutcome) -> TrainOutcome:
+        found = _concluded(run, outcome)
+        seconds.update(run.times.seconds)
+        return found
+
+    outcome = train(request, conclude)
+    assert isinstance(outcome.scores, TokenScores) and outcome.baselines is not None
+    return QuickstartOutcome(outcome.run, outcome.scores, outcome.baselines, list(outcome.completions), seconds)
 
 
 def render_outcome(outcome: QuickstartOutcome) -> str:
-    """What the model writes and how good it is, for a terminal."""
+    """The samples and scores, for a terminal."""
     lines = []
     for completion in outcome.completions:
         lines += ["", "-" * 72, completion.prompt + completion.text]
@@ -136,7 +138,7 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
 
 
 def library_paths() -> tuple[list[str], tuple[str, ...]]:
-    """The folder of this interpreter's standard library, and the patterns of what in it is not the library."""
+    """The folder of this interpreter's standard library, and patterns of files in it that are not the library."""
     folder = Path(sysconfig.get_path("stdlib"))
     if not folder.is_dir():
         raise DataError(
@@ -149,7 +151,7 @@ def library_paths() -> tuple[list[str], tuple[str, ...]]:
 def _options(
     output: Path, minutes: float | None, paths: Sequence[str | Path], device: str, seed: int | None
 ) -> dict[str, Any]:
-    """What the caller of a quickstart names, as options of the configuration."""
+    """The arguments of a quickstart as a tree of settings."""
     options: dict[str, Any] = {"device": device, "output_dir": str(output)}
     if minutes is not None:
         options["training"] = {"max_minutes": minutes}
@@ -161,7 +163,7 @@ def _options(
 
 
 def _usual(paths: Sequence[str | Path], console: Console) -> dict[str, Any]:
-    """The settings of a new quickstart that are not the recipe's, before the caller's own."""
+    """The settings of a new quickstart that the recipe does not choose; the caller's own win over them."""
     training: dict[str, Any] = {"max_minutes": _MINUTES, "sample_tokens": 48}
     if paths:
         _require_held_out([str(path) for path in paths])
@@ -183,19 +185,14 @@ def _require_held_out(inputs: Sequence[str]) -> None:
             )
 
 
-def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, console: Console) -> QuickstartOutcome:
-    """Scores, samples and the report of a trained model."""
-    run = RunDirectory.open(outcome.run)
-    corpus = open_corpus(config, run, console)
-    assert isinstance(outcome.scores, TokenScores)  # every quickstart holds text out
-    with times("Comparison"):
-        baselines = compress_validation(corpus, console)
-    with times("Writing"):
+def _concluded(run: OpenRun, outcome: TrainOutcome) -> TrainOutcome:
+    """The outcome with the scores of compressors on the same text, and with samples."""
+    config, corpus = run.config, open_corpus(run.config, run.directory, run.console)
+    with run.times("Comparison"):
+        baselines = compress_validation(corpus, run.console)
+    with run.times("Writing"):
         settings = GenerationConfig(max_new_tokens=_SAMPLE_TOKENS, seed=config.seed)
         of_library = LIBRARY_PROMPTS[0] in (config.training.sample_prompts or ())
         prompts = list(LIBRARY_PROMPTS) if of_library else held_out_prompts(corpus)
-        completions = load_generator(run.path, device=config.device).generate(prompts, settings)
-    record = record_times(run, times)
-    result = QuickstartOutcome(run.path, outcome.scores, baselines, completions, times.seconds)
-    write_run_report(run, outcome.scores, record, baselines=baselines, completions=completions)
-    return result
+        completions = load_generator(run.directory.path, device=config.device).generate(prompts, settings)
+    return replace(outcome, baselines=baselines, completions=completions)

@@ -11,8 +11,8 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.jobs.data import corpus_of_run
-from sheepop.jobs.run_record import view_run_config
-from sheepop.jobs.training_data import build_plan
+from sheepop.jobs.run.record import view_run_config
+from sheepop.jobs.task.corpus_plan import build_plan
 from sheepop.train import TrainingState
 
 

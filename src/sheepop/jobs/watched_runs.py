@@ -16,9 +16,8 @@ from sheepop.core.errors import CheckpointError, DataError, UsageError
 from sheepop.data.report import REPORT_HTML
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.data import find_corpus
-from sheepop.jobs.run_record import view_run_config
-from sheepop.jobs.run_summary import find_runs, read_run
-from sheepop.jobs.runs import Comparison, Listing, differing_settings
+from sheepop.jobs.run.listing import Comparison, Listing, differing_settings, find_runs, read_run
+from sheepop.jobs.run.record import view_run_config
 from sheepop.jobs.step_origins import show_step
 from sheepop.train.metrics import read_json_lines
 

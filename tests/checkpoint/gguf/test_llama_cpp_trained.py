@@ -19,8 +19,9 @@ from sheepop.generate import GenerationConfig
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.recipe import complete
-from sheepop.jobs.train import run_training
 from sheepop.tokenizer import Tokenizer, load_tokenizer
+
+from ...running import train
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -60,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "device": "cpu",
         "output_dir": str(tmp_path_factory.mktemp("trained") / "run"),
     }
-    return run_training(complete(given, lambda device: 1e9, Console.silent()).config).run
+    return train(complete(given, lambda device: 1e9, Console.silent()).config).run
 
 
 @pytest.fixture(scope="module")

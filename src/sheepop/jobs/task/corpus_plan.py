@@ -1,4 +1,4 @@
-"""The corpus of a run, the batches made of it, and which of them every step reads."""
+"""The corpus of a run, its batches, and the plan of which rows each step reads."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from sheepop.data.difficulty import read_difficulty, row_difficulty, write_diffi
 from sheepop.data.mixing import ScheduledSource, SourceNumbers
 from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.order import EasyToHardOrder
+from sheepop.data.pairs import pair_settings
 from sheepop.data.shards import DocumentView, TokenSource
-from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 
 def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> Corpus:
-    """The corpus of `data.paths`: opened when it is a corpus directory, else built once into the run."""
+    """Opens the corpus of `data.paths` if it is a corpus directory; otherwise builds it into the run, once."""
     paths = config.data.paths
     if not paths:
         raise ConfigError("data.paths is empty: name a file, a folder or a corpus directory with --data PATH.")
@@ -58,8 +58,47 @@ def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> C
     return build_corpus(config.data, config.tokenizer, run.corpus, seed=config.seed, console=console)
 
 
+def reads_pairs(config: SheepOpConfig) -> bool:
+    """Whether the network learns from pairs of source and target."""
+    return config.model.architecture == "encoder_decoder"
+
+
+def fit_data_to_architecture(config: SheepOpConfig, requested: SheepOpConfig) -> SheepOpConfig:
+    """`config` with the settings under `data` that its architecture implies; `requested` is what the user gave.
+
+    Raises `ConfigError` for settings that the architecture does not support.
+    """
+    if not reads_pairs(config):
+        if config.data.extract.pair is not None:
+            raise ConfigError(
+                "data.extract.pair reads pairs of source and target, which a decoder cannot learn from. Set "
+                "model.architecture=encoder_decoder, or use data.extract.template to turn each record into text."
+            )
+        return config
+    if config.training.sequence_length_warmup:
+        raise ConfigError(
+            "training.sequence_length_warmup cuts rows of text, but the pairs of an encoder-decoder are never cut. "
+            "Leave it out."
+        )
+    return config.replace(data=pair_settings(config.data, requested.data).model_dump())
+
+
+def require_fitting_corpus(config: SheepOpConfig, corpus: Corpus) -> None:
+    """Raises `ConfigError` unless the corpus holds pairs for an encoder-decoder and text for a decoder."""
+    if reads_pairs(config) and not corpus.holds_pairs:
+        raise ConfigError(
+            f"The corpus {corpus.directory} holds text, but an encoder-decoder learns from pairs of source and target. "
+            "Give JSON lines with these two fields, or a corpus built with data.extract.pair=[source,target]."
+        )
+    if corpus.holds_pairs and not reads_pairs(config):
+        raise ConfigError(
+            f"The corpus {corpus.directory} holds pairs of source and target, but a decoder learns from text. Set "
+            "model.architecture=encoder_decoder, or give text."
+        )
+
+
 def documents_of_step(corpus: Corpus, plan: StepPlan, number: int) -> list[str]:
-    """The names of the documents in batch `number` of the plan, each once; empty when the corpus cannot say."""
+    """The names of the documents in batch `number` of the plan, each once; empty if the corpus cannot be read."""
     names: dict[str, None] = {}
     try:
         for ranges in plan.token_ranges(number):
@@ -72,18 +111,18 @@ def documents_of_step(corpus: Corpus, plan: StepPlan, number: int) -> list[str]:
 
 
 def refuse_ignored_settings(config: SheepOpConfig, corpus: Corpus) -> None:
-    """Raises `ConfigError` for a setting given by the user that a finished corpus was built without."""
+    """Raises `ConfigError` for a setting given by the user with which the finished corpus was not built."""
     built = corpus.manifest["config"]
     for section, given in (("data", config.data), ("tokenizer", config.tokenizer)):
-        for name, asked, made in _differences(given, built[section], section):
+        for name, wanted, made in _differences(given, built[section], section):
             raise ConfigError(
-                f"{name} = {asked!r} has no effect on the finished corpus {corpus.directory}, which was built with "
+                f"{name} = {wanted!r} has no effect on the finished corpus {corpus.directory}, which was built with "
                 f"{made!r}. Leave it out, or build another corpus."
             )
 
 
 def _differences(given: Config, built: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any, Any]]:
-    """The settings that were given and that are others in `built`; what is not recorded there is not compared."""
+    """Given settings that differ from those in `built`, as (key, given, built); unrecorded ones are not compared."""
     values = given.model_dump(mode="json")
     for key in sorted(given.model_fields_set & built.keys()):
         value = getattr(given, key)
@@ -96,9 +135,9 @@ def _differences(given: Config, built: Mapping[str, Any], section: str) -> Itera
 def build_batches(
     config: SheepOpConfig, split: TokenSource, tokenizer: Tokenizer, *, evaluation: bool = False
 ) -> TextBatches:
-    """Batches of a split as `data.packing`, `data.max_length` and `data.stride` say; of pairs for an encoder-decoder.
+    """Batches of a split by `data.packing`, `data.max_length` and `data.stride`; pairs for an encoder-decoder.
 
-    For `evaluation` every token is counted once, whether rows overlap, as `training.eval_stride` says, or not.
+    For `evaluation` every token is counted once, also if rows overlap (`training.eval_stride`).
     """
     max_length = config.data.max_length or config.model.max_seq_len
     if max_length > config.model.max_seq_len:
@@ -130,7 +169,7 @@ def build_batches(
 
 
 def warn_of_long_pairs(config: SheepOpConfig, corpus: Corpus, console: Console) -> None:
-    """Says how many pairs of a corpus are left out because they are too long."""
+    """Warns how many pairs of a corpus are left out because they are too long."""
     if not reads_pairs(config):
         return
     for name, split in (("training", corpus.train), ("held-out", corpus.validation)):
@@ -145,9 +184,9 @@ def warn_of_long_pairs(config: SheepOpConfig, corpus: Corpus, console: Console) 
 def build_plan(
     config: SheepOpConfig, corpus: Corpus, run: RunDirectory, console: Console, *, store: bool = True
 ) -> StepPlan:
-    """Which rows every step of a run reads, as its settings say; with `store` scores of difficulty are kept in `run`.
+    """Plans which rows each step of a run reads; with `store` it keeps scores of difficulty in `run`.
 
-    Raises `ConfigError` or `DataError` when the settings do not fit the corpus.
+    Raises `ConfigError` or `DataError` if the settings do not fit the corpus.
     """
     training, tokenizer, seed = config.training, corpus.tokenizer(), config.seed
     views = _views(training.mixture, corpus) if training.mixture else [None]
@@ -179,12 +218,12 @@ def build_plan(
 
 
 def _source_seed(seed: int, number: int, num_sources: int) -> int:
-    """The seed of a source's order; where there is one source alone, the seed itself."""
+    """The seed of a source's order; the seed itself if there is only one source."""
     return seed if num_sources == 1 else derive_seed(seed, "mixture source", number)
 
 
 def _views(mixture: Sequence[ScheduledSource], corpus: Corpus) -> list[DocumentView | None]:
-    """The training documents of every source of a mixture; a document belongs to the first whose pattern matches."""
+    """The training documents of each source of a mixture; a document belongs to the first source that matches."""
     found = corpus.sources("train")
     patterns = SourceNumbers(mixture)
     of_name = np.array([patterns.number(name) for name in found.names], dtype=np.int64)
@@ -217,7 +256,7 @@ def _difficulty(
     *,
     store: bool,
 ) -> list[NDArray[np.float64]]:
-    """The difficulty of every row of every source: what the run has stored for these rows, or else computed."""
+    """The difficulty of every row of every source, read from the run or computed."""
     name, path = config.training.difficulty, run.difficulty
     identity = {
         "corpus": corpus.fingerprint,

@@ -1,4 +1,4 @@
-"""Text that a model writes while it is trained, and when it is first tried."""
+"""Samples: text that a model writes during training, and the prompts to try it with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sheepop.interpret.store import write_trace
 from sheepop.interpret.tokens import read_traced
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run_kind import Samples
+from sheepop.jobs.task.interface import Samples
 from sheepop.model import Transformer, blank_model
 from sheepop.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ _PROMPT_CHARACTERS = 48
 
 
 def held_out_prompts(corpus: Corpus) -> list[str]:
-    """The beginnings of three held-out documents; where there are fewer, of lines further down too."""
+    """The beginnings of three held-out documents; if there are fewer, also of lines further down."""
     texts = [document.text.lstrip() for document in islice(corpus.documents("validation"), _PROMPTS)]
     parts = math.ceil(_PROMPTS / max(1, len(texts)))
     places = [(text, text.rfind("\n", 0, len(text) * part // parts) + 1) for part in range(parts) for text in texts]
@@ -40,7 +40,7 @@ def held_out_prompts(corpus: Corpus) -> list[str]:
 
 
 def with_prompts(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
-    """`config` with the beginning of a held-out text as prompt, where none is given and the model continues texts."""
+    """`config` with the beginning of a held-out text as prompt, if no prompt is given and the model is a decoder."""
     if config.training.sample_prompts is not None:
         return config
     found = held_out_prompt(config, corpus)
@@ -49,7 +49,7 @@ def with_prompts(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
 
 
 def held_out_prompt(config: SheepOpConfig, corpus: Corpus) -> str | None:
-    """The beginning of a held-out text, in half of the context at most; None for a model that continues no texts."""
+    """The beginning of a held-out text, at most half a context long; None for an encoder-decoder."""
     if config.model.architecture == "encoder_decoder":
         return None
     tokenizer, most = corpus.tokenizer(), config.model.max_seq_len // 2
@@ -60,13 +60,13 @@ def held_out_prompt(config: SheepOpConfig, corpus: Corpus) -> str | None:
 
 
 def generate_command(run: Path, prompt: str | None) -> str:
-    """What to type to let the model of a run write, behind the first line of `prompt`."""
+    """The command that lets the model of a run continue the first line of `prompt`."""
     lines = [] if prompt is None else prompt.strip().splitlines()
     return typed("generate", run, "--prompt", lines[0] if lines else "...")
 
 
 def check_samples(config: SheepOpConfig, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]]) -> None:
-    """Raises `ConfigError` for a prompt that the model cannot continue or trace, before a step is taken for it."""
+    """Raises `ConfigError` for a prompt that the model cannot continue or trace."""
     with torch.device("meta"):
         model = blank_model(config.model)
     key = "training.sample_prompts"
@@ -80,27 +80,27 @@ def check_samples(config: SheepOpConfig, tokenizer: Tokenizer, prompts: Sequence
 
 
 class TrainingTraces:
-    """Traces a prompt into `place` whenever the model is let write, and lets it write if `samples` are wanted."""
+    """Traces a prompt into the folder `traces` at each sampling step, then writes `samples`, if any."""
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, config: TraceConfig, place: Path, samples: Samples | None
+        self, model: Transformer, tokenizer: Tokenizer, config: TraceConfig, traces: Path, samples: Samples | None
     ) -> None:
         self._model, self._tokenizer, self._config = model, tokenizer, config
-        self._place, self._samples = place, samples
+        self._traces, self._samples = traces, samples
 
     def __call__(self, step: int) -> list[dict[str, Any]]:
-        """The rows of the samples; the trace goes into a directory named by the step, in place of one left there."""
+        """Writes the trace to a directory named by the step, replacing an older one; returns the rows of samples."""
         assert self._config.prompt is not None
         trace = Trace.of(self._model, self._tokenizer, self._config.prompt, self._config.target)
-        self._place.mkdir(exist_ok=True)
-        with atomic_directory(self._place / f"step-{step:08d}", replace=True) as directory:
-            write_trace(trace, directory, check_trace(trace), str(self._place.parent), step=step)
+        self._traces.mkdir(exist_ok=True)
+        with atomic_directory(self._traces / f"step-{step:08d}", replace=True) as directory:
+            write_trace(trace, directory, check_trace(trace), str(self._traces.parent), step=step)
             write_checksums(directory)
         return [] if self._samples is None else self._samples(step)
 
 
 class TrainingSamples:
-    """Continues `prompts` with the settings of `generation`; the callback of the loop."""
+    """Continues `prompts` with the settings under `generation`; a callback of the loop."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class TrainingSamples:
         self._generator = Generator(model, tokenizer, device=device)
 
     def __call__(self, step: int) -> list[dict[str, Any]]:
-        """One row per prompt, with a seed that depends on the step alone."""
+        """Returns one row per prompt; the seed depends on the step alone."""
         settings = self._config.generation.replace(
             max_new_tokens=self._config.training.sample_tokens,
             seed=derive_seed(self._config.seed, "training sample", step),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run_record import RunRecord
+from sheepop.jobs.run.record import RunRecord
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import layers_of

@@ -1,4 +1,4 @@
-"""A run over several ranks: what they have to agree on, how a step is shared, and how the others open the run."""
+"""A run over several ranks: what they must agree on, how they share a step, and how the others see its directory."""
 
 from __future__ import annotations
 
@@ -10,37 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from sheepop import __version__
-from sheepop.checkpoint.followed_run import FollowedRun
-from sheepop.core.config import validate
-from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.errors import ConfigError
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import StoredRun
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.posttrain.config import Method
 
-_WEIGHED = "answers are weighed as a whole, and context ranks have parts of their tokens"
-_ASKED = "what was written is read again before a step, in a pass that no rank of a pipeline has all layers for"
+_WEIGHTED = "each answer is weighted as a whole, and context ranks have parts of its tokens"
+_REREAD = "answers are read again before a step, in a pass for which no rank of a pipeline has all layers"
 _UNSHARED: Mapping[Method, Mapping[str, str]] = {
     "sft": {},
-    "dpo": {"context": _WEIGHED},
-    "reward": {"context": _WEIGHED},
-    "ppo": {"context": _WEIGHED, "pipeline": _ASKED},
-    "grpo": {"context": _WEIGHED, "pipeline": _ASKED},
+    "dpo": {"context": _WEIGHTED},
+    "reward": {"context": _WEIGHTED},
+    "ppo": {"context": _WEIGHTED, "pipeline": _REREAD},
+    "grpo": {"context": _WEIGHTED, "pipeline": _REREAD},
 }
-"""With which kinds of ranks a method of post-training does not go, and why."""
+"""The kinds of ranks that a method of post-training does not support, each with the reason."""
 
 
 def require_agreement(ranks: Ranks, settings: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` on a rank that runs other code than the first one, or was given other settings."""
+    """Raises `ConfigError` on a rank whose code or settings differ from those of the first rank."""
     if ranks.are_several:
         ranks.require_same("The files of SheepOp here are", _code())
         ranks.require_same("The settings given here are", json.dumps(settings, sort_keys=True, default=str))
 
 
 def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
-    """Raises `ConfigError` for a layout or settings that these ranks cannot train with."""
+    """Raises `ConfigError` for a layout or settings with which these ranks cannot train."""
     Layout(ranks, config.parallel)
     if not ranks.are_several:
         return
@@ -50,9 +47,9 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
 
 
 def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> SheepOpConfig:
-    """`config` with micro-batches that give every rank as many of each step; one that `is_open` is chosen here.
+    """`config` with a micro-batch size that gives every rank the same share of a step; it is chosen if `is_open`.
 
-    Raises `ConfigError` for rows that cannot be shared evenly.
+    Raises `ConfigError` if rows cannot be shared evenly.
     """
     if not ranks.are_several:
         return config
@@ -82,7 +79,7 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
 
 
 def _chosen(config: SheepOpConfig) -> dict[str, Any]:
-    """What is settled where it is left open, since the layout does not go with the other choice."""
+    """Choices for open settings that the layout dictates."""
     parallel, training, found = config.parallel, config.training, dict[str, Any]()
     if parallel.puts_off_weights and training.compile in (None, "auto"):
         found["compile"] = False
@@ -92,7 +89,7 @@ def _chosen(config: SheepOpConfig) -> dict[str, Any]:
 
 
 def _check_training(config: SheepOpConfig) -> None:
-    """Raises `ConfigError` for settings of the training that a layout does not go with."""
+    """Raises `ConfigError` for training settings that the layout does not support."""
     parallel, training = config.parallel, config.training
     lengths = [config.data.max_length or config.model.max_seq_len, *dict(training.sequence_length_warmup).values()]
     for length in lengths:
@@ -124,7 +121,7 @@ def _check_training(config: SheepOpConfig) -> None:
 
 
 def _check_tuning(config: SheepOpConfig) -> None:
-    """Raises `ConfigError` for post-training that these kinds of ranks cannot share."""
+    """Raises `ConfigError` for post-training that these kinds of ranks do not support."""
     tuning, sizes = config.tuning, {name: getattr(config.parallel, name) for name in ("tensor", "context", "pipeline")}
     several = [name for name, size in sizes.items() if size > 1]
     for name in several:
@@ -138,10 +135,10 @@ def _check_tuning(config: SheepOpConfig) -> None:
         "tuning.lora.dropout": tuning.lora is not None and tuning.lora.dropout > 0,
     }
     for key in (key for key, is_so in draws.items() if is_so and several):
-        asked = " and ".join(f"parallel.{name}=1" for name in several)
+        without = " and ".join(f"parallel.{name}=1" for name in several)
         raise ConfigError(
             f"{key} draws numbers for whole layers and rows, of which these ranks have parts. Leave it out, or use "
-            f"{asked}."
+            f"{without}."
         )
     if tuning.teacher is not None and "context" in several:
         raise ConfigError(
@@ -150,27 +147,30 @@ def _check_tuning(config: SheepOpConfig) -> None:
         )
 
 
-def followed(path: Path) -> tuple[StoredRun, FollowedRun]:
-    """The run that the first rank has prepared at `path`, to be read here."""
-    stored = find_resumable(path)
-    if stored is None:
-        raise CheckpointError(
-            f"The first rank has prepared the run in {path.absolute()}, and this one does not find it. Give an "
-            "--output on a file system that all machines share."
-        )
-    return stored, FollowedRun(path)
+class FollowedRun(RunDirectory):
+    """The directory of a run as the ranks after the first see it: they read it and change nothing."""
 
+    def mark_best(self, step: int) -> None:
+        """Does nothing; the first rank marks checkpoints."""
 
-def asked_of(stored: StoredRun) -> SheepOpConfig:
-    """What a run was asked for at its last start."""
-    return validate(SheepOpConfig, stored.record.asked)
+    def forget_best(self) -> None:
+        """Does nothing; the first rank marks checkpoints."""
+
+    def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
+        """Does nothing; the first rank removes checkpoints."""
+
+    def forget_after(self, step: int) -> None:
+        """Does nothing; the first rank removes checkpoints."""
+
+    def mark_latest(self, step: int) -> None:
+        """Does nothing; the first rank marks checkpoints."""
 
 
 def _code() -> str:
-    """A checksum of the program: its version, and every source file of the package."""
+    """A checksum of the program: its version and every source file of the package."""
     import torch
 
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     found = hashlib.blake2b(f"{__version__} {torch.__version__}".encode(), digest_size=16)
     for file in sorted(package.rglob("*.py")):
         found.update(file.read_bytes())

@@ -1,6 +1,6 @@
-"""``report.html`` and ``plots/curves.png`` of a run: what was made, of what, how well it does, and how it went.
+"""``report.html`` and ``plots/curves.png`` of a run: its scores, samples, curves, and how it was made.
 
-A report is written of every run, also of one that was stopped before its first step: what is missing is a dash.
+Every run gets a report, also one that was stopped before its first step; missing values are dashes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import value_text
 from sheepop.core.errors import ConfigError
 from sheepop.core.facts import counted
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.data_section import add_data
-from sheepop.jobs.layout_picture import add_layout
-from sheepop.jobs.machine_section import add_machine
-from sheepop.jobs.record_values import text, whole
-from sheepop.jobs.run_record import RunRecord, dump_asked, repeat_command, resume_command, view_run_config
-from sheepop.jobs.run_summary import ended_early, tensorboard_command
-from sheepop.model import ModelConfig
-from sheepop.model.accounting.parameters import num_parameters
+from sheepop.jobs.run.layout_picture import add_layout
+from sheepop.jobs.run.listing import ended_early, tensorboard_command
+from sheepop.jobs.run.record import (
+    RunRecord,
+    repeat_command,
+    resume_command,
+    text,
+    view_run_config,
+    whole,
+)
+from sheepop.jobs.run.report_facts import (
+    add_data,
+    add_machine,
+    add_model,
+    add_request,
+    add_stages,
+    trained_parameters,
+)
 from sheepop.report import (
     MISSING,
     Page,
@@ -46,7 +55,6 @@ from sheepop.report import (
     scored,
     shown,
     speed_chart,
-    stage_times_chart,
     training_curves,
 )
 from sheepop.train import Scores
@@ -86,11 +94,11 @@ def write_run_report(
     baselines: Baselines | None = None,
     completions: Sequence[Completion] = (),
 ) -> None:
-    """Writes the report of `run` from its files and from what is known of its end.
+    """Writes the report of `run` from its files.
 
-    `scores` are the best checkpoint's on the whole held-out text, None when nothing is held out or the run was
-    stopped. Lines of the run's logs that cannot be read are left out and counted on the page. Raises
-    `StorageError` when the place refuses the write.
+    `scores` are those of the best checkpoint on the whole held-out text, None if nothing is held out or the run was
+    stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
+    file system refuses the write.
     """
     metrics, samples = _Log.read(run.metrics_file), _Log.read(run.samples_file)
     config, config_text = _read_config(run)
@@ -105,12 +113,12 @@ def write_run_report(
     _add_completions(page, completions)
     _add_curves(page, run, config, metrics, baselines)
     _add_training_samples(page, samples)
-    _add_model(page, config)
+    add_model(page, config)
     add_data(page, run, config)
     add_layout(page, run, record)
-    _add_stages(page, record)
+    add_stages(page, record)
     add_machine(page, record)
-    _add_question(page, record)
+    add_request(page, record)
     page.add_section("Settings")
     page.add_text(
         "The configuration with everything that was derived or measured filled in. It repeats the run, unless settings "
@@ -122,7 +130,7 @@ def write_run_report(
 
 @dataclass(frozen=True)
 class _Log:
-    """The rows of a JSON-lines file, and the number of its lines that hold none."""
+    """The rows of a JSON-lines file, and the number of its unreadable lines."""
 
     name: str
     rows: list[dict[str, Any]]
@@ -134,17 +142,17 @@ class _Log:
         return cls(path.name, rows, num_unreadable)
 
     def last(self, split: str) -> dict[str, Any]:
-        """The last row of `split`, empty when there is none."""
+        """The last row of `split`; empty if there is none."""
         return next((row for row in reversed(self.rows) if row.get("split") == split), {})
 
     def add_note(self, page: Page) -> None:
-        """Says on the page how many lines are left out, if any."""
+        """Adds the number of lines left out, if any."""
         if self.num_unreadable:
             page.add_text(f"Unreadable lines of {self.name}, left out here: {self.num_unreadable:,}.")
 
 
 def _read_config(run: RunDirectory) -> tuple[SheepOpConfig | None, str]:
-    """The configuration, or None when it is not valid, and the text of its file in any case."""
+    """The configuration, None if it is not valid, and the text of its file."""
     try:
         text = run.config_file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -177,7 +185,7 @@ def _add_overview(
     page.add_facts(
         {
             _HEADLINES[headline]: scored(_score(headline, judged.get(headline)), is_sampled=is_sampled),
-            "Parameters": _num_parameters(config.model) if config else None,
+            "Parameters": trained_parameters(config),
             "Steps": f"{steps:,} of {shown(total)}",
             "Tokens trained on": whole(last.get("tokens")),
             "Training time": duration(number(last.get("seconds"))),
@@ -188,7 +196,7 @@ def _add_overview(
 
 
 def _add_first_picture(page: Page, config: SheepOpConfig | None, metrics: _Log, samples: _Log) -> None:
-    """The course of the loss, and what the model wrote first and last behind the same prompt."""
+    """Adds the curve of the loss, and the first and last continuations of the same prompt."""
     chart = loss_chart(metrics.rows, is_sampled=_is_sampled(config))
     if chart.data:
         page.add_chart(chart, "Loss")
@@ -232,7 +240,7 @@ def _add_scores(
 
 
 def _context(config: SheepOpConfig | None) -> str:
-    """From how much of the text before it each token is predicted, where rows overlap."""
+    """Says how much context each token has if rows overlap."""
     stride = None if config is None else config.training.eval_stride
     if config is None or stride is None:
         return ""
@@ -300,70 +308,13 @@ def _add_training_samples(page: Page, samples: _Log) -> None:
         page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_step_words(row.get("step")))
 
 
-def _add_model(page: Page, config: SheepOpConfig | None) -> None:
-    page.add_section("Model")
-    if config is None:
-        page.add_text("The configuration of the run cannot be read.")
-        return
-    model = config.model
-    page.add_facts(
-        {
-            "Parameters": _num_parameters(model),
-            "Layers": model.num_layers,
-            "Width (d_model)": model.d_model,
-            "Heads": model.num_heads,
-            "Key-value heads": model.num_kv_heads,
-            "Head width": model.head_dim,
-            "Feed-forward width": model.d_ff,
-            "Vocabulary": model.vocab_size,
-            "Context (tokens)": model.max_seq_len,
-            "Positions": model.position_encoding,
-            "Normalisation": model.norm,
-            "Activation": model.activation,
-            "Dropout": model.dropout,
-            "Tied embeddings": model.tie_weights,
-            "Post-training": config.tuning.method,
-            "Optimizer": config.training.optimizer,
-            "Precision": config.training.precision,
-            "Sequences per step": config.training.global_batch_size,
-            "Seed": config.seed,
-        }
-    )
-
-
-def _add_stages(page: Page, record: RunRecord) -> None:
-    seconds = record.stage_seconds
-    if not seconds:
-        return
-    page.add_section("Time")
-    sessions = f" over {1 + len(record.resumed):,} sessions" if record.resumed else ""
-    page.add_chart(stage_times_chart(seconds), f"Stages, {duration(sum(seconds.values()))} in all{sessions}")
-
-
-def _add_question(page: Page, record: RunRecord) -> None:
-    """What was asked for, before anything was derived or measured."""
-    page.add_section("What was asked for")
-    if record.command is not None:
-        page.add_source(record.command, "The command")
-    page.add_text("The settings that were given and differ from the defaults, before anything was derived or measured.")
-    page.add_source(dump_asked(record), "Asked for")
-    if record.chosen:
-        page.add_text("What was left open, as chosen for the text, machine and budget. A key that is given wins.")
-        page.add_source("\n".join(f"{key}: {value_text(value)}" for key, value in record.chosen.items()), "Chosen")
-
-
 def _is_sampled(config: SheepOpConfig | None) -> bool:
-    """Whether validations during training read a part of the held-out text only."""
+    """Whether validations during training read only a part of the held-out text."""
     return config is not None and config.training.eval_tokens is not None
 
 
-def _num_parameters(config: ModelConfig) -> int | None:
-    """Trained numbers, tied ones once; None while the vocabulary is not known."""
-    return None if config.vocab_size is None else num_parameters(config)
-
-
 def _score(key: str, value: Any) -> str:
-    """A score with the digits that mean something."""
+    """A score with its significant digits."""
     if key == "perplexity" and value == math.inf:
         return shown(value)
     found = number(value)

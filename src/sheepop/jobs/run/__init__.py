@@ -1,0 +1,1 @@
+"""The life of a run: requested, opened, trained, scored, reported, listed."""

@@ -1,0 +1,349 @@
+"""Builds the trainer of an open run: network, optimizers, data, checkpoints, logs."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
+from sheepop.jobs.run.network import build_network, costs, place_network
+from sheepop.jobs.run.open import OpenRun
+from sheepop.jobs.run.record import resume_command, write_run_config
+from sheepop.jobs.task.interface import with_training
+from sheepop.model import Transformer
+from sheepop.model.accounting.operations import training_flops_per_token
+from sheepop.parallel.layout import Layout
+from sheepop.train import (
+    Checkpointer,
+    EvaluationWeights,
+    Schedule,
+    Scores,
+    Trainer,
+    TrainingState,
+    build_evaluation_weights,
+    build_optimizers,
+)
+from sheepop.train.agenda import SAMPLE, Agenda
+from sheepop.train.journal import Journal, Throughput
+from sheepop.train.metrics import JsonLines, NoLines
+from sheepop.train.objective import Objective
+from sheepop.train.pace import Deadline, Pace
+from sheepop.train.placement import Placement
+from sheepop.train.precision import initial_loss_scale
+from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
+from sheepop.train.sinks import RunDescription, open_sinks
+from sheepop.train.source import SharedSource, StepSource
+from sheepop.train.step import Gradients, StepRunner
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a trainer computes with; `saves_the_beginning` if the initial weights do not follow from the seed."""
+
+    model: Transformer
+    optimizers: Sequence[torch.optim.Optimizer]
+    placement: Placement
+    evaluation: EvaluationWeights
+    objective: Objective
+    source: StepSource
+    checkpointer: Checkpointer
+    saves_the_beginning: bool
+
+
+@contextmanager
+def build_trainer(run: OpenRun) -> Iterator[Trainer]:
+    """The trainer of a run, about to start or to continue from its last good checkpoint; its logs close with the block.
+
+    An error within the block that leaves checkpoints says from which step the run can be resumed.
+    """
+    config, console, ranks = run.config, run.console, run.request.ranks
+    training, settings = config.training, config.training.resolved()
+    layout = Layout(ranks, config.parallel) if ranks.are_several else None
+    parts = _build_parts(run, layout)
+    sample = _sampler(run, parts.model)
+    evaluate = run.task.evaluations(parts.model, run.device, ranks)
+    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
+    state = _restored(run, parts.checkpointer, fresh) if run.resumes else fresh
+    if state is fresh and sample is not None:
+        state = state.after(due=(SAMPLE,))
+    _announce(run, parts.model, state)
+    _keep_layout(run, parts.optimizers, layout)
+    held_out = run.task.held_out()
+    validate: Callable[[], Scores] | None = None
+    if held_out is not None:
+        validate = partial(
+            run.task.score, parts.model, held_out, run.device, max_tokens=training.eval_tokens, ranks=ranks
+        )
+    with ExitStack() as stack:
+        around_step, measure = _observers(run, layout, settings.total_steps - state.step, stack)
+        trainer = Trainer(
+            runner=StepRunner(
+                parts.placement, parts.objective, parts.optimizers, parts.evaluation, training.max_grad_norm
+            ),
+            source=parts.source,
+            agenda=Agenda.of(
+                training,
+                settings,
+                validates=validate is not None,
+                evaluation_interval=_evaluation_interval(run) if evaluate else None,
+            ),
+            schedule=Schedule(
+                training.schedule,
+                training.learning_rate,
+                training.min_learning_rate,
+                settings.warmup_steps,
+                settings.pace.planned,
+                settings.decay_steps,
+                training.schedule_points or (),
+            ),
+            journal=_open_journal(run, state, measure, stack),
+            checkpointer=parts.checkpointer,
+            validate=validate,
+            # Others wait for the first rank at the next step.
+            sample=sample if sample and ranks.is_first else (lambda step: []),
+            evaluate=evaluate,
+            seed=config.seed,
+            keep_checkpoints=training.keep_checkpoints,
+            trouble=training.trouble,
+            state=state,
+            deadline=_deadline(run),
+            around_step=around_step,
+            console=console,
+            saves_the_beginning=parts.saves_the_beginning,
+        )
+        with _naming_the_last_checkpoint(run.directory), _ending_together(run):
+            yield trainer
+
+
+def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
+    """The network with all that trains and saves it, over the ranks of the `layout`."""
+    task, config, ranks, device = run.task, run.config, run.request.ranks, run.device
+    model = build_network(task, device)
+    # A run may have been killed before it saved its first weights.
+    has_begun = run.resumes and bool(run.directory.steps())
+    if task.origin is not None:
+        task.origin.forget()
+    begins = task.origin is not None or (ranks.is_first and not has_begun and task.begin(model))
+    is_given = bool(ranks.told(begins))
+    optimizers = build_optimizers(model, config.training)
+    form = task.form(model)
+    placement = place_network(model, optimizers, config, layout, device)
+    evaluation = build_evaluation_weights(model, optimizers, config.training)
+    objective = task.objective()
+    with ranks.first_ahead():  # the others read what it stores, such as the log-probabilities of a reference
+        source = task.source(objective, placement)
+    pieces = None
+    if layout is not None:
+        from sheepop.train.sharded import ShardedModel
+
+        assert isinstance(placement, ShardedModel)
+        source, pieces = SharedSource(source, layout, placement.context), placement.pieces
+    checkpointer = Checkpointer(
+        run.directory,
+        model,
+        task.tokenizer(),
+        optimizers,
+        evaluation,
+        {**run.record.provenance(), **task.provenance()},
+        form,
+        source,
+        ranks,
+        pieces,
+    )
+    return _Parts(model, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
+
+
+def _sampler(run: OpenRun, model: Transformer) -> Callable[[int], list[dict[str, Any]]] | None:
+    """Writes samples, and traces if `trace.prompt` is set."""
+    sample, trace = run.task.samples(model, run.device), run.config.trace
+    if trace.prompt is None:
+        return sample
+    from sheepop.jobs.task.samples import TrainingTraces
+
+    return TrainingTraces(model, run.task.tokenizer(), trace, run.directory.traces, sample)
+
+
+def _evaluation_interval(run: OpenRun) -> int:
+    """Steps between two evaluations, by default those between validations, or else between checkpoints."""
+    training = run.config.training.resolved()
+    return run.config.evaluation.interval or training.eval_interval or training.checkpoint_interval
+
+
+def _open_journal(
+    run: OpenRun, state: TrainingState, measure: Callable[[], dict[str, Any]], stack: ExitStack
+) -> Journal:
+    """The logs of a run, cut to what they were at `state`; they close with the `stack`."""
+    config, record, ranks = run.config, run.record, run.request.ranks
+    metrics = JsonLines(run.directory.metrics_file, state.metrics_bytes) if ranks.is_first else NoLines()
+    stack.callback(metrics.close)
+    samples = JsonLines(run.directory.samples_file, state.samples_bytes) if ranks.is_first else NoLines()
+    stack.callback(samples.close)
+    path = run.directory.path.resolve()
+    description = RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
+    sinks = config.training.sinks if ranks.is_first else ()
+    nominal = record.nominal_peak_flops
+    throughput = Throughput(
+        partial(training_flops_per_token, config.model),
+        ranks.size * record.matrix_peak_flops,
+        None if nominal is None else ranks.size * nominal,
+    )
+    return Journal(
+        metrics,
+        samples,
+        throughput,
+        device=run.device,
+        precision=config.training.resolved().precision,
+        sinks=[stack.enter_context(open_sinks(sinks, description, run.console))],
+        console=run.console,
+        is_sampled=config.training.eval_tokens is not None,
+        measure=measure,
+    )
+
+
+def _observers(
+    run: OpenRun, layout: Layout | None, steps_to_go: int, stack: ExitStack
+) -> tuple[AroundStep, Callable[[], dict[str, Any]]]:
+    """What observes each step: the profiler, and among several ranks the watches for late and missing ones.
+
+    Also returns what these add to the rows of the metrics.
+    """
+    around_step: AroundStep = unobserved
+    request, ranks = run.request, run.request.ranks
+    if request.profile_steps is not None and ranks.is_first:
+        around_step = StepProfiler(
+            run.directory.profile,
+            request.profile_steps,
+            steps_to_go=steps_to_go,
+            device=run.device,
+            console=run.console,
+        )
+        stack.callback(around_step.close)
+    if layout is None:
+        return around_step, dict
+    from sheepop.parallel.lateness import Lateness
+    from sheepop.parallel.watchdog import Watchdog
+
+    # A host that waits for its GPU waits for other ranks with it.
+    lateness = Lateness(ranks, layout.stage_size, run.console, waits=[Gradients.read.__code__])
+    stack.enter_context(lateness.own_time.watching())
+    patience, quiet = run.config.parallel.patience, Console(quiet=True)
+    watchdog = Watchdog(ranks.rank, ranks.board("watchdog"), run.directory.stacks, patience, quiet)
+    stack.enter_context(watchdog.watching())
+    return _both(watchdog.step, _both(lateness.own_time.step, around_step)), lateness.measured
+
+
+def _deadline(run: OpenRun) -> Deadline | None:
+    """The deadline of a budget in minutes; changes of the number of steps are written to the run."""
+    budget, config = run.record.deadline, run.config
+
+    def write_pace(pace: Pace) -> None:
+        if run.request.ranks.is_first:
+            write_run_config(run.directory, with_training(config, config.training.at_pace(pace)))
+
+    return None if budget is None else Deadline(budget.seconds, budget.most_steps, write_pace)
+
+
+def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layout: Layout | None) -> None:
+    """Writes the layout of the run into its record and plots, or removes an earlier one if there is none now."""
+    if layout is None and run.record.layout is None:
+        return
+    from sheepop.jobs.run.layout_picture import SharedStep, forget_layout, keep_layout
+
+    if layout is None:
+        forget_layout(run.directory, run.record)
+    elif run.request.ranks.is_first:
+        length = run.task.plan.max_length
+        words = str(costs(run.config, optimizers, layout, length, run.device))
+        run.console.info(f"Layout: {words}")
+        keep_layout(run.directory, run.record, words, SharedStep.of(run.config, layout, length))
+
+
+def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:
+    """Runs a step within `inner`, within `outer`."""
+
+    @contextmanager
+    def around(number: int) -> Iterator[None]:
+        with outer(number), inner(number):
+            yield
+
+    return around
+
+
+@contextmanager
+def _ending_together(run: OpenRun) -> Iterator[None]:
+    """Lets all ranks end after a signal to one of them; the same signal may reach the others late and is ignored."""
+    try:
+        yield
+    except Interrupted:
+        if run.request.ranks.are_several and threading.current_thread() is threading.main_thread():
+            for number in ENDING_SIGNALS:
+                signal.signal(number, partial(_swallow_once, before=signal.getsignal(number)))
+        raise
+
+
+def _swallow_once(number: int, frame: FrameType | None, *, before: Any) -> None:
+    """Swallows one late copy of the signal, then restores the handler."""
+    signal.signal(number, before)
+
+
+@contextmanager
+def _naming_the_last_checkpoint(run: RunDirectory) -> Iterator[None]:
+    """Adds to an error within the block from which step the run can be resumed."""
+    try:
+        yield
+    except (StorageError, RanksError) as error:
+        step = run.pointer("latest")
+        if step is None:
+            raise type(error)(f"{error} No checkpoint of this run had been written.") from error
+        raise type(error)(
+            f"{error} Everything up to step {step:,} is saved; resume from there with: {resume_command(run.path)}"
+        ) from error
+
+
+def _restored(run: OpenRun, checkpointer: Checkpointer, fresh: TrainingState) -> TrainingState:
+    """The state of the last good checkpoint, read back; `fresh` for a run that has none yet."""
+    directory, console = run.directory, run.console
+    step = directory.latest_good(console.warn)
+    if step is None:
+        if directory.steps():
+            raise CheckpointError(f"No checkpoint in {directory.checkpoints} is intact, so the run cannot be resumed.")
+        origin = run.record.forked_from
+        if origin is not None:
+            raise CheckpointError(
+                f"The run in {directory.path} was stopped before it had saved the weights it started from. Start it "
+                f"again with --fork {shlex.quote(origin['path'])} --overwrite."
+            )
+        console.warn(f"{directory.path} has no checkpoint, so the run starts from the beginning.")
+        return fresh
+    state = checkpointer.load(step)
+    directory.mark_latest(step)
+    state = checkpointer.with_best(state, console.warn)
+    console.info(f"Resuming from step {step:,} of {directory.path}.")
+    return state
+
+
+def _announce(run: OpenRun, model: Transformer, state: TrainingState) -> None:
+    """Says what is trained on how much data for how many steps."""
+    training, plan = run.config.training, run.task.plan
+    steps = training.resolved().total_steps
+    epochs = plan.sizes.total(steps) / plan.num_samples
+    run.console.info(
+        f"Model: {sum(p.numel() for p in model.parameters()):,} parameters. "
+        f"Data: {run.task.describe()}. "
+        f"{steps - state.step:,} of {steps:,} steps to go ({epochs:.2f} epochs), {training.precision}."
+    )
+    if state.step >= steps:
+        run.console.warn(
+            f"All {steps:,} steps of this run have been taken. To train for longer, raise training.max_steps."
+        )

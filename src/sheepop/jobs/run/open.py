@@ -1,0 +1,263 @@
+"""Opens a run: a new one, one that resumes, or one that the first rank has prepared."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import leaves, validate
+from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import CheckpointError, ConfigError, UsageError
+from sheepop.core.facts import counted
+from sheepop.core.files import require_writable
+from sheepop.core.interrupts import interrupts_advise
+from sheepop.core.keys import may_change
+from sheepop.core.plugins import require_plugins
+from sheepop.jobs import task as tasks
+from sheepop.jobs.bench import training_speed
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.recipe import Completed, complete
+from sheepop.jobs.run.ranks import FollowedRun, check_layout, shared_steps
+from sheepop.jobs.run.record import RunRecord, StageTimes, StoredRun, read_run_config, write_run_config
+from sheepop.jobs.run.request import RunRequest, why_no_run
+from sheepop.jobs.run.resolve import check_settings, prepare_process, require_arithmetic, resolved
+from sheepop.jobs.task import Task
+from sheepop.jobs.task.fork import Fork, is_origin
+from sheepop.posttrain.config import Method
+from sheepop.train.sinks import require_sinks
+
+_BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run ready to train: its task with resolved settings, its directory and its record.
+
+    A run that `resumes` continues from its last good checkpoint.
+    """
+
+    request: RunRequest
+    device: str
+    directory: RunDirectory
+    task: Task
+    record: RunRecord
+    resumes: bool = False
+    times: StageTimes = field(default_factory=StageTimes)
+
+    @property
+    def config(self) -> SheepOpConfig:
+        """The resolved settings."""
+        return self.task.config
+
+    @property
+    def console(self) -> Console:
+        """The console of the first rank; the others are silent."""
+        return self.request.console if self.request.ranks.is_first else Console.silent()
+
+
+def open_run(request: RunRequest) -> OpenRun:
+    """Opens the run that was requested, under its lock; other ranks open what the first one has prepared.
+
+    Raises `ConfigError`, `UsageError`, `DataError` or `CheckpointError` for a run that cannot be started or resumed.
+    """
+    ranks = request.ranks
+    with ranks.together():
+        stored = find_resumable(request.path) if request.resumes else None
+        if stored is None and request.must_resume:
+            raise UsageError(why_no_run(request.path))
+        settings = request.settings if stored is None else request.over(stored.record.requested)
+        check_layout(settings, ranks)
+    require_sinks(settings.training.sinks)
+    device = resolve_device(settings.device)
+    ranks.connect(device)
+    prepare_process(settings, device)  # before a step is measured: deterministic algorithms may be slower
+    run = None
+    with ranks.together():
+        if ranks.is_first:
+            run = _new(request, device) if stored is None else _resumed(request, stored, settings, device)
+    resumes = ranks.told(run is not None and run.resumes)
+    with ranks.together():
+        return run or _followed(request, device, resumes=resumes)
+
+
+def task_of(config: SheepOpConfig, run: RunDirectory, console: Console, origin: Fork | None = None) -> Task:
+    """The task of these settings; only the module of its kind is loaded."""
+    kinds: dict[Method | None, Callable[[], type[Task]]] = {
+        None: lambda: tasks.CorpusTask,
+        "sft": lambda: tasks.SupervisedTask,
+        "dpo": lambda: tasks.PreferenceTask,
+        "reward": lambda: tasks.RewardTask,
+        "ppo": lambda: tasks.ProximalPolicyTask,
+        "grpo": lambda: tasks.GroupPolicyTask,
+    }
+    return kinds[config.tuning.method]()(config, run, console, origin)
+
+
+def _new(request: RunRequest, device: str) -> OpenRun:
+    """A new run, with all that is derived or measured before its first step."""
+    path, console, times = request.path, request.console, StageTimes()
+    replaces = request.replaces or request.resumes
+    RunDirectory(path).require_place(replaces)
+    completed = Completed(request.settings, {})
+    if request.uses_recipe:
+        completed = complete(request.given, training_speed, console, fork=request.fork)
+    requested = completed.config.model_copy(update={"output_dir": str(path)})
+    origin = None if request.fork is None else Fork(request.fork)
+    task = task_of(requested, RunDirectory(path), console, origin)
+    inputs = [Path(place) for place in (*task.inputs, request.fork) if place is not None]
+    with (
+        interrupts_advise(f"No step was taken and nothing was left in {path}. Run the command again."),
+        RunDirectory.starting(path, overwrite=replaces, reading=inputs) as directory,
+    ):
+        with times(task.stage):
+            task = task.prepared(request.given)
+        with times("Measuring"):
+            task = task.settled()
+            is_open = task.config.training.micro_batch_size is None
+            task = task.with_config(shared_steps(task.config, request.ranks, is_open=is_open))
+            check_settings(task, device)
+            task, record = resolved(task, requested, completed.chosen, request, device)
+            record.write(directory)
+            write_run_config(directory, task.config)
+    return OpenRun(request, device, directory, task, record, times=times)
+
+
+def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, device: str) -> OpenRun:
+    """The run at the request's path, with the settings it continues with."""
+    path, console = request.path, request.console
+    if request.fork is not None and not is_origin(request.fork, stored.record.forked_from):
+        before = stored.record.forked_from
+        started = "new weights" if before is None else before["path"]
+        raise ConfigError(
+            f"The run in {path} started from {started}, not from {request.fork}. Leave the model out to resume the "
+            "run, or start a new run with another --output."
+        )
+    run = RunDirectory.open(path)
+    run.remove_leftovers()
+    require_writable(run.checkpoints)
+    task = _reopened(stored, requested, run, console)
+    is_open = requested.training.micro_batch_size is None
+    task = task.with_config(shared_steps(task.config, request.ranks, is_open=is_open))
+    record = stored.record.resumed_at(
+        stored.step,
+        requested,
+        device,
+        request.command,
+        keeps_steps=task.config.training.max_steps == stored.config.training.max_steps,
+    )
+    task.check()
+    check_settings(task, device)
+    require_arithmetic(task.config, device)
+    write_run_config(run, task.config)
+    record.write(run)
+    return OpenRun(request, device, run, task, record, resumes=True)
+
+
+def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
+    """The run that the first rank has prepared."""
+    stored = find_resumable(request.path)
+    if stored is None:
+        raise CheckpointError(
+            f"The first rank has prepared the run in {request.path.absolute()}, and this one does not find it. Give an "
+            "--output on a file system that all machines share."
+        )
+    requested, run = validate(SheepOpConfig, stored.record.requested), FollowedRun(request.path)
+    task = _reopened(stored, requested, run, Console.silent())  # which also refuses other data than the first rank's
+    return OpenRun(request, device, run, task, stored.record, resumes=resumes)
+
+
+def _reopened(stored: StoredRun, requested: SheepOpConfig, run: RunDirectory, console: Console) -> Task:
+    """The task of a stored run with its data, bound to the settings it continues with."""
+    task = task_of(stored.config, run, console).reopened(requested, stored.record.requested)
+    refuse_other_data(stored, task)
+    return task.with_config(with_changes(stored, requested, run.path))
+
+
+def find_resumable(path: Path) -> StoredRun | None:
+    """The run at `path`; None if none was started there (an interrupted preparation is not a run yet).
+
+    Raises `CheckpointError` for checkpoints without their configuration or record, or if one of these was edited or
+    damaged.
+    """
+    run = RunDirectory(path)
+    if not run.config_file.is_file():
+        if run.steps() and not run.is_being_replaced():
+            raise CheckpointError(
+                f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot be resumed. "
+                "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
+            )
+        return None
+    if not run.record_file.exists():
+        read_run_config(run)
+        raise CheckpointError(
+            f"{run.record_file} is missing, so the run cannot be resumed. Restore that file. {_how_to_fork(path)}"
+        )
+    record = RunRecord.read(run)
+    require_plugins(record.plugins)  # whose names the configuration may use
+    return StoredRun(read_run_config(run), record, max(run.steps(), default=0))
+
+
+def refuse_other_data(stored: StoredRun, task: Task) -> None:
+    """Raises `CheckpointError` if the data is not what the run was started with."""
+    if task.fingerprint != stored.record.corpus_fingerprint:
+        raise CheckpointError(
+            f"The data in {task.directory} is not what this run was started with "
+            f"({task.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). "
+            + _how_to_fork(task.run.path)
+        )
+
+
+def with_changes(stored: StoredRun, wanted: SheepOpConfig, path: Path) -> SheepOpConfig:
+    """The resolved configuration with which the run at `path` resumes; `wanted` is what the user requests now.
+
+    Raises `ConfigError` naming every setting that would make it another run.
+    """
+    # A setting that did not exist yet when the run was started had its default.
+    usual = SheepOpConfig().model_dump(mode="json")
+    before = {**dict(leaves(usual)), **dict(leaves(stored.record.requested))}
+    after = dict(leaves(wanted.model_dump(mode="json")))
+    if after["training.compile"] is None and before["training.compile"] is False:
+        before["training.compile"] = None  # the older default, which null means on a CPU
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    allowed = may_change(SheepOpConfig)
+    refused = [key for key in changed if key not in allowed]
+    if refused:
+        what = "; ".join(f"{key} was {before.get(key)!r} and is now {after[key]!r}" for key in refused)
+        longer = " To train for longer, raise training.max_steps." if _BUDGET.intersection(refused) else ""
+        raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {_how_to_fork(path)}")
+    if "training.activation_checkpointing" in changed:  # auto chose the blocks for the mode it chose
+        changed["training.checkpointed_blocks"] = after["training.checkpointed_blocks"]
+    if "training.max_steps" in changed:  # which was made from the former steps
+        changed["training.pace"] = []
+    tree = stored.config.model_dump(mode="json")
+    for key, value in changed.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        node[leaf] = value
+    config = validate(SheepOpConfig, tree)
+    try:
+        steps = config.training.resolved().total_steps
+    except ValueError as error:
+        raise ConfigError(
+            f"A resumed run keeps the values it started with and derives none again, but these are {error}. Give a "
+            "value, or leave the key out."
+        ) from None
+    if steps < stored.step:
+        raise ConfigError(
+            f"training.max_steps = {steps}, but the run has already taken {counted(stored.step, 'step')}. Give at "
+            "least as many."
+        )
+    return config
+
+
+def _how_to_fork(path: Path) -> str:
+    return (
+        "Start a new run with another --output; to start it from the weights of this one, add "
+        f"--fork {shlex.quote(str(path))}."
+    )

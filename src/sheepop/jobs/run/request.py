@@ -1,0 +1,143 @@
+"""What a run was asked to be: settings, place, and whether it begins, resumes or replaces another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import merge, validate
+from sheepop.core.console import Console
+from sheepop.core.errors import UsageError
+from sheepop.core.plugins import Plugin, loaded_plugins
+from sheepop.core.program import typed
+from sheepop.data.discovery import require_paths
+from sheepop.jobs.config import SheepOpConfig, read_settings
+from sheepop.jobs.recipe import draft
+from sheepop.jobs.run.ranks import check_layout, require_agreement
+from sheepop.model import ModelConfig
+from sheepop.parallel.ranks import ALONE, Ranks
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run as it was requested. Several `ranks` make the same request, and the first prepares the run.
+
+    `given` is the tree of settings as the user gave it; the recipe chooses what it leaves open, if `uses_recipe`. With
+    `resume` a run at its place goes on, and one starts there otherwise, unless `must_resume`. `fork` is the model that
+    a new run starts from, `command` the command line, None if a program made the request. `resume_with` is the command
+    that resumes the run, by default ``sheepop train --resume PATH``.
+    """
+
+    given: Mapping[str, Any]
+    resume: bool = False
+    must_resume: bool = False
+    overwrite: bool = False
+    fork: Path | None = None
+    profile_steps: int | None = None
+    command: str | None = None
+    resume_with: str | None = None
+    uses_recipe: bool = True
+    ranks: Ranks = ALONE
+    console: Console = field(default_factory=Console.silent)
+    plugins: Sequence[Plugin] = field(default_factory=loaded_plugins)
+
+    @classmethod
+    def of(
+        cls,
+        options: Mapping[str, Any],
+        *,
+        overrides: Sequence[str] = (),
+        config: Path | None = None,
+        output: Path | None = None,
+        resume: str | None = None,
+        overwrite: bool = False,
+        **rest: Any,
+    ) -> Self:
+        """The request of a command: the file `config`, over it the tree `options`, over both ``key=value`` `overrides`.
+
+        `resume` is ``auto``, for the run at `output` if there is one, or the path of a run. `rest` are other fields.
+        Raises `UsageError` if these contradict each other.
+        """
+        if resume is not None and overwrite:
+            raise UsageError("--resume continues a run and --overwrite replaces it; give only one of them.")
+        path = output if resume in (None, "auto") else Path(str(resume))
+        if path != output and output is not None:
+            raise UsageError(f"--resume names {resume} and --output names {output}; give only one of them.")
+        if path is not None:
+            options = {**options, "output_dir": str(path)}
+        given = read_settings(config, overrides, options=options)
+        if resume == "auto" and given.get("output_dir") is None:
+            raise UsageError("--resume auto needs the run directory: give --output DIR.")
+        must_resume = resume not in (None, "auto")
+        return cls(given, resume is not None, must_resume, overwrite, **rest)
+
+    @classmethod
+    def exactly(cls, config: SheepOpConfig, **rest: Any) -> Self:
+        """The request of a whole configuration, to which the recipe adds nothing. `rest` are other fields."""
+        given, usual = config.model_dump(mode="json", exclude_unset=True), ModelConfig().model_dump(mode="json")
+        model = config.model.model_dump(mode="json").items()  # in which derived sizes are set too
+        given["model"] = {name: value for name, value in model if value != usual[name]}
+        return cls(given, uses_recipe=False, **rest)
+
+    @cached_property
+    def settings(self) -> SheepOpConfig:
+        """The settings before anything is measured; the recipe's smallest choices stand for what is left open."""
+        if self.uses_recipe:
+            return draft(self.given, keeps_model=self.fork is not None)
+        return validate(SheepOpConfig, self.given)
+
+    @cached_property
+    def path(self) -> Path:
+        """The run directory, by default a folder in ``runs`` with the date and time."""
+        if self.settings.output_dir is not None:
+            return Path(self.settings.output_dir)
+        return Path("runs") / datetime.now(UTC).astimezone().strftime("%Y-%m-%d-%H%M%S")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run at `path` goes on, as it does after ranks were lost and started again."""
+        return self.resume or self.ranks.restarts > 0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a run at `path` is replaced."""
+        return self.overwrite and not self.ranks.restarts
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes the run."""
+        return self.resume_with or typed("train", "--resume", self.path)
+
+    def over(self, before: Mapping[str, Any]) -> SheepOpConfig:
+        """The settings of a resumed run: the given ones over those of its last start."""
+        return validate(SheepOpConfig, merge(before, {**self.given, "output_dir": str(self.path)}))
+
+    def check(self) -> None:
+        """Raises `ConfigError`, `UsageError` or `DataError` for what is refused before anything is read or written."""
+        with self.ranks.together():
+            require_agreement(self.ranks, self.given)
+            settings = self.settings
+            if not self.resumes:
+                check_layout(settings, self.ranks)
+            if self.must_resume and not RunDirectory(self.path).holds_run():
+                raise UsageError(why_no_run(self.path))
+            paths = (self.given.get("data") or {}).get("paths") or ()
+            named = [paths] if isinstance(paths, str) else paths
+            if not self.resumes:
+                require_paths(Path(place) for place in named if "://" not in place)
+
+
+def why_no_run(path: Path) -> str:
+    """Explains why no run can be resumed at `path`."""
+    for folder in path.absolute().parents:
+        if RunDirectory(folder).config_file.is_file():
+            return (
+                f"{path} is part of the run in {folder}. Give that directory; it resumes from its newest checkpoint. "
+                "To start a new run from the weights of a checkpoint, use --fork."
+            )
+    return f"{path} does not hold a run that can be resumed. Use --resume auto to start one there."

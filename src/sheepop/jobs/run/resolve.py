@@ -1,0 +1,169 @@
+"""Resolves the settings of a run before its first step: what is derived, what is measured, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError, DeviceError
+from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.machine import find_compiler, has_python_headers
+from sheepop.core.speed import matrix_peak, nominal_peak
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run.network import build_network, bytes_of_a_step
+from sheepop.jobs.run.record import Budget, RunRecord, circumstances
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.task.interface import Task, with_training
+from sheepop.model import blank_model, num_parameters
+from sheepop.model.attention.choose import require_backend
+from sheepop.parallel.ring import check_ring_here
+from sheepop.train import TrainingConfig, check_layers
+from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
+from sheepop.train.budget import (
+    StepTime,
+    loop_seconds,
+    measure_step,
+    measuring_seconds,
+    most_steps,
+    needs_measuring,
+    resolve_compile,
+    resolve_training,
+)
+from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
+
+
+def resolved(
+    task: Task, requested: SheepOpConfig, chosen: Mapping[str, Any], request: RunRequest, device: str
+) -> tuple[Task, RunRecord]:
+    """The task with all settings that are derived or measured filled in, and the record of the run.
+
+    `requested` are the settings before that, of which the recipe chose `chosen`.
+    """
+    batches, held_out_tokens = task.batches(), task.held_out_tokens
+    training = _with_compiler(resolve_compile(task.config.training, device), device, task.console)
+    with torch.device("meta"):
+        check_layers(dict(blank_model(task.config.model).named_parameters()), training.layers)
+    training = resolve_activation_checkpointing(
+        training, lambda: bytes_of_a_step(task.config, training, batches.max_length, device), device
+    )
+    timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
+    settled = resolve_training(
+        training,
+        timing,
+        device=device,
+        num_samples=task.plan.num_samples,
+        seq_len=batches.tokens_per_sample,
+        validation_tokens=min(held_out_tokens, training.eval_tokens or held_out_tokens),
+    )
+    _warn(requested, settled, held_out_tokens, task.console)
+    seconds = loop_seconds(task.config.training, timing)
+    most = most_steps(task.config.training, task.plan.num_samples, batches.tokens_per_sample)
+    dtype = torch_dtype(settled.precision)
+    record = RunRecord(
+        corpus_fingerprint=task.fingerprint,
+        tokenizer_fingerprint=task.tokenizer().fingerprint(),
+        requested=requested.model_dump(mode="json"),
+        step_seconds=timing.seconds if timing else None,
+        deadline=None if seconds is None else Budget(seconds, most),
+        matrix_peak_flops=matrix_peak(dtype, device),
+        nominal_peak_flops=nominal_peak(dtype, device),
+        forked_from=None if task.origin is None else task.origin.as_record(),
+        seed=requested.seed,
+        num_parameters=num_parameters(task.config.model),
+        command=request.command,
+        chosen=dict(chosen),
+        plugins=list(request.plugins),
+        **circumstances(device),
+    )
+    return task.with_config(with_training(task.config, settled)), record
+
+
+def _with_compiler(training: TrainingConfig, device: str, console: Console) -> TrainingConfig:
+    """`training` without compiling if the CPU has no compiler for it."""
+    if not training.compile or device != "cpu" or _has_compiler():
+        return training
+    if training.compile is True:
+        console.warn(
+            "training.compile needs a C++ compiler and Python's headers, which were not found; "
+            "the run continues without it."
+        )
+    return training.replace(compile=False)
+
+
+def _measured(task: Task, device: str, num_ranks: int) -> StepTime | None:
+    """The time of a step, shared by all ranks, if the plan depends on it."""
+    training = task.config.training
+    if not needs_measuring(training, device):
+        return None
+    timing = measure_step(
+        lambda: build_network(task, device),
+        task.batches(),
+        task.objective(),
+        training,
+        device,
+        seconds=measuring_seconds(training),
+        console=task.console,
+    )
+    return replace(timing, seconds=timing.seconds / num_ranks)
+
+
+def _warn(requested: SheepOpConfig, training: TrainingConfig, held_out_tokens: int, console: Console) -> None:
+    """Warns of settings that have no effect on this run."""
+    settings = training.resolved()
+    if requested.training.eval_interval is not None and held_out_tokens == 0:
+        console.warn(
+            "training.eval_interval is set, but no text is held out, so there will be no validations. "
+            "Raise data.validation_fraction in a new run to have them."
+        )
+    if requested.training.warmup_steps is not None and settings.warmup_steps >= settings.total_steps:
+        console.warn(
+            f"training.warmup_steps = {settings.warmup_steps} is not over when the run ends after "
+            f"{settings.total_steps} steps, so the learning rate never reaches {training.learning_rate}."
+        )
+
+
+def check_settings(task: Task, device: str) -> None:
+    """Raises `ConfigError` for settings that would end the run halfway, or be ignored."""
+    config = task.config
+    narrowest = min(config.model.head_size, config.model.value_size)
+    require_backend(config.model.attention_backend, torch.device(device), narrowest)
+    check_ring_here(config.model, config.parallel, device, config.training.precision)
+    if config.training.early_stopping is not None and task.held_out_tokens == 0:
+        raise ConfigError(
+            "training.early_stopping watches the loss on held-out text, but no text is held out. "
+            "Raise data.validation_fraction in a new run, or leave early_stopping out."
+        )
+    _ = task.evaluation_set
+
+
+def require_arithmetic(config: SheepOpConfig, device: str) -> None:
+    """Raises `DeviceError` if a run cannot continue here with the arithmetic it started with."""
+    settings = config.training.resolved()
+    check_precision(settings.precision, device)
+    check_ring_here(config.model, config.parallel, device, settings.precision)
+    if settings.compile and device == "cpu" and not _has_compiler():
+        raise DeviceError(
+            "This run uses training.compile = true, but no C++ compiler with Python's headers was found. "
+            "Install them (`sheepop doctor` says how), or resume on a machine that has them."
+        )
+
+
+def prepare_process(config: SheepOpConfig, device: str) -> None:
+    """Sets up how this process computes on `device`, by `config.deterministic`, and lets it keep freed memory.
+
+    `resolve_device` sets what cuBLAS needs for determinism, before CUDA starts.
+    """
+    choose_matrix_arithmetic(device)
+    keep_freed_memory(device)
+    torch.use_deterministic_algorithms(config.deterministic)
+    # Filling memory that is about to be written costs time, and no kernel used here reads it before.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not config.deterministic
+
+
+def _has_compiler() -> bool:
+    return find_compiler() is not None and has_python_headers()

@@ -1,0 +1,153 @@
+"""Trains a model: one request, one open run, one trainer. The run directory holds everything it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sheepop.checkpoint import RunDirectory, load_model, resolve_model_directory
+from sheepop.core.errors import StorageError
+from sheepop.core.files import read_json
+from sheepop.core.interrupts import interrupts_advise
+from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.request import RunRequest
+from sheepop.train.metrics import SCORE, JsonLines
+
+if TYPE_CHECKING:
+    from sheepop.generate import Completion
+    from sheepop.jobs.baselines import Baselines
+    from sheepop.jobs.run.open import OpenRun
+    from sheepop.train import Scores
+
+
+@dataclass(frozen=True)
+class TrainOutcome:
+    """What a finished run leaves: its scores, and what a quickstart adds for the report."""
+
+    run: Path
+    steps: int
+    tokens: int
+    best_step: int
+    ended_early: bool  # because the held-out loss stopped improving
+    scores: Scores | None = None  # of the best checkpoint on the whole held-out split, if there is one
+    try_out: str | None = None  # the command that tries the model
+    baselines: Baselines | None = None
+    completions: Sequence[Completion] = ()
+
+    @property
+    def report(self) -> Path:
+        """The report of the run."""
+        return RunDirectory(self.run).report
+
+
+def train(
+    request: RunRequest, conclude: Callable[[OpenRun, TrainOutcome], TrainOutcome] = lambda run, outcome: outcome
+) -> TrainOutcome:
+    """Trains the run that was requested, from its data to its report.
+
+    A run that its place already holds continues exactly where its last good checkpoint is, if `request` resumes.
+    `conclude` may add to the outcome before the report is written. After a signal it raises `Interrupted` with
+    everything saved, and `CheckpointError` if another process works on the run. A report is also written of a run that
+    fails.
+    """
+    request.check()
+    if request.ranks.is_first and not request.resumes:
+        RunDirectory(request.path).require_place(request.replaces)
+    # These load torch, which a refused request does not need.
+    from sheepop.jobs.run.build import build_trainer
+    from sheepop.jobs.run.open import open_run
+
+    with _locked(request), interrupts_advise(f"Resume with: {request.resume_command}"):
+        run = open_run(request)
+        try:
+            with run.times("Training"), build_trainer(run) as trainer:
+                trainer.run()
+            outcome = _scored(run, trainer.agenda.total_steps)
+            if request.ranks.is_first:
+                outcome = conclude(run, outcome)
+        except Exception:
+            _report_failure(run)
+            raise
+        _report(run, outcome)
+    return outcome
+
+
+@contextmanager
+def _locked(request: RunRequest) -> Iterator[None]:
+    """The first rank keeps other processes from working on the run."""
+    if not request.ranks.is_first:
+        yield
+        return
+    with RunDirectory(request.path).locked() as is_locked:
+        if not is_locked:
+            request.console.warn(
+                f"The file system of {request.path} does not support file locks. Make sure that no other process uses "
+                "this run."
+            )
+        yield
+
+
+def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
+    """The outcome of a finished run; the first rank scores its best checkpoint on everything that is held out."""
+    with run.times("Scoring"), run.request.ranks.together():
+        from sheepop.checkpoint.model_directory import PROVENANCE
+
+        path = run.directory.path
+        provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
+        outcome = TrainOutcome(
+            path,
+            last,
+            int(provenance["tokens"]),
+            int(provenance["step"]),
+            ended_early=last < total_steps,
+            try_out=run.task.try_out(),
+        )
+        held_out = run.task.held_out()
+        if held_out is None or not run.request.ranks.is_first:
+            return outcome
+        model = load_model(path, run.device).model
+        with run.console.progress("Scoring", held_out.num_samples, "samples") as progress:
+            scores = run.task.score(model, held_out, run.device, on_batch=progress.advance)
+        # The score is the last row of the metrics; more steps will replace it.
+        with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as metrics:
+            metrics.append({"step": outcome.best_step, "split": SCORE, **scores.to_dict()})
+            metrics.sync()
+        return replace(outcome, scores=scores)
+
+
+def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
+    """Adds the times of this session to the record and writes the report."""
+    if not run.request.ranks.is_first:
+        return
+    from sheepop.jobs.run.report import write_run_report
+
+    try:
+        record = RunRecord.read(run.directory).with_times(run.times.seconds)
+        record.write(run.directory)
+        if outcome is None:
+            write_run_report(run.directory, None, record)
+        else:
+            write_run_report(
+                run.directory,
+                outcome.scores,
+                record,
+                baselines=outcome.baselines,
+                completions=outcome.completions,
+            )
+    except StorageError as error:
+        if outcome is None:
+            raise
+        raise StorageError(
+            f"{error} Training itself is finished and saved; to write the report: {run.request.resume_command}"
+        ) from None
+
+
+def _report_failure(run: OpenRun) -> None:
+    """Reports a run that ended with an error, which a failing report must not hide."""
+    try:
+        _report(run, None)
+    except Exception as error:
+        run.console.warn(f"The report was not written: {error}")

@@ -1,0 +1,26 @@
+"""Tasks: what kinds of runs differ in. Each is loaded when it is first asked for, since each loads much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sheepop.jobs.task.corpus import CorpusTask
+    from sheepop.jobs.task.examples import SupervisedTask
+    from sheepop.jobs.task.interface import Task
+    from sheepop.jobs.task.preferences import PreferenceTask, RewardTask
+    from sheepop.jobs.task.rewards import GroupPolicyTask, ProximalPolicyTask
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
+
+__all__ = [
+    "CorpusTask",
+    "GroupPolicyTask",
+    "PreferenceTask",
+    "ProximalPolicyTask",
+    "RewardTask",
+    "SupervisedTask",
+    "Task",
+]

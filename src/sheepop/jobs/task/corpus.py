@@ -1,0 +1,281 @@
+"""Pre-training: runs that learn the next token of a corpus, or the target of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint.model_form import ModelForm, WholeModel
+from sheepop.checkpoint.word_vectors import read_word_vectors, vector_dimension
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.facts import counted
+from sheepop.data import Batches, Corpus, StepPlan, is_corpus
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.task.corpus_plan import (
+    build_batches,
+    build_plan,
+    documents_of_step,
+    fit_data_to_architecture,
+    open_corpus,
+    refuse_ignored_settings,
+    require_fitting_corpus,
+    warn_of_long_pairs,
+)
+from sheepop.jobs.task.interface import Samples, Task
+from sheepop.jobs.task.samples import (
+    TrainingSamples,
+    check_samples,
+    generate_command,
+    held_out_prompt,
+    with_prompts,
+)
+from sheepop.model import Transformer, build_model
+from sheepop.tokenizer import Tokenizer
+from sheepop.train.expert_balance import with_experts
+from sheepop.train.objective import OBJECTIVES, Objective
+from sheepop.train.placement import Placement
+from sheepop.train.source import PlannedSource, StepSource
+
+
+class CorpusTask(Task):
+    """Learning a corpus, from new weights or from those of another model."""
+
+    stage = "Corpus and vocabulary"
+
+    @property
+    def inputs(self) -> Sequence[str | None]:
+        """Text, tokenizer and word vectors."""
+        config = self.config
+        return [*config.data.paths, config.tokenizer.path, config.training.initial_embeddings]
+
+    def prepared(self, given: Mapping[str, Any]) -> Self:
+        """Opens the corpus of `data.paths`, which is built into the run unless it is finished already."""
+        requested, origin = self.config, self.origin
+        vectors = requested.training.initial_embeddings
+        if vectors is not None and origin is not None:
+            raise ConfigError(
+                f"training.initial_embeddings = {vectors} is for a new network, but the weights of {origin.path} "
+                "already have embeddings. Leave out one of the two."
+            )
+        config = requested if origin is None else origin.inherit(requested, given)
+        task = self.with_config(fit_data_to_architecture(config, requested))
+        refuse_ignored_settings(requested, task.corpus)
+        require_fitting_corpus(task.config, task.corpus)
+        if origin is not None:
+            origin.require(task.corpus)
+        return task
+
+    def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
+        """Opens the corpus of the run, or the finished one that `data.paths` names now."""
+        require_text(self.run, requested.data.paths)
+        paths = tuple(before["data"]["paths"])
+        if requested.data.paths != paths and not any(is_corpus(path) for path in requested.data.paths):
+            raise ConfigError(
+                f"A resumed run keeps its text, but data.paths was {list(paths)} and is now "
+                f"{list(requested.data.paths)}. Leave it out to keep the text that the run started with, or start a "
+                "new run with another --output."
+            )
+        data = {**self.config.data.model_dump(), "paths": requested.data.paths}
+        return self.with_config(self.config.replace(data=data))
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The corpus of the run."""
+        return open_corpus(self.config, self.run, self.console)
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the corpus."""
+        return self.corpus.directory
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the corpus."""
+        return self.corpus.fingerprint
+
+    @property
+    def held_out_tokens(self) -> int:
+        """The number of tokens in held-out documents."""
+        return self.corpus.validation.num_tokens
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the corpus."""
+        return self.corpus.tokenizer()
+
+    def describe(self) -> str:
+        """The number of tokens in both splits."""
+        return f"{self.corpus.train.num_tokens:,} training tokens, {self.held_out_tokens:,} held out"
+
+    def settled(self) -> Self:
+        """The task with the vocabulary of the corpus and a prompt from its held-out text."""
+        task = self.with_config(with_prompts(fit_model_to_tokenizer(self.config, self.corpus), self.corpus))
+        task.check()
+        vectors = task.config.training.initial_embeddings
+        if vectors is not None:
+            _check_initial_embeddings(Path(vectors), task.config.model.d_model)
+        warn_of_long_pairs(task.config, task.corpus, self.console)
+        return task
+
+    def check(self) -> None:
+        """Refuses prompts that the model cannot continue."""
+        check_samples(self.config, self.tokenizer(), self.config.training.sample_prompts or ())
+
+    def batches(self) -> Batches:
+        """The rows of the training text."""
+        return build_batches(self.config, self.corpus.train, self.tokenizer())
+
+    def build_plan(self) -> StepPlan:
+        """Rows in the order of the curriculum and the mixture."""
+        return build_plan(self.config, self.corpus, self.run, self.console)
+
+    def objective(self) -> Objective:
+        """The objective that `training.objective` names, by default the cross-entropy of the next token."""
+        training = self.config.training
+        return with_experts(OBJECTIVES[training.objective](training), self.config.model)
+
+    def network(self, device: str) -> Transformer:
+        """A network drawn from the seed, or with the weights of the model that the run starts from."""
+        model = build_model(self.config.model, self.config.seed, device)
+        if self.origin is not None:
+            model.load_state_dict(self.origin.loaded.model.state_dict())
+        return model
+
+    def form(self, model: Transformer) -> ModelForm:
+        """Checkpoints store all weights."""
+        return WholeModel(model)
+
+    def begin(self, model: Transformer) -> bool:
+        """Sets token embeddings to the word vectors of `training.initial_embeddings`."""
+        vectors = self.config.training.initial_embeddings
+        if vectors is None:
+            return False
+        set_initial_embeddings(model, self.tokenizer(), Path(vectors), self.console)
+        return True
+
+    def source(self, objective: Objective, placement: Placement) -> StepSource:
+        """The batches of the plan."""
+        training = self.config.training
+        return PlannedSource(
+            self.plan,
+            objective,
+            training.resolved().micro_batch_size,
+            placement.device,
+            ahead=training.prefetch,
+            hashed=training.log_batch_hash,
+            documents=partial(documents_of_step, self.corpus, self.plan),
+        )
+
+    def held_out(self) -> Batches | None:
+        """The rows of the held-out text."""
+        if not self.held_out_tokens:
+            return None
+        return build_batches(self.config, self.corpus.validation, self.tokenizer(), evaluation=True)
+
+    def held_out_texts(self) -> Iterable[str]:
+        """The held-out documents."""
+        return (document.text for document in self.corpus.documents("validation"))
+
+    def samples(self, model: Transformer, device: str) -> Samples | None:
+        """Continues `training.sample_prompts`."""
+        prompts = self.config.training.sample_prompts
+        return TrainingSamples(model, self.tokenizer(), self.config, device, prompts) if prompts else None
+
+    def provenance(self) -> dict[str, Any]:
+        """The number of training documents and the licences that they state."""
+        count, stated = self.corpus.train.num_documents, self.corpus.licenses
+        silent = count - sum(stated.values())
+        licenses = {**stated, **({"": silent} if silent else {})} if stated else {}
+        return {"data": {"documents": count, "licenses": licenses}}
+
+    def try_out(self) -> str:
+        """Continues the beginning of a held-out document."""
+        return generate_command(self.run.path, held_out_prompt(self.config, self.corpus))
+
+
+def require_text(run: RunDirectory, paths: Sequence[str]) -> None:
+    """Raises `DataError` if the text of a resumed run that has no corpus of its own is missing."""
+    missing = [path for path in paths if "://" not in path and not Path(path).exists()]
+    if missing and not is_corpus(run.corpus):
+        raise DataError(
+            f"The run in {run.path} reads {missing[0]}, which was not found from {Path.cwd()}. Resume in the directory "
+            "where the run was started, or use --data to say where its corpus is now."
+        )
+
+
+def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+    """`config` with the vocabulary size of the corpus; raises `ConfigError` if the size given is smaller."""
+    vocab_size = corpus.tokenizer().vocab_size
+    if config.model.vocab_size is None:
+        return config.replace(model={**config.model.model_dump(), "vocab_size": vocab_size})
+    if config.model.vocab_size < vocab_size:
+        raise ConfigError(
+            f"model.vocab_size = {config.model.vocab_size} is smaller than the tokenizer's {vocab_size} tokens. "
+            "Leave it out to take the tokenizer's size."
+        )
+    return config
+
+
+def set_initial_embeddings(model: Transformer, tokenizer: Tokenizer, path: Path, console: Console) -> None:
+    """Copies the vectors of the file at `path` to the tokens that are whole words; other embeddings stay unchanged.
+
+    Raises `ConfigError` if the vectors have another size or no word of the file is a token, and `DataError` if the
+    file is damaged.
+    """
+    weight = model.embedding.weight
+    found = read_word_vectors(path, words_of(tokenizer), weight.shape[1])
+    if len(found.ids) == 0:
+        raise ConfigError(
+            f"training.initial_embeddings: {path} has {counted(found.num_words, 'word')}, none of which is a token. "
+            "Words must match exactly. Use a tokenizer with whole words, for example a larger one, or leave it out."
+        )
+    with torch.no_grad():
+        weight[torch.from_numpy(found.ids).to(weight.device)] = torch.from_numpy(found.vectors).to(weight)
+    if found.num_repeated:
+        console.warn(
+            f"{path} has {counted(found.num_repeated, 'further vector')} for words it already had; the first vector "
+            "of each word is used."
+        )
+    console.info(
+        f"{len(found.ids):,} of {tokenizer.vocab_size:,} tokens start with vectors from {path}, which has "
+        f"{counted(found.num_words, 'word')}; the others start at random."
+    )
+
+
+def _check_initial_embeddings(path: Path, d_model: int) -> None:
+    """Raises `ConfigError` or `DataError` if the first line of the file shows that it cannot be used."""
+    if (dimension := vector_dimension(path)) != d_model:
+        raise ConfigError(
+            f"The vectors in training.initial_embeddings = {path} have {dimension} numbers, but the model's have "
+            f"{d_model} (model.d_model). Set model.d_model={dimension}, or use vectors of that size."
+        )
+
+
+def words_of(tokenizer: Tokenizer) -> dict[bytes, list[int]]:
+    """Words that are a single token, each with its ids at the beginning of a text and after a space."""
+    special = set(tokenizer.special_tokens.values())
+    texts = {
+        text.strip()
+        for token_id in range(tokenizer.vocab_size)
+        if token_id not in special and (text := _text(tokenizer.token_bytes(token_id)))
+    }
+    words = sorted(word for word in texts if word)
+    found: dict[bytes, list[int]] = {}
+    encoded = tokenizer.encode_batch([f"{space}{word}" for word in words for space in ("", " ")])
+    for index, word in enumerate(words):
+        alone = {ids[0] for ids in encoded[2 * index : 2 * index + 2] if len(ids) == 1} - special
+        if alone:
+            found[word.encode("utf-8")] = sorted(alone)
+    return found
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

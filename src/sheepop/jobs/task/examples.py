@@ -1,0 +1,398 @@
+"""Post-training on examples: a finished model learns from lines of files, which the run keeps as tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from sheepop.adapt.lora import add_lora
+from sheepop.adapt.scalar_head import REWARD_HEAD
+from sheepop.checkpoint import load_model, resolve_model_directory
+from sheepop.checkpoint.changes import NAME
+from sheepop.checkpoint.model_directory import read_model_config
+from sheepop.checkpoint.model_form import AdaptedModel, ModelForm, WholeModel
+from sheepop.core.config import leaves
+from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import ConfigError
+from sheepop.core.facts import counted
+from sheepop.core.files import atomic_directory
+from sheepop.core.program import typed
+from sheepop.data import Batches, RowSource, SampleOrder, StepPlan
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.task.interface import Samples, Task
+from sheepop.jobs.task.samples import TrainingSamples, check_samples, generate_command
+from sheepop.model import Transformer, build_model
+from sheepop.posttrain.distillation import Distillation
+from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
+from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
+from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
+from sheepop.posttrain.rows import Row, Supervised
+from sheepop.posttrain.supervised import NoisyEmbeddings
+from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
+from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
+from sheepop.train.expert_balance import with_experts
+from sheepop.train.objective import OBJECTIVES, Objective
+from sheepop.train.placement import Placement
+from sheepop.train.source import PlannedSource, StepSource
+
+_SAMPLES, _LOOKED_AT = 3, 100
+_TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
+# The settings under `data` and `training` that a run on examples reads, and those that are about text.
+_DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
+_TEXT_KEYS = {
+    "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "mixture", "sequence_length_warmup",
+    "initial_embeddings", "eval_stride",
+}  # fmt: skip
+# Only the cross-entropy of labels reads these.
+_OF_LABELS = {"training.objective", "training.z_loss", "training.label_smoothing"}
+
+
+class ExampleTask(Task):
+    """Learning from examples, starting from a finished model. Subclasses define the objective and the scores."""
+
+    stage = "Examples"
+
+    @property
+    def row_type(self) -> type[Row]:
+        """The type of a line of the examples."""
+        return Supervised
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the run needs the model that it starts from later on."""
+        return False
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the objective compares the model with a reference: `tuning.reference`, or the initial model."""
+        return False
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that an example may have."""
+        return self.row_length
+
+    def fitted(self, given: Mapping[str, Any]) -> SheepOpConfig:
+        """The settings, which have the sizes of the model, as this kind of run needs them."""
+        return self.config
+
+    @property
+    def inputs(self) -> Sequence[str | None]:
+        """The examples and the chat template."""
+        config = self.config
+        return [*config.data.paths, *config.tuning.validation_paths, config.tuning.chat_template]
+
+    def prepared(self, given: Mapping[str, Any]) -> Self:
+        """Tokenises the examples of `data.paths` into the run, with the tokenizer of the initial model."""
+        config, origin = self.config, self.origin
+        if origin is None:
+            raise ConfigError(
+                f"tuning.method = {config.tuning.method} teaches a finished model. Say which: sheepop tune "
+                f"{config.tuning.method} MODEL --data FILE, or --fork MODEL."
+            )
+        _refuse_text_settings(config)
+        _require_examples(config)
+        config = origin.inherit(config, given)
+        if config.model.architecture != "decoder":
+            raise ConfigError("Post-training is for models that continue text; this one is an encoder-decoder.")
+        config = config.replace(tokenizer={**config.tokenizer.model_dump(), "path": None})
+        if origin.is_quantised and config.tuning.lora is None:
+            raise ConfigError(
+                f"The weights of {origin.path} are integers, which cannot be trained. Train an adapter with "
+                "tuning.lora={}, or give the model that they were rounded from."
+            )
+        if hasattr(origin.loaded.model, REWARD_HEAD):
+            raise ConfigError(f"{origin.path} is a reward model, which judges answers. Start from a model that writes.")
+        task = self.with_config(config)
+        task = task.with_config(task.fitted(given))
+        if config.tuning.lora is not None or task.keeps_base:
+            origin.write_base(self.run.base)
+        with atomic_directory(self.run.examples, replace=True) as place:
+            task._build(origin.loaded.tokenizer, place)
+        return task
+
+    def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
+        """The examples that the run has kept; raises `ConfigError` if others are named, which would not be read."""
+        paths = tuple(before["data"]["paths"])
+        if requested.data.paths != paths:
+            raise ConfigError(
+                f"A resumed run keeps its examples, but data.paths was {list(paths)} and is now "
+                f"{list(requested.data.paths)}. Leave it out, or start a new run with another --output."
+            )
+        return self
+
+    def _build(self, tokenizer: Tokenizer, place: Path) -> None:
+        config = self.config
+        tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, self.console)
+        with ChatTemplate.of(tokenizer) as template:
+            build_examples(
+                [Path(path) for path in config.data.paths],
+                place / TOKENS,
+                ExampleEncoder(tokenizer, template),
+                self.row_type,
+                max_length=self.most_tokens,
+                long_examples=config.tuning.long_examples,
+                validation_fraction=config.data.validation_fraction,
+                validation_paths=[Path(path) for path in config.tuning.validation_paths],
+                console=self.console,
+            )
+
+    def first_examples(self, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
+        """The first examples that a run from `model` would learn from, with their places, to look at before it."""
+        _require_examples(self.config)
+        with tempfile.TemporaryDirectory() as place:
+            source = load_tokenizer(resolve_model_directory(model))
+            template_file = self.config.tuning.chat_template
+            tokenizer = _with_template(source, template_file, Path(place) / _TOKENIZER, Console.silent())
+            with ChatTemplate.of(tokenizer) as template:
+                encoder = ExampleEncoder(tokenizer, template)
+                paths = [Path(path) for path in self.config.data.paths]
+                for where, example in first_examples(paths, encoder, count, self.row_type):
+                    yield where, example, tokenizer
+
+    @cached_property
+    def store(self) -> ExampleStore:
+        """The examples of the run, verified."""
+        return ExampleStore.open(self.directory / TOKENS)
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the run's examples."""
+        return self.run.examples
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the tokenised examples."""
+        return self.store.fingerprint
+
+    @property
+    def held_out_tokens(self) -> int:
+        """The number of tokens in held-out examples, prompts included."""
+        return self.store.validation.num_tokens
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model, with the chat template of the tuned model."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.directory / _TOKENIZER)
+
+    def describe(self) -> str:
+        """The number of examples, and of their supervised tokens."""
+        train = self.store.train
+        return (
+            f"{counted(train.num_groups, 'example')} of {counted(train.num_tokens, 'token')}, "
+            f"{train.num_supervised:,} of them supervised; "
+            f"{counted(self.store.validation.num_groups, 'example')} held out"
+        )
+
+    def check(self) -> None:
+        """Refuses prompts that the model cannot answer, and a reference with another tokenizer."""
+        reference = self.config.tuning.reference
+        if reference is not None:
+            if not self.needs_reference:
+                raise ConfigError(
+                    f"tuning.reference has no effect on tune {self.config.tuning.method} with these settings, which "
+                    "compare the model with no other. Leave it out."
+                )
+            self.require_same_tokens("tuning.reference", reference)
+        check_samples(self.config, self.tokenizer(), self.sample_prompts())
+
+    def require_same_tokens(self, key: str, path: str) -> None:
+        """Raises `ConfigError` naming `key` unless the model at `path` has the same tokenizer and reads whole rows."""
+        place = resolve_model_directory(path)
+        if load_tokenizer(place).fingerprint() != self.tokenizer().fingerprint():
+            raise ConfigError(f"{key}: {path} has another tokenizer, so its probabilities are of other tokens.")
+        if (most := read_model_config(place).max_seq_len) < self.row_length:
+            raise ConfigError(
+                f"{key}: {path} reads {most:,} tokens, fewer than the rows of {self.row_length:,}. Lower "
+                "data.max_length."
+            )
+
+    @property
+    def row_length(self) -> int:
+        """The most tokens of a row; raises `ConfigError` for more than the model reads."""
+        most = self.config.model.max_seq_len
+        length = self.config.data.max_length or most
+        if length > most:
+            raise ConfigError(
+                f"data.max_length = {length} is more than the {most} tokens that the model reads (model.max_seq_len). "
+                "Lower it."
+            )
+        return length
+
+    def batches(self) -> Batches:
+        """The rows of the training examples."""
+        return self.rows(self.store.train)
+
+    def rows(self, split: ExampleSplit) -> Batches:
+        """The rows of a split."""
+        rows = PackedExamples if self.config.data.packing else PaddedExamples
+        return rows(split, max_length=self.row_length, pad_id=self.tokenizer().filler_id)
+
+    def build_plan(self) -> StepPlan:
+        """Rows in random order."""
+        rows, training, seed = self.batches(), self.config.training, self.config.seed
+        order = SampleOrder(rows.num_samples, seed)
+        return StepPlan([RowSource(rows, order)], training.batch_sizes(), training.row_lengths(rows.max_length), seed)
+
+    def reference(self, device: str, dtype: torch.dtype = torch.float32) -> Transformer:
+        """The reference model, without gradients."""
+        return load_model(self.config.tuning.reference or self.run.base, device, dtype).model.requires_grad_(False)
+
+    def network(self, device: str) -> Transformer:
+        """The model to tune; with LoRA, its frozen weights and a new adapter."""
+        config, lora = self.config, self.config.tuning.lora
+        if lora is not None:
+            model = self._frozen(device)
+            add_lora(model, lora, name=NAME, seed=config.seed)
+            return model
+        model = build_model(config.model, config.seed, device)
+        if self.origin is not None:
+            model.load_state_dict(self.origin.loaded.model.state_dict())
+        return model
+
+    def _frozen(self, device: str) -> Transformer:
+        """The frozen model below an adapter; it shares the memory of the loaded initial model if that fits."""
+        found = None if self.origin is None or self.origin.is_quantised else self.origin.loaded.model
+        if found is not None and found.device.type == device and found.embedding.weight.dtype == torch.float32:
+            return found.sharing_copy()
+        return load_model(self.run.base, device, torch.float32).model
+
+    def form(self, model: Transformer) -> ModelForm:
+        """Checkpoints store all weights; with LoRA, the adapter."""
+        lora = self.config.tuning.lora
+        return WholeModel(model) if lora is None else AdaptedModel(self.run.base, model, lora)
+
+    def source(self, objective: Objective, placement: Placement) -> StepSource:
+        """The batches of the plan."""
+        training = self.config.training
+        return PlannedSource(
+            self.plan,
+            objective,
+            training.resolved().micro_batch_size,
+            placement.device,
+            ahead=training.prefetch,
+            hashed=training.log_batch_hash,
+        )
+
+    def held_out(self) -> Batches | None:
+        """The rows of the held-out examples."""
+        return self.rows(self.store.validation) if self.held_out_tokens else None
+
+    def samples(self, model: Transformer, device: str) -> Samples | None:
+        """Answers to `training.sample_prompts`, or to the prompts of held-out examples."""
+        prompts = self.sample_prompts()
+        return TrainingSamples(model, self.tokenizer(), self.config, device, prompts) if prompts else None
+
+    def try_out(self) -> str:
+        """A chat with a model that learned from conversations, or a continuation of a sample prompt."""
+        if self.store.manifest["conversations"]:
+            return typed("chat", self.run.path)
+        prompts = self.sample_prompts()
+        return generate_command(self.run.path, self.tokenizer().decode(prompts[0]) if prompts else None)
+
+    def sample_prompts(self) -> list[list[int]]:
+        """The prompts to answer during training, as tokens. In a conversation, a given prompt is a user's message."""
+        given, tokenizer = self.config.training.sample_prompts, self.tokenizer()
+        if given is None:
+            return self._held_out_prompts(self.config.model.max_seq_len // 2)
+        if not self.store.manifest["conversations"]:
+            return [[*tokenizer.prefix_ids, *tokenizer.encode(text)] for text in given]
+        with ChatTemplate.of(tokenizer) as template:
+            messages = [[{"role": "user", "content": text}] for text in given]
+            texts = [template.render(each, add_generation_prompt=True) for each in messages]
+        return [tokenizer.encode(text, allow_special=True) for text in texts]
+
+    def _held_out_prompts(self, most: int) -> list[list[int]]:
+        """The prompts of the first held-out examples, or of training examples, with at most `most` tokens."""
+        split = self.store.validation if self.store.validation.num_groups else self.store.train
+        found = []
+        for number in range(min(split.num_groups, _LOOKED_AT)):
+            ids, supervised = split.example(number * split.group_size)
+            begin = int(np.argmax(supervised)) if supervised.any() else len(ids)
+            if 0 < begin <= most:
+                found.append(ids[:begin].tolist())
+        return found[:_SAMPLES]
+
+
+class SupervisedTask(ExampleTask):
+    """Supervised fine-tuning: learning the cross-entropy of answers, or the distribution of a teacher."""
+
+    def check(self) -> None:
+        """Also refuses a teacher with another tokenizer."""
+        if self.config.tuning.teacher is not None:
+            self.require_same_tokens("tuning.teacher.model", self.config.tuning.teacher.model)
+        super().check()
+
+    def objective(self) -> Objective:
+        """The cross-entropy of the answers, or distillation from `tuning.teacher`; with NEFTune if set."""
+        config, teacher, alpha = self.config, self.config.tuning.teacher, self.config.tuning.neftune_alpha
+        answers: Objective = (
+            OBJECTIVES[config.training.objective](config.training)
+            if teacher is None
+            else Distillation(self._teacher, teacher.weight, teacher.temperature)
+        )
+        objective = with_experts(answers, config.model)
+        return objective if alpha is None else NoisyEmbeddings(objective, alpha)
+
+    @cached_property
+    def _teacher(self) -> Transformer:
+        teacher = self.config.tuning.teacher
+        assert teacher is not None
+        return load_model(teacher.model, resolve_device(self.config.device), torch.float32).model.requires_grad_(False)
+
+
+def _require_examples(config: SheepOpConfig) -> None:
+    if not config.data.paths:
+        raise ConfigError("data.paths is empty: name a file of examples with --data FILE.")
+
+
+def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, console: Console) -> Tokenizer:
+    """The tokenizer, saved to `place` with the chat template that conversations are rendered with."""
+    place.mkdir()
+    tokenizer.save(place)
+    if template is not None:
+        text = read_text(Path(template), LARGEST_TEMPLATE)
+    elif not chat_templates(tokenizer):
+        text = default_template(tokenizer)
+        console.info("The model has no chat template, so it learns a simple one, which is kept with it.")
+    else:
+        return tokenizer
+    (place / "chat_template.jinja").write_text(text, encoding="utf-8")
+    return load_tokenizer(place)
+
+
+def _refuse_text_settings(requested: SheepOpConfig) -> None:
+    """Raises `ConfigError` for a setting that is about text and would have no effect on examples."""
+    usual, tuning = SheepOpConfig(), requested.tuning
+    unread = set() if tuning.teacher is None else _OF_LABELS
+    if tuning.method != "sft":
+        unread = {"data.packing", *_OF_LABELS}
+    if requested.tokenizer != usual.tokenizer:
+        raise ConfigError(
+            "A tuned model keeps its tokenizer, so settings under tokenizer have no effect. Leave them out."
+        )
+    for section in ("data", "training"):
+        default = dict(leaves(getattr(usual, section).model_dump(mode="json")))
+        for key, value in leaves(getattr(requested, section).model_dump(mode="json")):
+            name = key.split(".")[0]
+            if value == default.get(key):
+                continue
+            if f"{section}.{name}" in unread:
+                teacher = "" if tuning.teacher is None else " with a teacher"
+                raise ConfigError(
+                    f"{section}.{key} = {value!r} has no effect on tune {tuning.method}{teacher}. Leave it out."
+                )
+            if name not in _DATA_KEYS if section == "data" else name in _TEXT_KEYS:
+                raise ConfigError(
+                    f"{section}.{key} = {value!r} is about running text and has no effect on examples. Leave it out."
+                )

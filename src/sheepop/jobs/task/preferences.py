@@ -1,0 +1,216 @@
+"""Post-training on preferences: the DPO family, and reward models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head
+from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.files import atomic_file
+from sheepop.core.program import typed
+from sheepop.data import Batches
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.task.examples import ExampleTask
+from sheepop.jobs.task.interface import Samples
+from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.posttrain.config import REFERENCE_FREE
+from sheepop.posttrain.example_store import ExampleSplit
+from sheepop.posttrain.group_batches import GroupedExamples
+from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PreferenceScores
+from sheepop.posttrain.preference_losses import PreferenceLoss
+from sheepop.posttrain.reward_model import PairwiseReward, reward_scores
+from sheepop.posttrain.rows import Judged, Preference, Row
+from sheepop.posttrain.sequences import MeanLosses, log_probabilities_of, mean_losses
+from sheepop.train import Scores
+from sheepop.train.objective import Objective
+from sheepop.train.placement import Placement
+from sheepop.train.source import StepSource
+
+_REFERENCE = "reference.safetensors"
+
+
+class PreferenceTask(ExampleTask):
+    """Learning the order of answers: pairs of a chosen and a rejected one, or answers judged one by one (KTO)."""
+
+    @property
+    def row_type(self) -> type[Row]:
+        """Pairs; for KTO single judged answers."""
+        return Judged if self.config.tuning.dpo.loss == "kto" else Preference
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss has a reference model."""
+        return self.config.tuning.dpo.loss not in REFERENCE_FREE
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the initial model is the reference."""
+        return self.needs_reference and self.config.tuning.reference is None
+
+    def fitted(self, given: Mapping[str, Any]) -> SheepOpConfig:
+        """The settings without dropout, which would make the policy differ from its reference at random."""
+        return without_dropout(self.config, given)
+
+    def describe(self) -> str:
+        """The number of pairs or judged answers."""
+        train, held_out = self.store.train, self.store.validation
+        what = "pairs" if train.group_size == 2 else "judged answers"
+        return f"{train.num_groups:,} {what} of {train.num_tokens:,} tokens; {held_out.num_groups:,} held out"
+
+    def rows(self, split: ExampleSplit) -> Batches:
+        """Groups of answers with their log-probabilities under the reference.
+
+        Until these are computed, when steps are measured, they are zeros.
+        """
+        groups = self._groups(split)
+        if not self.needs_reference:
+            return groups
+        unknown = np.zeros((split.num_groups, 2), np.float32)
+        return groups.with_reference(self._references().get(self._name(split), unknown))
+
+    def objective(self) -> Objective:
+        """The loss that `tuning.dpo.loss` names."""
+        dpo = self.config.tuning.dpo
+        if dpo.loss == "kto":
+            return JudgedAnswers(dpo.beta, (dpo.desirable_weight, dpo.undesirable_weight))
+        loss = PreferenceLoss(dpo.loss, dpo.beta, dpo.label_smoothing, dpo.margin)
+        return PairwisePreference(loss, dpo.supervised_weight)
+
+    def source(self, objective: Objective, placement: Placement) -> StepSource:
+        """The batches of the plan, after the reference has scored their answers."""
+        if self.needs_reference and not self._references():
+            self._score_with_reference(placement.device)
+            self.__dict__.pop("plan", None)  # which was built with zeros
+        return super().source(objective, placement)
+
+    def score(
+        self,
+        model: Transformer,
+        held_out: Batches,
+        device: str,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> Scores:
+        """The same loss on held-out answers, with its metrics."""
+        found = mean_losses(
+            model,
+            self.objective(),
+            held_out,
+            batch_size=self.evaluation_batch,
+            precision=self.config.training.precision,
+            device=device,
+            max_tokens=max_tokens,
+            on_batch=on_batch,
+            ranks=ranks,
+        )
+        return self.scores(found)
+
+    def scores(self, found: MeanLosses) -> Scores:
+        """The share of answers in the right order, and other metrics."""
+        return PreferenceScores.of(found)
+
+    def _groups(self, split: ExampleSplit) -> GroupedExamples:
+        return GroupedExamples(
+            split,
+            max_length=self.row_length,
+            pad_id=self.tokenizer().filler_id,
+            mismatched=self.row_type is Judged,
+        )
+
+    def _name(self, split: ExampleSplit) -> str:
+        return "train" if split is self.store.train else "validation"
+
+    def _references(self) -> dict[str, NDArray[np.float32]]:
+        """Log-probabilities (groups, 2) under the reference by split; empty until they are computed."""
+        file = self.directory / _REFERENCE
+        try:
+            return load_file(file) if file.is_file() else {}
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{file} is damaged: {error}. Remove it, and it is computed again.") from None
+
+    def _score_with_reference(self, device: str) -> None:
+        """Computes the log-probabilities under the reference once and keeps them in the run."""
+        model = self.reference(device)
+        splits = {"train": self.store.train, "validation": self.store.validation}
+        total = sum(split.num_groups for split in splits.values())
+        with self.console.progress("Reference", total, "groups") as progress:
+            found = {
+                name: log_probabilities_of(
+                    model,
+                    self._groups(split),
+                    batch_size=self.evaluation_batch,
+                    precision=self.config.training.precision,
+                    device=device,
+                    on_batch=progress.advance,
+                )
+                for name, split in splits.items()
+            }
+        with atomic_file(self.directory / _REFERENCE) as file:
+            save_file(found, file)
+
+
+class RewardTask(PreferenceTask):
+    """Training a reward model to prefer the better of two answers."""
+
+    @property
+    def row_type(self) -> type[Row]:
+        """Pairs."""
+        return Preference
+
+    @property
+    def needs_reference(self) -> bool:
+        """A reward model has no reference."""
+        return False
+
+    def fitted(self, given: Mapping[str, Any]) -> SheepOpConfig:
+        """The settings as they are."""
+        return self.config
+
+    def objective(self) -> Objective:
+        """The Bradley-Terry loss."""
+        return PairwiseReward(self.config.tuning.reward.centring, self.config.tuning.reward.margins)
+
+    def network(self, device: str) -> Transformer:
+        """The model with a reward head; its output projection is not trained."""
+        model = super().network(device)
+        if not self.config.model.tie_weights:
+            model.lm_head.requires_grad_(False)
+        add_scalar_head(model, REWARD_HEAD)
+        return model
+
+    def scores(self, found: MeanLosses) -> Scores:
+        """The share of pairs in the right order, and how well the model is calibrated."""
+        return reward_scores(found)
+
+    def samples(self, model: Transformer, device: str) -> Samples | None:
+        """A reward model writes nothing."""
+        return None
+
+    def check(self) -> None:
+        """A reward model has no prompts to check."""
+        return
+
+    def try_out(self) -> str:
+        """Training a policy with the reward model."""
+        return typed("tune", "ppo", "MODEL", "--data", "prompts.jsonl", "--reward", self.run.path)
+
+
+def without_dropout(config: SheepOpConfig, given: Mapping[str, Any]) -> SheepOpConfig:
+    """`config` without dropout; raises `ConfigError` if the user gave some."""
+    named, lora = (given.get("model") or {}).get("dropout"), config.tuning.lora
+    if named or (lora is not None and lora.dropout):
+        key = "model.dropout" if named else "tuning.lora.dropout"
+        raise ConfigError(
+            f"{key} is not for tune {config.tuning.method}: a policy is compared with itself, and dropout would be in "
+            "the difference. Leave it out."
+        )
+    return config.replace(model={**config.model.model_dump(), "dropout": 0.0})

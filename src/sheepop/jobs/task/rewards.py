@@ -1,0 +1,344 @@
+"""Post-training on rewards: a policy answers prompts and learns from the rewards of its answers, by PPO or GRPO."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sheepop.adapt.lora import without_changes
+from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, add_scalar_head
+from sheepop.checkpoint import load_model
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
+from sheepop.checkpoint.model_form import ModelForm, WithValues
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import ConfigError
+from sheepop.core.facts import counted
+from sheepop.core.random import derive_seed
+from sheepop.data import Batches, SampleOrder
+from sheepop.data.batches import IGNORED_LABEL, check_indices
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.task.examples import ExampleTask
+from sheepop.jobs.task.preferences import without_dropout
+from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.posttrain.config import RolloutConfig
+from sheepop.posttrain.example_store import ExampleSplit
+from sheepop.posttrain.grpo import GroupPolicy
+from sheepop.posttrain.policy import (
+    AnswerBatch,
+    PolicyObjective,
+    RewardScores,
+    no_numbers,
+)
+from sheepop.posttrain.ppo import ProximalPolicy
+from sheepop.posttrain.rewards import Reward, open_reward
+from sheepop.posttrain.rollouts import RewardMethod, RolloutSource, questions_of
+from sheepop.posttrain.rows import Prompt, Row
+from sheepop.posttrain.written import Writer, Written
+from sheepop.train import Scores
+from sheepop.train.objective import Objective
+from sheepop.train.placement import Placement
+from sheepop.train.precision import working_dtype
+from sheepop.train.source import StepSource
+from sheepop.train.validation import scored_samples
+
+# The most answers written at a time, if their KV cache fits into memory.
+_TOGETHER = 128
+
+
+@dataclass(frozen=True, eq=False)
+class PromptRows:
+    """Rows of the longest answers, to measure steps with: sample i answers prompt ``i mod P`` of a split."""
+
+    split: ExampleSplit
+    answers: int
+    max_new_tokens: int
+    pad_id: int
+
+    @property
+    def num_samples(self) -> int:
+        """The number of answers in one pass over the prompts."""
+        return self.split.num_groups * self.answers
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest prompt with the longest answer."""
+        return int(self.split.lengths.max(initial=1)) + self.max_new_tokens
+
+    @property
+    def tokens_per_sample(self) -> float:
+        """Tokens of a prompt of mean length with the longest answer."""
+        return self.split.num_tokens / max(1, self.split.num_groups) + self.max_new_tokens
+
+    def batch(self, sample_indices: NDArray[np.int64]) -> AnswerBatch:
+        """Rows of the same sizes as those of training steps, with nothing to learn in them."""
+        indices = check_indices(sample_indices, self.num_samples)
+        prompts = [self.split.example(index % self.split.num_groups).ids for index in indices.tolist()]
+        lengths = np.array([len(prompt) + self.max_new_tokens for prompt in prompts], dtype=np.int64)
+        shape = (len(prompts), int(lengths.max(initial=1)))
+        ids, labels = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = prompt
+            labels[row, len(prompt) - 1 : lengths[row] - 1] = self.pad_id
+        return AnswerBatch.of(ids, labels, lengths, no_numbers(shape))
+
+
+class PolicyTask(ExampleTask):
+    """Learning from rewards: prompts, and a reward for each answer."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> RolloutConfig:
+        """The settings of the method."""
+
+    @property
+    @abstractmethod
+    def answers(self) -> int:
+        """The number of answers to each prompt."""
+
+    @abstractmethod
+    def method(self) -> RewardMethod:
+        """How the method turns rewards into advantages."""
+
+    @property
+    def row_type(self) -> type[Row]:
+        """Prompts."""
+        return Prompt
+
+    @property
+    def keeps_base(self) -> bool:
+        """The run keeps the initial model for the reference and its end tokens."""
+        return True
+
+    @property
+    def most_tokens(self) -> int:
+        """Longest prompt that fits; raises `ConfigError` if answers leave no room for one."""
+        length, answer = self.row_length, self.settings.max_new_tokens
+        if length <= answer:
+            raise ConfigError(
+                f"tuning.{self.config.tuning.method}.max_new_tokens = {answer} leaves no room for a prompt in "
+                f"{length} tokens. Lower it."
+            )
+        return length - answer
+
+    def fitted(self, given: Mapping[str, Any]) -> SheepOpConfig:
+        """The settings without dropout; raises `ConfigError` for settings that rollouts cannot have."""
+        config, settings = self.config, self.settings
+        method = f"tuning.{config.tuning.method}"
+        if config.tuning.long_examples == "cut":
+            raise ConfigError("A prompt without its end is another prompt: choose tuning.long_examples=leave_out.")
+        if settings.temperature != 1.0 and config.model.logit_soft_cap is not None:
+            raise ConfigError(f"{method}.temperature is 1 for models with model.logit_soft_cap. Leave it out.")
+        if settings.reward is None:
+            raise ConfigError(
+                f"Nothing judges the answers. Give --reward, or {method}.reward: a reward model, a Python file or an "
+                "address."
+            )
+        size = config.training.global_batch_size * settings.minibatches
+        if size % self.answers:
+            raise ConfigError(
+                f"A rollout has training.global_batch_size x {method}.minibatches = {size} answers, which is no "
+                f"multiple of the {self.answers} answers to each prompt."
+            )
+        if config.training.batch_size_warmup:
+            raise ConfigError("training.batch_size_warmup is not for rollouts, whose size is fixed. Leave it out.")
+        return without_dropout(config, given)
+
+    def describe(self) -> str:
+        """The number of prompts."""
+        return f"{counted(self.store.train.num_groups, 'prompt')}; {self.store.validation.num_groups:,} held out"
+
+    def check(self) -> None:
+        """Refuses prompts that the model cannot answer, and a reward that cannot be opened."""
+        super().check()
+        _ = self.reward
+
+    @cached_property
+    def reward(self) -> Reward:
+        """The reward of answers: a model, a program or a service."""
+        assert self.settings.reward is not None
+        return open_reward(
+            self.settings.reward,
+            self.settings.reward_seconds,
+            self.tokenizer(),
+            device=resolve_device(self.config.device),
+            batch_size=self.evaluation_batch,
+        )
+
+    @cached_property
+    def _end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text of the initial model."""
+        settings = read_generation(self.run.base)
+        return end_ids(settings, self.config.model.vocabulary, str(self.run.base / GENERATION))
+
+    def rows(self, split: ExampleSplit) -> Batches:
+        """Answers to the prompts of a split, for measuring steps."""
+        passes = self.answers * self.settings.epochs
+        return PromptRows(split, passes, self.settings.max_new_tokens, self.tokenizer().filler_id)
+
+    def source(self, objective: Objective, placement: Placement) -> StepSource:
+        """Rollouts of the policy in training."""
+        assert isinstance(objective, PolicyObjective)
+        training, split = self.config.training, self.store.train
+        return RolloutSource(
+            prompts=split,
+            order=SampleOrder(split.num_groups, self.config.seed),
+            writer=self._writer(placement.layout.ranks),
+            method=self.method(),
+            objective=objective,
+            placement=placement,
+            reference=self._reference(placement) if self.needs_reference else None,
+            config=self.settings,
+            batch_size=training.global_batch_size,
+            micro_batch_size=training.resolved().micro_batch_size,
+            answers_per_prompt=self.answers,
+            seed=self.config.seed,
+            pad_id=self.tokenizer().filler_id,
+            hashed=training.log_batch_hash,
+        )
+
+    def _writer(self, ranks: Ranks) -> Writer:
+        settings = self.settings
+        return Writer(
+            self.tokenizer(),
+            self.reward,
+            settings.max_new_tokens,
+            settings.temperature,
+            self._end_ids,
+            _TOGETHER,
+            ranks,
+        )
+
+    def _reference(self, placement: Placement) -> Transformer:
+        """The reference model; with LoRA, the policy without its adapter."""
+        if self.config.tuning.lora is not None and self.config.tuning.reference is None:
+            return without_changes(placement.model).eval()
+        return self.reference(placement.device, working_dtype(self.config.training.precision) or torch.float32)
+
+    def held_out(self) -> Batches | None:
+        """Held-out prompts, each to be answered once."""
+        split = self.store.validation
+        if not split.num_groups:
+            return None
+        return PromptRows(split, 1, self.settings.max_new_tokens, self.tokenizer().filler_id)
+
+    def score(
+        self,
+        model: Transformer,
+        held_out: Batches,
+        device: str,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> Scores:
+        """The rewards of answers to held-out prompts, sampled with the same seeds each time."""
+        assert isinstance(held_out, PromptRows)
+        chosen = scored_samples(held_out, max_tokens).tolist()
+        writer, found = self._writer(ranks), Written([], [], [], [])
+        for start in range(0, len(chosen), _TOGETHER):
+            some = chosen[start : start + _TOGETHER]
+            seed = derive_seed(self.config.seed, "held-out answers", start)
+            found = found.and_more(writer(model, questions_of(held_out.split, some), 1, seed))
+            if on_batch is not None:
+                on_batch(len(some))
+        means = found.metrics()
+        return RewardScores(
+            -means["reward"], means["reward"], means["length"], means["truncated"], means["repetition"], len(found)
+        )
+
+
+class GroupPolicyTask(PolicyTask):
+    """GRPO: rewards are compared within a group of answers to the same prompt."""
+
+    @property
+    def settings(self) -> RolloutConfig:
+        """The settings under `tuning.grpo`."""
+        return self.config.tuning.grpo
+
+    @property
+    def answers(self) -> int:
+        """The size of a group."""
+        return self.config.tuning.grpo.group_size
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss or a limit contains the divergence from the reference."""
+        return self.config.tuning.grpo.divergence_weight > 0 or self.config.tuning.grpo.divergence_ceiling is not None
+
+    def method(self) -> RewardMethod:
+        """Advantages within groups."""
+        return GroupPolicy(self.config.tuning.grpo)
+
+    def objective(self) -> Objective:
+        """The clipped surrogate with a divergence penalty."""
+        grpo = self.config.tuning.grpo
+        return PolicyObjective(
+            temperature=grpo.temperature,
+            clip_low=grpo.clip_low,
+            clip_high=grpo.clip_high,
+            entropy_weight=grpo.entropy_weight,
+            divergence_weight=grpo.divergence_weight,
+            estimator=grpo.divergence_estimator,
+            unit="token" if grpo.mean_over == "tokens" else "answer",
+        )
+
+
+class ProximalPolicyTask(PolicyTask):
+    """PPO: a value model, trained along with the policy, estimates the reward at each token."""
+
+    @property
+    def settings(self) -> RolloutConfig:
+        """The settings under `tuning.ppo`."""
+        return self.config.tuning.ppo
+
+    @property
+    def answers(self) -> int:
+        """One answer to a prompt."""
+        return 1
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether rewards or a limit contain the divergence from the reference."""
+        ppo = self.config.tuning.ppo
+        return ppo.divergence_weight > 0 or ppo.divergence_ceiling is not None
+
+    def method(self) -> RewardMethod:
+        """Generalised advantage estimation."""
+        return ProximalPolicy(self.config.tuning.ppo)
+
+    def objective(self) -> Objective:
+        """The clipped surrogate with the loss of the value model."""
+        ppo = self.config.tuning.ppo
+        return PolicyObjective(
+            temperature=ppo.temperature,
+            clip_low=ppo.clip_low,
+            clip_high=ppo.clip_high,
+            entropy_weight=ppo.entropy_weight,
+            value_weight=ppo.value_weight,
+            value_clip=ppo.value_clip,
+        )
+
+    def network(self, device: str) -> Transformer:
+        """The policy with its value model: a head on it, or a copy of it with a head."""
+        model = super().network(device)
+        if self.config.tuning.ppo.value_model == "shared":
+            add_scalar_head(model, VALUE_HEAD)
+            return model
+        values = load_model(self.run.base, device, torch.float32).model
+        if not self.config.model.tie_weights:
+            values.lm_head.requires_grad_(False)
+        add_scalar_head(values, VALUE_HEAD)
+        model.add_module(VALUE_MODEL, values)
+        return model
+
+    def form(self, model: Transformer) -> ModelForm:
+        """Checkpoints store the policy, and the value model beside it."""
+        return WithValues(super().form(model))

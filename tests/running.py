@@ -1,0 +1,16 @@
+"""Runs as tests start them: from a whole configuration, to which no recipe adds anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run import train as job
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.train import TrainOutcome
+
+
+def train(config: SheepOpConfig, **request: Any) -> TrainOutcome:
+    """The outcome of a run with these settings; `request` are other fields of `RunRequest`."""
+    request = {name: value for name, value in request.items() if value is not None}
+    return job.train(RunRequest.exactly(config, **request))
