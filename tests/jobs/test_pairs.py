@@ -26,8 +26,8 @@ from sheepop.jobs.config import load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.learning_rate import find_rate
+from sheepop.jobs.run.steps import show_step
 from sheepop.jobs.run.train import TrainOutcome
-from sheepop.jobs.step_origins import show_step
 from sheepop.jobs.trace import trace_prompt
 from sheepop.model import EncoderDecoder, ModelConfig, build_model
 from sheepop.train.metrics import read_json_lines

@@ -16,7 +16,7 @@ from sheepop.data import Corpus, batch_hash
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.run.open import find_resumable
-from sheepop.jobs.step_origins import show_step
+from sheepop.jobs.run.steps import show_step
 from sheepop.jobs.task.corpus_plan import build_batches, build_plan
 from sheepop.train.metrics import read_json_lines
 

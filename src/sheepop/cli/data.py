@@ -120,7 +120,7 @@ def show(
     if tokens is not None:
         records = [asdict(origin) for origin in show_tokens(directory, tokens, split or "train")]
     else:
-        from sheepop.jobs.step_origins import show_step
+        from sheepop.jobs.run.steps import show_step
 
         rows = show_step(directory, step or 0, make_console(quiet=False))
         records = [{"row": row, **asdict(origin)} for row, origin in rows]

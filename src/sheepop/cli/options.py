@@ -71,9 +71,9 @@ class Group(TyperGroup):
 
 
 class ConfiguredCommand(Command):
-    """A command with options that set keys of the configuration: what is left out is as it says.
+    """A command whose options set keys of the configuration.
 
-    Such an option names its key as ``show_default``, and the help shows the default that the key has.
+    Such an option names its key as ``show_default``; the help shows the default of the key, or none if that is null.
     """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -83,7 +83,8 @@ class ConfiguredCommand(Command):
         for parameter in self.params:
             shown = getattr(parameter, "show_default", None)
             if isinstance(shown, str) and "." in shown:
-                parameter.show_default = default_of(shown)  # type: ignore[attr-defined]
+                default = default_of(shown)
+                parameter.show_default = False if default == "null" else default  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from sheepop.checkpoint.gguf import read_gguf, write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
 from sheepop.checkpoint.model_directory import FORMAT, read_adapter_config
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.core.errors import CheckpointError, TokenizerError, UsageError, first_few
 from sheepop.core.files import CHECKSUMS, atomic_directory, read_json
-from sheepop.jobs.exchange_report import ExchangeReport, template_problems
-from sheepop.tokenizer import load_tokenizer
+from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 
+_SHOWN_NAMES = 10
+_GREETING = [{"role": "user", "content": "Hello"}]
 DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORMATS = ("hf", "gguf", "peft")
@@ -262,3 +263,61 @@ def _is_gguf(path: Path) -> bool:
             return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+@dataclass
+class ExchangeReport:
+    """What is learned about a model before its tensors pass and while they do, told at the end."""
+
+    console: Console
+    output: Path
+    warnings: list[str] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+
+    def tell(
+        self, model: ForeignModel, family: object, notes: Sequence[str], dtypes: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Shows the warnings, also about values that are not finite, and the notes; returns it all as a table."""
+        warnings = [*self.warnings, *self._numbers()]
+        for warning in warnings:
+            self.console.warn(warning)
+        for note in notes:
+            self.console.info(note)
+        numbers = sum(tensor.count for name, tensor in model.tensors.items() if not name.endswith(".router.balance"))
+        own = {str(tensor.dtype).removeprefix("torch.") for tensor in model.tensors.values()}
+        return {
+            "path": str(self.output),
+            "family": family,
+            "parameters": numbers,
+            "vocab_size": model.config.vocabulary,
+            "dtypes": sorted(own if dtypes is None else dtypes),
+            "bytes": sum(file.stat().st_size for file in self._weight_files()),
+            "not_finite": self.not_finite,
+            "warnings": warnings,
+            "notes": list(notes),
+        }
+
+    def _numbers(self) -> list[str]:
+        if not self.not_finite:
+            return []
+        names = first_few(self.not_finite, _SHOWN_NAMES)
+        return [f"There are NaN or infinite values in {names}. The model will not write anything sensible."]
+
+    def _weight_files(self) -> list[Path]:
+        return sorted(self.output.glob("*.safetensors")) if self.output.is_dir() else [self.output]
+
+
+def template_problems(tokenizer: Tokenizer) -> list[str]:
+    """What is wrong with the default chat template of a model, which is tried on a short conversation.
+
+    A template is a program of somebody else's, and may be damaged or run in a circle; without it the model still
+    writes, so that this is no reason to refuse the model.
+    """
+    if "default" not in chat_templates(tokenizer):
+        return []
+    try:
+        with ChatTemplate.of(tokenizer) as template:
+            template.render(_GREETING, add_generation_prompt=True)
+    except TokenizerError as error:
+        return [f"{error} It was tried on a short conversation; the model can be used without it."]
+    return []

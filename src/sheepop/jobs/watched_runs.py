@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import CheckpointError, DataError, UsageError
@@ -18,12 +19,12 @@ from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.data import find_corpus
 from sheepop.jobs.run.listing import Comparison, Listing, differing_settings, find_runs, read_run
 from sheepop.jobs.run.record import view_run_config
-from sheepop.jobs.step_origins import show_step
+from sheepop.jobs.run.steps import show_step
 from sheepop.train.metrics import read_json_lines
 
 # What one answer holds: bytes of metrics, texts, documents of a step and characters of each.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
-_OPEN_TRACES = 64
+_OPEN_TRACES, _LAST_LINES = 64, 1024
 _REPORTS = ("run", "corpus")
 
 
@@ -33,6 +34,7 @@ class WatchedRuns:
     def __init__(self, places: Mapping[str, Path]) -> None:
         self._runs = {name: RunDirectory(place) for name, place in places.items()}
         self._traces: OrderedDict[tuple[str, int], StoredTrace] = OrderedDict()
+        self._last_lines: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -52,16 +54,16 @@ class WatchedRuns:
         }
 
     def metrics(self, name: str, offset: int) -> dict[str, Any]:
-        """Whole rows behind `offset`; a file that has become shorter, because the run resumed, is read from its start.
+        """Whole rows after `offset`; a file that a resumed run has cut is read from its start.
 
         `is_whole` says that there are no more for now.
         """
         run = self._run(name)
         if not run.metrics_file.is_file():
             return {"rows": [], "offset": 0, "from": 0, "is_whole": True, "is_running": run.is_running()}
-        size = run.metrics_file.stat().st_size
-        begin = offset if offset <= size else 0
         with run.metrics_file.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = offset if self._is_unchanged(file, name, offset) else 0
             file.seek(begin)
             read = file.read(_BYTES)
         whole = read[: read.rfind(b"\n") + 1]
@@ -70,8 +72,30 @@ class WatchedRuns:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{run.metrics_file} holds a line that is no JSON ({error}).") from None
         end = begin + len(whole)
+        self._remember(name, end, whole)
         return {"rows": rows, "from": begin, "offset": end, "is_whole": begin + len(read) >= size,
                 "is_running": run.is_running()}  # fmt: skip
+
+    def _is_unchanged(self, file: BinaryIO, name: str, offset: int) -> bool:
+        """Whether the bytes before `offset` end with the line that ended there when it was read.
+
+        A resumed run cuts the file and writes other rows, after which it may be longer than `offset` again.
+        """
+        with self._lock:
+            last = self._last_lines.get((name, offset), b"\n")
+        if offset == 0:
+            return True
+        file.seek(max(0, offset - len(last)))
+        return file.read(len(last)) == last
+
+    def _remember(self, name: str, offset: int, rows: bytes) -> None:
+        """Keeps the last line before `offset`."""
+        if not rows:
+            return
+        with self._lock:
+            self._last_lines[name, offset] = rows[rows.rfind(b"\n", 0, -1) + 1 :]
+            while len(self._last_lines) > _LAST_LINES:
+                self._last_lines.popitem(last=False)
 
     def samples(self, name: str) -> list[dict[str, Any]]:
         """The last texts that it wrote."""

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sheepop.data import Batch
+from sheepop.data import Batch, Batches
 from sheepop.data.batches import IGNORED_LABEL, check_cutting, check_indices
 from sheepop.posttrain.example_store import ExampleSplit, Learnt
+
+
+class ExampleRows(Batches, Protocol):
+    """Rows made of whole examples of a split."""
+
+    def examples(self, sample: int) -> list[int]:
+        """The numbers of the examples in a sample."""
 
 
 class PackedExamples:
@@ -41,6 +49,10 @@ class PackedExamples:
     def tokens_per_sample(self) -> float:
         """Those of a row, padding too."""
         return self._max_length
+
+    def examples(self, sample: int) -> list[int]:
+        """The numbers of the examples in a sample."""
+        return self.rows[sample]
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""
@@ -79,6 +91,10 @@ class PaddedExamples:
     def tokens_per_sample(self) -> float:
         """The mean of the examples."""
         return float(self._split.lengths.mean()) if self.num_samples else 1.0
+
+    def examples(self, sample: int) -> list[int]:
+        """The number of the example that is a sample."""
+        return [sample]
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""

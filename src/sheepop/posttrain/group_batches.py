@@ -94,6 +94,11 @@ class GroupedExamples:
             self._split, max_length=self._most, pad_id=self._pad_id, reference=reference, mismatched=self._mismatched
         )
 
+    def examples(self, sample: int) -> list[int]:
+        """The numbers of the examples in a group."""
+        size = self._split.group_size
+        return list(range(sample * size, (sample + 1) * size))
+
     def group(self, number: int) -> list[Learnt]:
         """The answers of a group, each behind its prompt."""
         if not self._mismatched:

@@ -118,7 +118,8 @@ class RunRecord:
         try:
             return TypeAdapter(cls).validate_python({names[key].name: value for key, value in found.items()})
         except ValidationError as error:
-            place = ".".join(str(part) for part in error.errors()[0]["loc"])
+            name, *below = (str(part) for part in error.errors()[0]["loc"])
+            place = ".".join([_STORED_AS.get(name, name), *below])
             raise CheckpointError(f"{wrong}: {place} has the wrong type. Restore that file.") from None
 
     def provenance(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from sheepop.jobs.task.samples import TrainingSamples, check_samples, generate_c
 from sheepop.model import Transformer, build_model
 from sheepop.posttrain.distillation import Distillation
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
-from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
+from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
 from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import NoisyEmbeddings
@@ -233,7 +233,7 @@ class ExampleTask(Task):
         """The rows of the training examples."""
         return self.rows(self.store.train)
 
-    def rows(self, split: ExampleSplit) -> Batches:
+    def rows(self, split: ExampleSplit) -> ExampleRows:
         """The rows of a split."""
         rows = PackedExamples if self.config.data.packing else PaddedExamples
         return rows(split, max_length=self.row_length, pad_id=self.tokenizer().filler_id)

@@ -21,6 +21,7 @@ from sheepop.jobs.task.interface import Samples
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import REFERENCE_FREE
+from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.group_batches import GroupedExamples
 from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PreferenceScores
@@ -64,7 +65,7 @@ class PreferenceTask(ExampleTask):
         what = "pairs" if train.group_size == 2 else "judged answers"
         return f"{train.num_groups:,} {what} of {train.num_tokens:,} tokens; {held_out.num_groups:,} held out"
 
-    def rows(self, split: ExampleSplit) -> Batches:
+    def rows(self, split: ExampleSplit) -> ExampleRows:
         """Groups of answers with their log-probabilities under the reference.
 
         Until these are computed, when steps are measured, they are zeros.

@@ -29,6 +29,7 @@ from sheepop.jobs.task.preferences import without_dropout
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import RolloutConfig
+from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.grpo import GroupPolicy
 from sheepop.posttrain.policy import (
@@ -76,6 +77,10 @@ class PromptRows:
     def tokens_per_sample(self) -> float:
         """Tokens of a prompt of mean length with the longest answer."""
         return self.split.num_tokens / max(1, self.split.num_groups) + self.max_new_tokens
+
+    def examples(self, sample: int) -> list[int]:
+        """The number of the prompt that a sample answers."""
+        return [sample % self.split.num_groups]
 
     def batch(self, sample_indices: NDArray[np.int64]) -> AnswerBatch:
         """Rows of the same sizes as those of training steps, with nothing to learn in them."""
@@ -178,7 +183,7 @@ class PolicyTask(ExampleTask):
         settings = read_generation(self.run.base)
         return end_ids(settings, self.config.model.vocabulary, str(self.run.base / GENERATION))
 
-    def rows(self, split: ExampleSplit) -> Batches:
+    def rows(self, split: ExampleSplit) -> ExampleRows:
         """Answers to the prompts of a split, for measuring steps."""
         passes = self.answers * self.settings.epochs
         return PromptRows(split, passes, self.settings.max_new_tokens, self.tokenizer().filler_id)
