@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sheepop.jobs.config import SheepOpConfig
@@ -14,3 +15,8 @@ def train(config: SheepOpConfig, **request: Any) -> TrainOutcome:
     """The outcome of a run with these settings; `request` are other fields of `RunRequest`."""
     request = {name: value for name, value in request.items() if value is not None}
     return job.train(RunRequest.exactly(config, **request))
+
+
+def train_given(overrides: Sequence[str], **request: Any) -> TrainOutcome:
+    """The outcome of a run for which only these ``key=value`` settings are given."""
+    return job.train(RunRequest.of({}, overrides=overrides, uses_recipe=False, **request))

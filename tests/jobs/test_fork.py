@@ -16,7 +16,7 @@ from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 from sheepop.core.files import read_json, write_checksums
 from sheepop.jobs.config import SheepOpConfig
 
-from ..running import train
+from ..running import train, train_given
 
 MODEL = {"d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 32, "dropout": 0.0}
 TRAINING = {"max_steps": 4, "global_batch_size": 4, "precision": "fp32", "warmup_steps": 0, "sinks": []}
@@ -134,6 +134,52 @@ def test_no_run_is_replaced_by_one_that_begins_with_a_part_of_it(
     with pytest.raises(UsageError, match=r"would be made from .*, which is part of the run"):
         train(asked, overwrite=True, fork=run if part == "fork" else None)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["model.norm=layernorm"], r"model\.norm is 'rmsnorm' there, not 'layernorm'"),
+        (
+            ["model.bias=true", "model.norm=layernorm"],
+            r"model\.norm is 'rmsnorm' there, not 'layernorm'; model\.bias is ",
+        ),
+        (["model.d_model=256"], r"model\.d_model is 16 there, not 256"),
+    ],
+)
+def test_a_given_setting_that_the_network_does_not_have_is_refused_also_at_its_default(
+    text_folder: Path, bare: Path, tmp_path: Path, settings: list[str], words: str
+) -> None:
+    places = (f"data.paths={text_folder}", f"output_dir={tmp_path / 'fork'}", "device=cpu", "training.max_steps=1")
+    with pytest.raises(ConfigError, match=rf"A fork keeps the network of .*, but {words}"):
+        train_given([*places, *settings], fork=bare)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_given_settings_that_the_network_has_and_null_are_taken(text_folder: Path, bare: Path, tmp_path: Path) -> None:
+    places = (f"data.paths={text_folder}", f"output_dir={tmp_path / 'fork'}", "device=cpu", "training.max_steps=1")
+    run = train_given([*places, "model.bias=false", "model.d_ff=null", "training.precision=fp32"], fork=bare).run
+    assert load_model(run).config == load_model(bare).config
+
+
+@pytest.fixture(scope="module")
+def bare(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network whose norm and bias are not the defaults."""
+    model = {**MODEL, "norm": "rmsnorm", "bias": False}
+    return train(config(text_folder, tmp_path_factory.mktemp("bare") / "run", model=model, max_steps=1)).run
+
+
+def test_a_run_is_not_resumed_as_the_child_of_another_model(
+    text_folder: Path, parent: Path, bare: Path, tmp_path: Path
+) -> None:
+    output = forked(text_folder, tmp_path / "fork", parent)
+    asked = config(text_folder, output, model={}, max_steps=6).replace(tokenizer={"path": None})
+    with pytest.raises(ConfigError, match=rf"started from .*, not from {bare}\. Leave the model out"):
+        train(asked, fork=bare, resume=True)
+    for same in (parent, load_model(parent).directory):
+        train(asked, fork=same, resume=True)
+    with pytest.raises(ConfigError, match="started from new weights, not from"):
+        train(config(text_folder, bare, model={**MODEL, "norm": "rmsnorm", "bias": False}), fork=parent, resume=True)
 
 
 def _fail(*arguments: Any, **options: Any) -> None:

@@ -26,6 +26,7 @@ from sheepop.jobs.config import load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.learning_rate import find_rate
+from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.steps import show_step
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.trace import trace_prompt
@@ -186,7 +187,7 @@ def test_a_fork_keeps_the_architecture_and_reads_pairs(pairs: Path, finished: Pa
 def test_a_learning_rate_is_looked_for_with_pairs(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sheepop.jobs.learning_rate.NUM_STEPS", 30)
     config = load_config(overrides=(*PAIRS, f"data.paths={pairs}", f"output_dir={tmp_path / 'rate'}"))
-    assert 1e-6 < find_rate(config).test.suggestion < 1
+    assert 1e-6 < find_rate(RunRequest.exactly(config)).test.suggestion < 1
 
 
 def test_a_corpus_that_was_built_before_is_taken(pairs: Path, tmp_path: Path) -> None:

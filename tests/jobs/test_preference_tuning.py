@@ -19,13 +19,14 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.record import RunRecord, repeat_command
+from sheepop.jobs.run.steps import show_step
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.language_model import LanguageModel
 from sheepop.posttrain.preference import PreferenceScores
 from sheepop.posttrain.reward_model import answer_rewards
 from sheepop.train.metrics import read_json_lines
 
-from ..running import train
+from ..running import train, train_given
 
 SETTINGS = (
     "device=cpu",
@@ -273,3 +274,25 @@ def test_a_damaged_reference_is_named(base: Path, pairs: Path, tmp_path: Path) -
     file.unlink()  # as the error says
     again = train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     assert again.steps == 6
+
+
+def test_dropout_that_is_given_is_refused_also_at_its_default(base: Path, pairs: Path, tmp_path: Path) -> None:
+    places = ("tuning.method=dpo", f"data.paths={pairs}", f"output_dir={tmp_path / 'run'}")
+    for given in ("model.dropout=0.1", "model.dropout=0.2"):
+        with pytest.raises(ConfigError, match=r"model\.dropout is not for tune dpo"):
+            train_given([*SETTINGS, *places, given], fork=base)
+    run = train_given([*SETTINGS, *places, "model.dropout=0", "training.max_steps=1"], fork=base).run
+    assert load_model(run).config.dropout == 0
+
+
+def test_a_step_of_a_tuned_run_says_which_examples_it_read(preferred: TrainOutcome, pairs: Path) -> None:
+    lines = [json.loads(line) for line in pairs.read_text().splitlines()]
+    answers = {row["prompt"] + row[name] for row in lines for name in ("chosen", "rejected")}
+    rows = list(show_step(preferred.run, 2))
+    assert [row for row, _ in rows] == [0, 0, 1, 1, 2, 2, 3, 3], "two answers to each of four prompts"
+    tokenizer = load_model(preferred.run).tokenizer
+    for _, origin in rows:
+        assert len(tokenizer.encode(origin.text, allow_special=True)) == origin.stop - origin.start
+        assert any(answer in origin.text for answer in answers)
+    for chosen, rejected in zip(rows[::2], rows[1::2], strict=True):
+        assert chosen[1].document + 1 == rejected[1].document and "sheep" in rejected[1].text

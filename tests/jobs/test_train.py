@@ -14,8 +14,10 @@ import pytest
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
-from sheepop.core.errors import Interrupted, StorageError
+from sheepop.core.errors import Interrupted, StorageError, TrainingError
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run import report
+from sheepop.jobs.run.record import RunRecord
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.sinks.services import TensorBoard
 
@@ -82,3 +84,30 @@ def test_an_interrupt_before_the_first_step_names_no_run_to_go_on_with(
         train(configured(tmp_path / "run"))
     assert caught.value.exit_code == 130
     assert not (tmp_path / "run").exists()
+
+
+def test_the_report_is_written_under_the_lock(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    write, record = report.write_run_report, RunRecord.write
+    monkeypatch.setattr(
+        report,
+        "write_run_report",
+        lambda run, *rest, **more: (seen.append(run.is_running()), write(run, *rest, **more)),
+    )
+    monkeypatch.setattr(RunRecord, "write", lambda kept, run: (seen.append(run.is_running()), record(kept, run)))
+    train(configured(tmp_path / "run"))
+    assert len(seen) >= 3 and all(seen)
+    assert not RunDirectory(tmp_path / "run").is_running()
+
+
+def test_a_run_that_ends_in_trouble_has_its_report_and_times(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path
+) -> None:
+    rates = ("training.learning_rate=1e9", "training.max_grad_norm=1e9", "training.warmup_steps=0")
+    with pytest.raises(TrainingError):
+        train(configured(tmp_path / "run", *rates, "training.optimizer=sgd", "training.trouble.non_finite=stop"))
+    run = RunDirectory(tmp_path / "run")
+    assert "Training" in RunRecord.read(run).stage_seconds
+    assert "The run stopped after step" in run.report.read_text()

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +133,38 @@ def test_the_report_has_a_curve_for_every_measure(configured: Callable[..., Shee
     for measure in ("accuracy", "bits of the answer", "calibration error"):
         assert f"What it can do: {measure}" in page
     assert '"name":"brackets"' in page
+
+
+def test_files_of_the_same_name_in_two_folders_are_both_asked(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path
+) -> None:
+    for folder, answers in (("a", ["x", "y"]), ("b", ["y", "x"])):
+        (tmp_path / folder).mkdir()
+        question = {"prompt": "letter", "choices": answers, "answer": 0}
+        (tmp_path / folder / "quiz.jsonl").write_text(json.dumps(question) + "\n")
+        (tmp_path / folder / "same.txt").write_text(f"Once there was {folder}. " * 9)
+    both = {name: [f"{tmp_path}/{folder}/{name}" for folder in "ab"] for name in ("quiz.jsonl", "same.txt")}
+    settings = [
+        f"evaluation.tasks=[{','.join(both['quiz.jsonl'])}]",
+        f"evaluation.texts=[{','.join(both['same.txt'])}]",
+    ]
+    found = EvaluationSet.load(configured(tmp_path / "run", *STEPS, *settings), None)
+    assert list(found.questions) == both["quiz.jsonl"] and list(found.texts) == both["same.txt"]
+    alone = EvaluationSet.load(
+        configured(tmp_path / "run", *STEPS, f"evaluation.tasks=[{both['quiz.jsonl'][0]}]"), None
+    )
+    assert list(alone.questions) == ["quiz"]
+
+
+def test_what_is_asked_is_loaded_once(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, loads = EvaluationSet.load, []
+
+    def counted(*arguments: Any) -> EvaluationSet:
+        loads.append(arguments)
+        return load(*arguments)
+
+    monkeypatch.setattr(EvaluationSet, "load", counted)
+    train(configured(tmp_path / "run", *STEPS))
+    assert len(loads) == 1

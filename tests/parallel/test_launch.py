@@ -155,7 +155,7 @@ def test_what_cannot_be_launched_is_refused(
     assert words in ended.err
 
 
-def test_a_run_without_a_name_gets_one_that_all_ranks_know() -> None:
+def test_a_run_without_a_name_gets_one_that_all_ranks_know(tmp_path: Path) -> None:
     out = in_process("launch", "-n", "2", "--print", "train", "--data", "x", "--device", "cpu").out
     assert out.startswith("torchrun --standalone --nproc-per-node 2 --max-restarts 0 -m sheepop train --data x")
     assert " --output runs/" in out
@@ -170,5 +170,9 @@ def test_a_run_without_a_name_gets_one_that_all_ranks_know() -> None:
         for device in (["--device", "cpu"], ["--device=cpu", "--device", "auto"], ["device=cpu"]):
             out = in_process("launch", "-n", "2", "--print", "train", *words, *device).out
             assert out and "--output runs/2" not in out
+    (tmp_path / "run.yaml").write_text("output_dir: mine\n")
+    for words in (["-oruns/mine"], ["--config", str(tmp_path / "run.yaml")], [f"--config={tmp_path / 'run.yaml'}"]):
+        out = in_process("launch", "-n", "2", "--print", "train", *words, "--device", "cpu").out
+        assert out and "--output" not in out, words
     out = in_process("launch", "-n", "2", "--print", "train", "--resume", "auto", "--device=cpu").out
     assert "--resume auto --device=cpu --output runs/2" in out

@@ -110,6 +110,13 @@ def test_a_run_is_followed_while_it_grows(configured_run: Path) -> None:
     file.write_bytes(lines[0])
     again = watched.metrics("run", more["offset"])
     assert (again["from"], again["rows"]) == (0, [json.loads(lines[0])])
+    # Cut by a resumed run and grown beyond the old offset, in the middle of a line or, by chance, at the end of one.
+    for resumed in (lines[0] + b'{"step": 2, "split": "train", "loss": 0.123456789}\n' * 9, b"".join(lines[::-1])):
+        file.write_bytes(b"".join(lines))
+        before = watched.metrics("run", 0)
+        file.write_bytes(resumed + resumed)
+        again = watched.metrics("run", before["offset"])
+        assert again["from"] == 0 and again["rows"] == [json.loads(line) for line in (resumed + resumed).splitlines()]
     file.unlink()
     assert watched.metrics("run", 5)["rows"] == []
 
