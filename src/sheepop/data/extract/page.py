@@ -27,7 +27,7 @@ _NOT_FOR_PAGES = frozenset({"utf-7", "unicode-escape", "raw-unicode-escape", "id
 
 
 def decode_page(data: bytes) -> Decoded:
-    """Decodes a page by its byte order mark, as UTF-8, by the encoding that it declares, or by detection, in this order.
+    """Decodes a page by, in this order, its byte order mark, UTF-8, the encoding that it declares, or detection.
 
     UTF-8 comes before the declaration because other encodings do not look like it by chance, while declarations are
     often left over from a template. Raises `ExtractionError`.

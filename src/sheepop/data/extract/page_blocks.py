@@ -324,7 +324,7 @@ def _is_layout(node: HtmlElement, rows: list[list[HtmlElement]]) -> bool:
 
 
 def _grid(rows: list[list[tuple[str, HtmlElement]]]) -> list[list[str]]:
-    """Returns the cell texts by column; a cell with spans fills its first place, the others that it covers stay empty."""
+    """Returns the cell texts by column; a cell with spans fills its first place, and leaves the others empty."""
     grid: list[list[str]] = []
     covered: dict[int, int] = {}
     for row in rows:
