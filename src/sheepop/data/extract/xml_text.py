@@ -205,7 +205,7 @@ class _Flow:
             if not around.verbatim:
                 self._add(_code("".join(self._line)))
         elif level.name == "code" and "\n" in (text := "".join(self._line[level.begin :])).strip():
-            # Code of several lines is a block, as in JATS; on one line it is part of the sentence, as in DocBook and TEI.
+            # Code on several lines is a block, as in JATS; on one line it is part of the sentence, as in DocBook.
             del self._line[level.begin :]
             self.flush()
             self._gap = True
