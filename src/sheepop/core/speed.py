@@ -33,8 +33,8 @@ def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
     return max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
 
 
-# TFLOP/s of dense products with float32 accumulation, from data sheets. The first row whose name is in the device's name
-# counts. Columns: bfloat16 and float16, float8, and float32 factors as TensorFloat-32 (on AMD in float32 itself).
+# TFLOP/s of dense products with float32 accumulation, from data sheets. The first row whose name is in the device's
+# name counts. Columns: bfloat16 and float16, float8, and float32 factors as TensorFloat-32 (on AMD in float32 itself).
 _NOMINAL_TERAFLOPS: tuple[tuple[str, float, float | None, float], ...] = (
     ("GB200", 2500, 5000, 1250),
     ("B200", 2250, 4500, 1125),
