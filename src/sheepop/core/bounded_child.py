@@ -38,8 +38,13 @@ def serve(handler: Handler) -> None:
     _end_with(parent, connection)
     # The parent handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit(memory_bytes)
-    _silence()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # other systems do not count mapped memory
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    # Nobody reads standard error from now on, and a full pipe would block libraries that write there.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
     try:
         _reply(connection, READY, None)
         while (request := _receive(connection)) is not None:
@@ -114,16 +119,3 @@ def _end_when_closed(descriptor: int) -> None:
     poll.register(descriptor, 0)  # only the end of the connection
     poll.poll()
     os._exit(1)
-
-
-def _limit(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # other systems do not count mapped memory
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-
-
-def _silence() -> None:
-    """Discards standard error from now on: nobody reads it, and a full pipe would block libraries that write there."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)

@@ -45,7 +45,6 @@ def _possible(path: str) -> str:
 PathText = Annotated[str, AfterValidator(_possible), WithJsonSchema({"type": "string", "format": "path"})]
 """The path of a file or folder."""
 
-
 _MOST_VALUES = 100_000
 _SHOWN_CHARACTERS = 100
 

@@ -19,8 +19,6 @@ from sheepop.core.standard_streams import MessageStream
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
 
-    from sheepop.core.live_bar import LiveBar
-
 _LINE_EVERY_SECONDS = 5.0
 
 
@@ -83,17 +81,14 @@ class Console:
         if self.quiet:
             yield _NoProgress()
         elif self.is_live:
-            with self._live_bar(description, total, unit, done) as bar:
+            from sheepop.core.live_bar import LiveBar
+
+            with LiveBar(self._console(), description, total, unit, done) as bar:
                 yield bar
         else:
             lines = _PlainProgress(self, description, total, unit, done)
             yield lines
             lines.close()
-
-    def _live_bar(self, description: str, total: float | None, unit: str, done: float) -> LiveBar:
-        from sheepop.core.live_bar import LiveBar
-
-        return LiveBar(self._console(), description, total, unit, done)
 
     def _print(self, message: str, style: str | None = None) -> None:
         message = visible(message)

@@ -23,7 +23,6 @@ _ROW_NAMES = ("rowid", "_rowid_", "oid")
 _FIRST_ROWS, _MOST_ROWS, _BATCH_BYTES = 16, 1000, 2**22
 _READ_ONLY = ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON")
 
-
 Faults = Callable[[int], AbstractContextManager[None]]
 Table = tuple[str, Sequence[str], Iterable[Row | Refused]]
 """The displayed name of a table, its columns, and its rows."""
@@ -85,7 +84,7 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
 
 
 def _documents(tables: Iterable[Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
-    """Yields the documents of all tables; refuses a table that is damaged or lacks the configured column, and goes on.
+    """Yields the documents of all tables, and a refusal for each table that is damaged or lacks the configured column.
 
     Raises `ExtractionError` (``missing``) if no table can be read and some lack that column.
     """
@@ -157,7 +156,7 @@ def _sqlite_rows(connection: sqlite3.Connection, table: str, columns: Sequence[A
         for number, (row_id,) in enumerate(connection.execute(f"SELECT {key} FROM {_quoted(table)} ORDER BY {key}"), 1):
             # Damaged pages that point back at each other would repeat rows without end.
             if last is not None and row_id <= last:
-                raise ExtractionError("damaged", f"after row {number - 1}, earlier rows come again")
+                raise ExtractionError("damaged", f"after row {number - 1}, earlier rows are repeated")
             last = row_id
             try:
                 found = connection.execute(f"{selected} WHERE {key} = ?", (row_id,)).fetchone()

@@ -73,7 +73,7 @@ def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refu
         attached = []
         for number, one in enumerate(message.attachments, 1):
             if one.file_bytes is None:
-                yield Refused(f"attachment {number}", "unsupported", "a message or an object inside is not read")
+                yield Refused(f"attachment {number}", "unsupported", "an embedded message or object is not read")
             else:
                 attached.append((_name(one.file_name or "", number), one.file_bytes))
         shown = {name: " ".join((headers.get(name) or stated.get(name, "")).split()) for name in _SHOWN}

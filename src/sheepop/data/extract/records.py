@@ -223,7 +223,7 @@ class JsonItems:
             if mark == "]" and self._number == 1:
                 break
             if not mark:
-                raise ExtractionError("invalid", f"the list breaks off before item {self._number}")
+                raise ExtractionError("invalid", f"the list ends before item {self._number}")
             yield self._number, self._item()
             mark = self._mark()
             if mark == "]":

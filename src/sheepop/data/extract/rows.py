@@ -14,7 +14,6 @@ SAMPLE_ROWS = 32
 _SAMPLE_CHARACTERS = 2**22
 _MARKS = str.maketrans({"|": "\\|", "\n": "<br>", "\r": "<br>"})
 
-
 Row = tuple[int, Sequence[Any]]
 """The number of a row in its table, from 1, and a value for each column; `row_documents` allows other lengths."""
 
@@ -119,7 +118,7 @@ def _row_line(row: Row, width: int, delimiter: str, most: int) -> tuple[int, str
         line += "\n"
         size = len(line) if line.isascii() else len(line.encode("utf-8"))
         if size > most:
-            raise ExtractionError("oversized", f"{size:,} bytes, over what data.extract.max_document_bytes leaves")
+            raise ExtractionError("oversized", f"{size:,} bytes, over the limit of data.extract.max_document_bytes")
     except ExtractionError as error:
         return Refused(f"row {number}", error.reason, error.detail)
     except UnicodeEncodeError as error:

@@ -118,7 +118,10 @@ def _notes(parts: OfficeParts, part: str) -> list[str]:
 def _table_of(element: Element) -> str:
     """Returns a table of a slide as Markdown; a merged cell fills its first place and leaves the others empty."""
     rows = [row.findall(f"{_A}tc") for row in element.findall(f"{_A}tr")]
-    return table(["" if _is_covered(cell) else one_line(_lines(cell)) for cell in row] for row in rows)
+    return table(
+        ["" if cell.get("hMerge") in _YES or cell.get("vMerge") in _YES else one_line(_lines(cell)) for cell in row]
+        for row in rows
+    )
 
 
 def _chart_table(chart: Element) -> str:
@@ -137,10 +140,6 @@ def _chart_table(chart: Element) -> str:
     rows = [[categories.get(index, ""), *(column.get(index, "") for column in columns)] for index in order]
     figures = table([["", *map(_name, series)], *rows])
     return "\n\n".join(part for part in (heading, figures) if part)
-
-
-def _is_covered(cell: Element) -> bool:
-    return cell.get("hMerge") in _YES or cell.get("vMerge") in _YES
 
 
 def _points(series: Element, kind: str) -> dict[str, str]:

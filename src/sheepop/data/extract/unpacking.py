@@ -237,7 +237,7 @@ def _by_signature(beginning: bytes) -> Any:
     for magic, make in _FORMATS:
         if magic.match(beginning):
             return make()
-    raise ExtractionError("damaged", "what follows its compressed data is not compressed")
+    raise ExtractionError("damaged", "the data after its compressed data is not compressed")
 
 
 _FORMATS: tuple[tuple[re.Pattern[bytes], Callable[[], Any]], ...] = (

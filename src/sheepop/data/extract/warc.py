@@ -61,7 +61,7 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
                     allowance.spend(members=1)
                     yield from _record(record, number, context)
         except (ArchiveLoadFailed, ValueError, AttributeError, TypeError) as error:
-            raise ExtractionError("damaged", f"what follows record {number:,} is not a record: {error}") from None
+            raise ExtractionError("damaged", f"the data after record {number:,} is not a record: {error}") from None
 
 
 def _records(file: Counted) -> Iterator[Any]:
@@ -77,14 +77,14 @@ def _records(file: Counted) -> Iterator[Any]:
         if record is None and not begins:
             return
         if record is None:
-            raise ExtractionError("damaged", f"record {number:,} breaks off")
+            raise ExtractionError("damaged", f"record {number:,} ends too early")
         if record.length is None:
             raise ExtractionError("damaged", f"record {number:,} does not state its length")
         yield record
         with redirect_stderr(io.StringIO()):
             records.read_to_end()
         if getattr(record.raw_stream, "limit", 0) > 0:
-            raise ExtractionError("damaged", f"record {number:,} breaks off")
+            raise ExtractionError("damaged", f"record {number:,} ends too early")
         if records.err_count:
             raise ExtractionError("damaged", f"record {number:,} does not have the length that it states")
 

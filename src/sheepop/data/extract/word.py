@@ -79,7 +79,9 @@ class _Walk:
     def _block(self, element: Element) -> Blocks:
         name = local_name(element)
         if name == "p":
-            return self._paragraph(element)
+            text = self._inline(element)
+            boxes, self._boxes = self._boxes, []
+            return [self._written(element, text), *(block for box in boxes for block in self._blocks(box))]
         if name == "tbl":
             return self._table(element)
         if name == "altChunk":
@@ -88,11 +90,6 @@ class _Walk:
         if name == "AlternateContent":
             return self._blocks(_chosen(element))
         return self._blocks(element) if name in _WRAPPERS else []
-
-    def _paragraph(self, paragraph: Element) -> Blocks:
-        text = self._inline(paragraph)
-        boxes, self._boxes = self._boxes, []
-        return [self._written(paragraph, text), *(block for box in boxes for block in self._blocks(box))]
 
     def _written(self, paragraph: Element, text: str) -> tuple[str, str]:
         style = self._styles.of(paragraph)
