@@ -190,7 +190,7 @@ def publish_directory(temporary: Path, target: Path) -> None:
 
 
 def _permit_as_usual(directory: Path) -> None:
-    """Gives the files the read permissions of `directory`; the safetensors library writes files for the owner alone."""
+    """Adds the read and write permissions of `directory` to its files; safetensors writes them for the owner alone."""
     usual = directory.stat().st_mode & 0o666
     for name in _files_below(directory):
         file = directory / name

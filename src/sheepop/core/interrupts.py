@@ -43,7 +43,7 @@ class Interruption:
             self._may_leave = False
 
     def told(self, number: int) -> None:
-        """Records a signal that another process of the same run received; the own copy may still arrive."""
+        """Records a signal that another process of the run received; this process may still receive it too."""
         if not self:
             self.signal_number, self._is_expected = number, True
 

@@ -257,7 +257,7 @@ def _is_apart(before: Line, after: Line, pitch: float | None) -> bool:
 
 
 def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_Paragraph]:
-    """Yields the paragraphs of a run of lines; text that is not running text, such as code or verse, keeps its lines."""
+    """Yields the paragraphs of a run of lines; code, verse and other text that is not running text keeps its lines."""
     # A long run shows its own right edge; a short one may end before the block's.
     right = max(line.right for line in run) if len(run) >= 5 else edge
     full = [_is_full(before, after, right) for before, after in pairwise(run)]
