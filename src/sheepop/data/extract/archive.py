@@ -58,7 +58,8 @@ class _Member(NamedTuple):
 def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """Yields the documents in the members of a zip file, in the order of its directory.
 
-    Raises `ExtractionError`: ``damaged`` if the directory cannot be read, ``bomb`` if members overlap or are too large.
+    Raises `ExtractionError`: ``damaged`` if the directory cannot be read, ``bomb`` if members overlap or unpack to too
+    many bytes.
     """
     with _opened_zip(content) as archive:
         yield from _documents(_zip_members(archive), content.size, context)

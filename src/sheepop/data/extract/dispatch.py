@@ -34,8 +34,8 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 class Format:
     """How one type is read.
 
-    `reader` is a function of this folder as ``module.function``, imported with the first file of the type. `extra` is
-    the extra that the reader needs, as in ``pip install sheepop[EXTRA]``, or empty. A `bounded` format is read in a
+    `reader` is a function of this folder as ``module.function``, imported with the first file of the type. It needs
+    ``pip install sheepop[EXTRA]`` with the name in `extra`, unless that is empty. A `bounded` format is read in a
     process with limits. A `container` contains other files.
     """
 

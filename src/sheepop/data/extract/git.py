@@ -144,7 +144,7 @@ def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] 
 
 
 def parse_spec(spec: str) -> tuple[Path, str]:
-    """Returns the folder and revision of ``git+PATH@REVISION``; PATH is the longest part before an ``@`` or the end."""
+    """Returns (PATH, REVISION) of ``git+PATH@REVISION``; of the parts before an ``@``, PATH is the longest folder."""
     text = spec.removeprefix(GIT_PREFIX)
     ends = [len(text), *(place for place in range(len(text) - 1, 0, -1) if text[place] == "@")]
     for end in ends:

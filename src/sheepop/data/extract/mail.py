@@ -116,7 +116,7 @@ def _messages(content: Content, limit: int) -> Iterator[bytes]:
 
 
 def _parts(message: Message) -> tuple[list[Message], list[Message]]:
-    """Returns the parts to show as text and the attached parts; of alternative forms, the first plain one with text."""
+    """Returns the parts to show and the other parts; of alternatives it shows the first with text, preferably plain."""
     payload = message.get_payload()
     if not isinstance(payload, list) or message.get_content_maintype() != "multipart":
         is_shown = message.get_content_maintype() == "text" and message.get_content_disposition() != "attachment"
