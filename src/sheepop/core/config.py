@@ -63,11 +63,7 @@ class Config(BaseModel, metaclass=_Refusing):
     """An immutable subtree of the configuration that refuses unknown keys, NaN, and true or false for a number."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        validate_default=True,
-        protected_namespaces=(),
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, protected_namespaces=()
     )
 
     @field_validator("*", mode="before")

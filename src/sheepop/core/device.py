@@ -18,11 +18,7 @@ def resolve_device(name: str) -> str:
     """
     import torch
 
-    present = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(device for device, available in present.items() if available)
     if name not in present:

