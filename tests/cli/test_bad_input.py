@@ -98,7 +98,7 @@ def test_an_option_that_would_have_no_effect(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_where_there_is_none(run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]) -> None:
     result = run("train", "--data", text_folder, "--output", tmp_path / "run", "--device", "cuda", "-q", *tiny)
-    assert_refused(result, 2, "'cuda' was asked for", "Usable here: ")
+    assert_refused(result, 2, "'cuda' was requested", "Usable here: ")
     assert not (tmp_path / "run").exists()
 
 

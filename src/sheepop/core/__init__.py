@@ -1,1 +1,1 @@
-"""What every stage stands on: configuration, errors, atomic files, random streams, the console."""
+"""The foundation of all stages: configuration, errors, atomic files, random streams, the console."""

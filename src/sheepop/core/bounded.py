@@ -1,7 +1,7 @@
 """A long-lived child process that answers requests within limits of time and memory, and ends with its parent.
 
-Parent and child exchange JSON messages over a socket of their own, each with a kind and a length in front, because
-libraries may print. The child is never more than one message and a socket's buffer ahead of the parent.
+Parent and child exchange JSON messages, each after its kind and length, over a separate socket, because libraries may
+print. The child is never more than one message and a socket's buffer ahead of the parent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WATCH_SECONDS = 0.05
 _DESCENDANTS_SECONDS = 1.0
 _EXIT_SECONDS = 5.0
 _STDERR_BYTES = 2**16
-# One thread of work, and results that depend on neither the hash seed, the time zone nor the locale.
+# One thread, and results that do not depend on the hash seed, the time zone or the locale.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -59,15 +59,15 @@ class BoundedProcessError(SheepOpError):
 
 
 class TimeLimitError(BoundedProcessError):
-    """No sign of life came within the time limit; the process was killed."""
+    """No message came within the time limit; the process was killed."""
 
 
 class MemoryLimitError(BoundedProcessError):
-    """The process wanted more memory than its limit; it was killed."""
+    """The process needed more memory than its limit; it was killed."""
 
 
 class ProcessDiedError(BoundedProcessError):
-    """The process ended by itself; `signal_number` is the signal that ended it, 0 when it exited."""
+    """The process ended by itself; `signal_number` is the signal that ended it, or 0 if it exited."""
 
     def __init__(self, message: str, signal_number: int = 0) -> None:
         super().__init__(message)
@@ -85,9 +85,9 @@ class HandlerError(BoundedProcessError):
 class BoundedProcess:
     """Answers requests in a child that runs ``python -m command_module``, a module that calls `serve`.
 
-    `memory_bytes` bounds the resident memory of the child and its descendants, on Linux also its data segment
-    (``RLIMIT_DATA``). `seconds` bounds the time between messages while this process waits for one. The child starts
-    with the first request, and again with the first request after it was killed.
+    `memory_bytes` limits the resident memory of the child and its descendants, and on Linux its data segment
+    (``RLIMIT_DATA``). `seconds` limits the time until the next message while this process waits for one. The child
+    starts with the first request, and again with the first request after it was killed.
     """
 
     def __init__(self, command_module: str, *, memory_bytes: int, seconds: float) -> None:
@@ -97,18 +97,18 @@ class BoundedProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child, None when there is none."""
+        """The process id of the child, or None if there is none."""
         return self._child.process.pid if self._child else None
 
     @property
     def requests(self) -> int:
-        """How many requests the present child has answered."""
+        """The number of requests that the current child has answered."""
         return self._child.requests if self._child else 0
 
     def request(self, message: Any) -> Generator[Any, None, None]:
-        """Sends `message` (JSON) and yields the answers as they come.
+        """Sends `message` (JSON) and yields the answers as they arrive.
 
-        A child whose answers are not read to the end is killed. Raises `TimeLimitError`, `MemoryLimitError`,
+        Kills the child if its answers are not read to the end. Raises `TimeLimitError`, `MemoryLimitError`,
         `ProcessDiedError`, `HandlerError`, and ValueError for a message over 256 MiB.
         """
         if self._busy:
@@ -130,12 +130,12 @@ class BoundedProcess:
         finally:
             self._busy = False
             child.requests += 1
-            # A child that has grown is replaced, so that no request finds the memory taken by those before it.
+            # A child that has grown is replaced, so that earlier requests leave later ones enough memory.
             if not answered or child.resident() > self._memory_bytes // 2:
                 self.close()
 
     def close(self) -> None:
-        """Ends the child if there is one."""
+        """Ends the child, if there is one."""
         if self._child is not None:
             self._child.end()
         self._child = None
@@ -158,7 +158,7 @@ class BoundedProcess:
 
 
 class _Child:
-    """A running child: its process, the socket to it, and the watch over its memory."""
+    """A running child: its process, the socket to it, and the monitoring of its memory."""
 
     def __init__(self, module: str, memory_bytes: int) -> None:
         self.owner, self.requests = os.getpid(), 0
@@ -167,7 +167,7 @@ class _Child:
         self._socket, theirs = socket.socketpair()
         with theirs:
             arguments = [str(theirs.fileno()), str(memory_bytes), str(self.owner)]
-            # -P: a file in the working directory must not be taken for a module.
+            # -P: a file in the working directory must not be imported as a module.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -181,19 +181,19 @@ class _Child:
         self._socket.settimeout(_WATCH_SECONDS)
 
     def await_start(self) -> None:
-        """Waits for the child's first message; raises `ProcessDiedError` with its last words."""
+        """Waits for the child's first message; raises `ProcessDiedError` with the last line of its standard error."""
         try:
             kind, _ = self.receive(_STARTUP_SECONDS)
         except BoundedProcessError as error:
-            words = _last_line(self.process)
+            line = _last_line(self.process)
             self.end()
-            raise ProcessDiedError(f"the process did not start: {words or error}") from None
+            raise ProcessDiedError(f"the process did not start: {line or error}") from None
         assert kind == READY
         assert self.process.stderr is not None
         self.process.stderr.close()
 
     def send(self, message: Any) -> None:
-        """Sends a request; a child that is gone is noticed when its answer is awaited."""
+        """Sends a request; if the child has died, `receive` raises the error."""
         self._socket.settimeout(_STARTUP_SECONDS)
         try:
             send_message(self._socket, REQUEST, message)
@@ -203,7 +203,7 @@ class _Child:
             self._socket.settimeout(_WATCH_SECONDS)
 
     def receive(self, seconds: float) -> tuple[bytes, bytes]:
-        """Kind and content of the next message; raises when a limit is exceeded or the child is gone."""
+        """Returns kind and content of the next message; raises if a limit is exceeded or the child has died."""
         deadline = time.monotonic() + seconds
         kind, length = FRAME.unpack(self._read(FRAME.size, deadline, seconds))
         if kind not in (READY, ITEM, ALIVE, END, FAILED) or length > LONGEST_MESSAGE:
@@ -239,15 +239,15 @@ class _Child:
             raise self.memory_error()
 
     def resident(self) -> int:
-        """Bytes of memory that the child itself holds."""
+        """Returns the resident memory of the child itself, in bytes."""
         return _resident(self.process.pid)
 
     def memory_error(self) -> MemoryLimitError:
-        """The error for a child that wanted more than its limit."""
+        """Returns the error for a child that needed more memory than its limit."""
         return MemoryLimitError(f"it needed more than {self._memory_bytes:,} bytes of memory")
 
     def _death(self) -> BoundedProcessError:
-        """Why the child closed the connection; one that did so and lives on is ended."""
+        """Returns the error that says why the child closed the connection."""
         try:
             code = self.process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -262,11 +262,11 @@ class _Child:
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
-    """Kills the child with all that it started; nothing of it is left, not even a zombie."""
+    """Kills the child and its descendants, and waits for it so that no zombie remains."""
     connection.close()
     if process.stderr is not None:
         process.stderr.close()
-    # A forked copy of the owner must not end what belongs to the owner.
+    # A forked copy of the owner must not end the owner's child.
     if os.getpid() != owner:
         return
     others = _descendants(process.pid) if process.poll() is None else []
@@ -293,7 +293,7 @@ def _resident(pid: int) -> int:
 
 
 def _last_line(process: subprocess.Popen[bytes]) -> str:
-    """The end of what a child wrote before it went wrong; the pipe may be held open by others, so never waits."""
+    """Returns the last line of a child's standard error without waiting, because others may keep the pipe open."""
     assert process.stderr is not None
     os.set_blocking(process.stderr.fileno(), False)
     text = (process.stderr.read(_STDERR_BYTES) or b"").decode("utf-8", "replace")

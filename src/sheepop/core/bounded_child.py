@@ -1,4 +1,4 @@
-"""The child's side of a `BoundedProcess`: limits set on itself, requests in, streamed answers out."""
+"""The child's side of a `BoundedProcess`: sets its own limits, receives requests and streams answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# Every message: its kind, the length of what follows, and JSON.
+# The head of a message: its kind and the length of the JSON that follows.
 FRAME = struct.Struct(">cI")
 LONGEST_MESSAGE = 2**28
 READY, REQUEST, ITEM, ALIVE, END, FAILED = b"R", b"Q", b"I", b"A", b"E", b"F"
@@ -28,32 +28,36 @@ Handler = Callable[[Any, Alive], Iterable[Any]]
 
 
 def serve(handler: Handler) -> None:
-    """Answers requests until the parent goes away: ``handler(request, alive)`` gives the answers, both as JSON.
+    """Answers requests until the parent is gone; ``handler(request, alive)`` yields the answers, and all are JSON.
 
-    Call it in a module that a `BoundedProcess` runs. A handler that calls ``alive()`` while it works on a long answer
-    has the whole time limit again. What it raises goes to the parent as a `HandlerError`, MemoryError as a
-    `MemoryLimitError`.
+    Call it in a module that a `BoundedProcess` runs. A handler can call ``alive()`` while it works on a long answer to
+    restart the time limit. The parent gets its exceptions as `HandlerError`, and MemoryError as `MemoryLimitError`.
     """
     descriptor, memory_bytes, parent = map(int, sys.argv[1:4])
     connection = socket.socket(fileno=descriptor)
     _end_with(parent, connection)
-    # Ctrl-C is the parent's to answer.
+    # The parent handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit(memory_bytes)
-    _silence()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # other systems do not count mapped memory
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    # Nobody reads standard error from now on, and a full pipe would block libraries that write there.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
     try:
         _reply(connection, READY, None)
         while (request := _receive(connection)) is not None:
             _answer(connection, handler, decode_message(request))
     except MemoryError:
-        # There is no memory left to say so in a message.
+        # There is no memory left for a message.
         os._exit(MEMORY_STATUS)
 
 
 def send_message(connection: socket.socket, kind: bytes, message: Any) -> None:
-    """Sends one message; raises ValueError when it is over 256 MiB."""
-    # Escapes carry lone surrogates, which stand for the bytes of a file name that are not UTF-8. Not orjson: it
-    # crashes where memory runs out.
+    """Sends one message; raises ValueError if it is over 256 MiB."""
+    # JSON escapes can represent lone surrogates, which file names have for bytes that are not UTF-8. Not orjson: it
+    # crashes if memory runs out.
     data = json.dumps(message).encode("ascii")
     if len(data) > LONGEST_MESSAGE:
         raise ValueError(f"a message of {len(data):,} bytes is over the limit of {LONGEST_MESSAGE:,}")
@@ -62,7 +66,7 @@ def send_message(connection: socket.socket, kind: bytes, message: Any) -> None:
 
 
 def decode_message(data: bytes) -> Any:
-    """The message whose bytes are `data`, as `send_message` wrote them."""
+    """Decodes the bytes of a message from `send_message`."""
     return json.loads(data)
 
 
@@ -86,7 +90,7 @@ def _reply(connection: socket.socket, kind: bytes, message: Any) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes | None:
-    """The content of the next request, None when the parent has closed the connection."""
+    """Returns the content of the next request, or None if the parent has closed the connection."""
     header = _read(connection, FRAME.size)
     return None if header is None else _read(connection, FRAME.unpack(header)[1])
 
@@ -102,7 +106,7 @@ def _read(connection: socket.socket, count: int) -> bytes | None:
 
 
 def _end_with(parent: int, connection: socket.socket) -> None:
-    """Ends this process when the parent is gone, which a killed parent cannot ask for."""
+    """Makes this process end when the parent is gone, even if the parent was killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -112,19 +116,6 @@ def _end_with(parent: int, connection: socket.socket) -> None:
 
 def _end_when_closed(descriptor: int) -> None:
     poll = select.poll()
-    poll.register(descriptor, 0)  # nothing but the end of the connection
+    poll.register(descriptor, 0)  # only the end of the connection
     poll.poll()
     os._exit(1)
-
-
-def _limit(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # other systems do not count what is mapped
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-
-
-def _silence() -> None:
-    """What libraries write from now on goes nowhere: nobody reads it, and a full pipe would stop them."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)

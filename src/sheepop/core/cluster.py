@@ -12,10 +12,10 @@ from sheepop.core.errors import SheepOpError
 
 @contextmanager
 def ray_cluster(refusal: type[SheepOpError]) -> Iterator[None]:
-    """Within the block this process works with the Ray cluster of its machine, or with one of its own.
+    """Connects this process to a Ray cluster within the block.
 
-    That is the cluster that the environment variable ``RAY_ADDRESS`` names, or that was started with ``ray start``;
-    where there is neither, Ray runs on this machine until the block ends. Raises `refusal` when it cannot be used.
+    The cluster is the one that the environment variable ``RAY_ADDRESS`` names, or that was started with ``ray start``;
+    without either, Ray runs on this machine until the block ends. Raises `refusal` if Ray cannot be used.
     """
     try:
         import ray
@@ -28,14 +28,14 @@ def ray_cluster(refusal: type[SheepOpError]) -> Iterator[None]:
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
     except Exception as error:
-        # Ray raises what its parts raise, from a refused token to a port that nobody listens on.
+        # Ray passes on any exception of its parts, from a refused token to a refused connection.
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise refusal(
             f"The Ray cluster cannot be used: {reason} Check RAY_ADDRESS, that every node runs the same version of "
             "Ray, and that this machine has the cluster's token (docs/cluster.md)."
         ) from error
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, ending)  # Ray has put a handler of its own there, with another exit code
+        signal.signal(signal.SIGTERM, ending)  # Ray installed its own handler, with another exit code
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""The configuration tree: frozen, typed, unknown keys refused, errors that name the path of the key.
+"""The configuration tree: frozen and typed; it refuses unknown keys, and errors name the path of the key.
 
-Each folder declares its own subtree as a subclass of `Config`; this module reads files, applies
-``key=value`` overrides and turns validation failures into one readable paragraph.
+Each folder declares its own subtree as a subclass of `Config`; this module reads files, applies ``key=value`` overrides
+and turns validation failures into one readable paragraph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sheepop.core.keys import nearest_key
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 else:
-    ModelMetaclass = type(BaseModel)  # which has no public name
+    ModelMetaclass = type(BaseModel)  # it has no public name
 
 C = TypeVar("C", bound="Config")
 
@@ -45,13 +45,12 @@ def _possible(path: str) -> str:
 PathText = Annotated[str, AfterValidator(_possible), WithJsonSchema({"type": "string", "format": "path"})]
 """The path of a file or folder."""
 
-
 _MOST_VALUES = 100_000
 _SHOWN_CHARACTERS = 100
 
 
 class _Refusing(ModelMetaclass):
-    """The type of `Config`: a wrong value given to its constructor raises `ConfigError`, as one in a file does."""
+    """The metaclass of `Config`: a wrong value in a constructor call raises `ConfigError`, like one in a file."""
 
     def __call__(self, *arguments: Any, **values: Any) -> Any:
         try:
@@ -61,20 +60,16 @@ class _Refusing(ModelMetaclass):
 
 
 class Config(BaseModel, metaclass=_Refusing):
-    """A subtree of the configuration: immutable; unknown keys, NaN, and true or false for a number are refused."""
+    """An immutable subtree of the configuration that refuses unknown keys, NaN, and true or false for a number."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        validate_default=True,
-        protected_namespaces=(),
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, protected_namespaces=()
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_for_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python counts True as 1; in a config file it is a mistake."""
+        """Refuses true and false for a number: Python treats True as 1, but in a config file it is a mistake."""
         types = _types_within(cls.model_fields[info.field_name or ""].annotation)
         takes_numbers_only = types & {int, float} and not types & {bool, Any}
         if takes_numbers_only and _holds_truth_value(value):
@@ -84,17 +79,17 @@ class Config(BaseModel, metaclass=_Refusing):
     @field_validator("*", mode="before")
     @classmethod
     def _take_one_text_for_a_list(cls, value: Any, info: ValidationInfo) -> Any:
-        """A list that holds one text may be written as that text."""
+        """Accepts a single text for a list of texts."""
         is_list = _is_list_of_texts(cls.model_fields[info.field_name or ""].annotation)
         return (value,) if is_list and isinstance(value, str) else value
 
     def replace(self: C, **changes: Any) -> C:
-        """A validated copy in which the given fields differ."""
+        """Returns a validated copy with these fields changed."""
         return validate(type(self), {**self.model_dump(), **changes})
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """Reads a YAML or JSON mapping; raises `ConfigError` with the line when it cannot be parsed."""
+    """Reads a YAML or JSON mapping; raises `ConfigError` with the line if it cannot be parsed."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -106,7 +101,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, Any]:
-    """Parses YAML or JSON text into a mapping, refusing keys that appear twice."""
+    """Parses YAML or JSON text into a mapping; refuses duplicate keys."""
     try:
         loaded = json.loads(text, object_pairs_hook=_unique_keys) if is_json else yaml.load(text, _UniqueKeyLoader)
     except json.JSONDecodeError as error:
@@ -129,7 +124,7 @@ def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, A
 
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of `tree` with ``section.key=value`` strings applied in order; values are read as YAML."""
+    """Returns a copy of `tree` with ``section.key=value`` strings applied in order; values are parsed as YAML."""
     result = _copy_tree(tree)
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -143,7 +138,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         except yaml.constructor.ConstructorError as error:
             raise ConfigError(f"Override {override!r}: {error.problem}.") from None
         except yaml.YAMLError:
-            value = text  # text such as *.pyc means something else in YAML; here it is what the user typed
+            value = text  # *.pyc, for example, is not valid YAML; the value is then the text that the user typed
         except (ValueError, RecursionError):
             raise ConfigError(f"Override {_shown(override)}: the value cannot be read.") from None
         _refuse_expanding(value, f"Override {key}")
@@ -151,7 +146,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         node = result
         for parent in parents:
             if node.get(parent) is None:
-                node[parent] = {}  # a section that is null is one that is absent
+                node[parent] = {}  # a null section counts as absent
             child = node[parent]
             if not isinstance(child, dict):
                 raise ConfigError(f"Override {override!r}: {parent} is a value, not a section with keys.")
@@ -161,7 +156,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `base` in which the leaves of `over` win, section by section."""
+    """Returns a copy of `base` with the leaves of `over` in place of its own, section by section."""
     result = _copy_tree(base)
     for key, value in over.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), dict):
@@ -172,7 +167,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every value of `tree` that is no section, with its path: ``training.seed`` and the like."""
+    """Yields (path, value) for each value of `tree` that is not a section; a path looks like ``training.seed``."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{path}", leaf) for path, leaf in leaves(value))
@@ -181,7 +176,7 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def validate(config_class: type[C], tree: Mapping[str, Any]) -> C:
-    """Builds `config_class` from plain data; raises `ConfigError` naming every offending key."""
+    """Builds `config_class` from plain data; raises `ConfigError` that names every wrong key."""
     try:
         return config_class.model_validate(dict(tree))
     except ValidationError as error:
@@ -194,13 +189,13 @@ def _refusal(config_class: type[Config], error: ValidationError) -> ConfigError:
 
 
 def value_text(value: Any) -> str:
-    """Plain data on one line, as YAML that reads back to an equal value."""
+    """Returns plain data as one line of YAML, which reads back to an equal value."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=math.inf)
     return text.removesuffix("...\n").strip()
 
 
 def refuse_unknown_keys(config_class: type[Config], tree: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` naming every key of `tree` that `config_class` does not have, whatever the values are."""
+    """Raises `ConfigError` that names all keys of `tree` that `config_class` lacks; does not check the values."""
     try:
         config_class.model_validate(dict(tree))
     except ValidationError as error:
@@ -210,12 +205,12 @@ def refuse_unknown_keys(config_class: type[Config], tree: Mapping[str, Any]) -> 
 
 
 def dump_config(config: Config) -> str:
-    """The config as YAML text that `validate` reads back to an equal tree."""
+    """Returns the config as YAML text that `validate` reads back to an equal tree."""
     return dump_tree(config.model_dump(mode="json"))
 
 
 def dump_tree(tree: Mapping[str, Any]) -> str:
-    """Plain data as YAML text, in its own order."""
+    """Returns plain data as YAML text, in its own order."""
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -243,19 +238,19 @@ def _shown(value: Any) -> str:
 
 
 def _types_within(annotation: Any) -> set[Any]:
-    """The plain types an annotation is made of; a literal counts as the type of its values."""
+    """Returns the plain types in an annotation; a literal counts as the type of its values."""
     if get_origin(annotation) is Literal:
         return {type(value) for value in get_args(annotation)}
     arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
-        arguments = arguments[:1]  # the others are what is asked of it
+        arguments = arguments[:1]  # the others are constraints
     if not arguments:
         return {annotation}
     return set().union(*(_types_within(argument) for argument in arguments))
 
 
 def _is_list_of_texts(annotation: Any) -> bool:
-    """Whether an annotation is that of a list of any length which holds texts, or chosen ones among them."""
+    """Returns whether an annotation is a list of any length of texts, or of literals that are texts."""
     arguments = get_args(annotation)
     is_list = get_origin(annotation) is tuple and arguments[1:] == (Ellipsis,)
     return is_list and _types_within(arguments[0]) == {str}
@@ -268,14 +263,14 @@ def _holds_truth_value(value: Any) -> bool:
 
 
 def _refuse_expanding(tree: Any, where: str) -> None:
-    """Refuses a tree that names itself, or that a few YAML aliases blow up to millions of values."""
+    """Refuses a tree that contains itself, or that a few YAML aliases expand to millions of values."""
     pending, count = [tree], 0
     while pending:
         node = pending.pop()
         children = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
         count += len(children)
         if count > _MOST_VALUES:
-            raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, counting those that aliases repeat.")
+            raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, including those that aliases repeat.")
         pending.extend(children)
 
 
@@ -293,7 +288,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe YAML that refuses duplicate keys; numbers are those of YAML 1.2, so ``1e-3`` is one and ``1:30`` is not."""
+    """A safe YAML loader that refuses duplicate keys and reads numbers as in YAML 1.2: ``1e-3``, but not ``1:30``."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -306,16 +301,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_integer(self, node: yaml.ScalarNode) -> int:
-        """Decimal, or 0x and 0o; a leading zero is no octal sign."""
+        """Reads decimal, 0x and 0o numbers; a leading zero does not mean octal."""
         digits = str(node.value)
         return int(digits, 0 if re.match("[-+]?0[xo]", digits) else 10)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that this module, or a YAML 1.1 reader, would take for something else."""
+    """A YAML dumper that quotes text which this module, or a YAML 1.1 reader, would read as another type."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Line breaks of Unicode survive in double quotes only; elsewhere YAML folds them into a space."""
+        """Writes text with Unicode line breaks in double quotes; otherwise YAML folds them into spaces."""
         style = '"' if _UNICODE_BREAKS & set(text) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

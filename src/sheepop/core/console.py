@@ -1,7 +1,7 @@
-"""What a person sees while work goes on: messages and progress, on standard error.
+"""Messages and progress for people, on standard error; standard output is for results, so that it can be piped.
 
-On a terminal progress is a live bar, with a panel of facts below it where there are any; elsewhere it is one plain
-line every few seconds. Standard output is left to results, so that it can be piped.
+On a terminal, progress is a live bar, with a panel below it if there are facts to show. Elsewhere it is a plain line
+every few seconds.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ from sheepop.core.standard_streams import MessageStream
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
 
-    from sheepop.core.live_bar import LiveBar
-
 _LINE_EVERY_SECONDS = 5.0
 
 
 class Progress(Protocol):
-    """Counts finished units of one piece of work."""
+    """Counts the finished units of a task."""
 
     def advance(self, amount: float = 1) -> None:
         """Reports `amount` more units done."""
 
     def resize(self, total: float) -> None:
-        """Replaces the number of units of the whole work."""
+        """Replaces the total number of units."""
 
     def describe(self, detail: str) -> None:
-        """Replaces the words shown behind the bar, or at the end of a plain line."""
+        """Replaces the text after the bar, or at the end of a plain line."""
 
     def show(self, facts: Sequence[Fact | Text]) -> None:
-        """Replaces the panel below a live bar, which then takes the place of the words behind it."""
+        """Replaces the panel below a live bar; with a panel, there is no text after the bar."""
 
 
 class Console:
@@ -51,49 +49,46 @@ class Console:
 
     @classmethod
     def silent(cls) -> Console:
-        """A console that prints nothing, for use as a library."""
+        """Returns a console that prints nothing, for use as a library."""
         return cls(quiet=True, warnings=False)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person is watching live."""
+        """Whether messages go to a terminal."""
         return self._file.isatty()
 
     @property
     def is_live(self) -> bool:
-        """Whether progress is a bar with a panel below it; elsewhere it is lines, which have no room for one."""
+        """Whether progress is a live bar, which can have a panel; otherwise it is plain lines without one."""
         return self.is_terminal and os.environ.get("TERM") != "dumb"
 
     def info(self, message: str) -> None:
-        """A line about what is happening; absent when quiet."""
+        """Prints a line about what is happening, unless quiet."""
         if not self.quiet:
             self._print(message)
 
     def warn(self, message: str) -> None:
-        """A line about something the user should know even when quiet."""
+        """Prints a warning, also if quiet."""
         if self._warnings:
             self._print(f"Warning: {message}", style="yellow")
 
     @contextmanager
     def progress(self, description: str, total: float | None, unit: str = "", *, done: float = 0) -> Iterator[Progress]:
-        """Shows the progress of one piece of work; `total` is None when it is not known beforehand.
+        """Shows the progress of a task; `total` is None if it is not known beforehand.
 
-        `done` units were finished before: they count for the share, not for the time that is left.
+        `done` units were finished earlier: they count for the percentage, but not for the estimate of the time left.
         """
         if self.quiet:
             yield _NoProgress()
         elif self.is_live:
-            with self._live_bar(description, total, unit, done) as bar:
+            from sheepop.core.live_bar import LiveBar
+
+            with LiveBar(self._console(), description, total, unit, done) as bar:
                 yield bar
         else:
             lines = _PlainProgress(self, description, total, unit, done)
             yield lines
             lines.close()
-
-    def _live_bar(self, description: str, total: float | None, unit: str, done: float) -> LiveBar:
-        from sheepop.core.live_bar import LiveBar
-
-        return LiveBar(self._console(), description, total, unit, done)
 
     def _print(self, message: str, style: str | None = None) -> None:
         message = visible(message)
@@ -111,7 +106,7 @@ class Console:
 
 
 class _NoProgress:
-    """The progress that a quiet console does not show."""
+    """The progress of a quiet console, which shows nothing."""
 
     def advance(self, amount: float = 1) -> None: ...
 
@@ -142,7 +137,7 @@ class _PlainProgress:
         self._detail = detail
 
     def show(self, facts: Sequence[Fact | Text]) -> None:
-        """Lines have no room for a panel."""
+        """Does nothing: plain lines have no panel."""
 
     def close(self) -> None:
         if self._printed > self._started and self._done != self._shown:

@@ -1,4 +1,4 @@
-"""What a Linux control group leaves to this process: a container's share of the machine's cores and memory."""
+"""The limits of Linux control groups on this process: a container's share of the machine's cores and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ControlGroupLimits:
-    """The tightest limits on the way from the root group to ours; None where nothing is limited. Memory in bytes."""
+    """The tightest limits of our group and its parents; None means unlimited. Memory is in bytes."""
 
     cores: float | None
     memory: int | None
@@ -17,7 +17,7 @@ class ControlGroupLimits:
 
 
 def control_group_limits(root: Path = Path("/")) -> ControlGroupLimits:
-    """Reads version 1 and 2 of control groups below `root`; no limits where there are none, as on macOS."""
+    """Reads control groups of version 1 and 2 below `root`; without them, as on macOS, there are no limits."""
     cores: list[float] = []
     memory: list[tuple[int, int]] = []
     for controllers, group in _groups(root):
@@ -37,7 +37,7 @@ def control_group_limits(root: Path = Path("/")) -> ControlGroupLimits:
 
 
 def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
-    """The directories of our groups and of those above them, which limit us too."""
+    """Yields the controllers and directories of our groups and of their parents, which limit us too."""
     mount = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -61,7 +61,7 @@ def _quota(quota: str, period: str) -> list[float]:
 
 
 def _memory(group: Path, limit_name: str, used_name: str, cache_name: str) -> list[tuple[int, int]]:
-    """The limit and what is left under it; file pages the kernel can drop count as left."""
+    """Returns the limit and the memory left under it; file pages that the kernel can drop count as left."""
     limit, used = _read(group / limit_name), _read(group / used_name)
     if not limit.isdigit() or not used.isdigit():
         return []

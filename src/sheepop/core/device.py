@@ -1,4 +1,4 @@
-"""The device a command runs on."""
+"""Chooses the device that a command runs on."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
 
 def resolve_device(name: str) -> str:
-    """``auto`` becomes the best device present; a device that is asked for but absent raises `DeviceError`.
+    """Returns the device for `name`; ``auto`` is the best one present. Raises `DeviceError` for a missing device.
 
-    For ``cuda`` the library of matrix products is told to give the same bits every time, unless the environment says
-    otherwise: it looks at its variable once, at the first product, and deterministic training is refused without.
+    For ``cuda`` it sets CUBLAS_WORKSPACE_CONFIG, unless the environment has it, so that cuBLAS gives the same bits
+    every time. cuBLAS reads it once, at the first product, and PyTorch refuses deterministic training without it.
     """
     import torch
 
-    present = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(device for device, available in present.items() if available)
     if name not in present:
@@ -30,7 +26,7 @@ def resolve_device(name: str) -> str:
     if not present[name]:
         usable = ", ".join(device for device, available in present.items() if available)
         raise DeviceError(
-            f"device = {name!r} was asked for, but torch {torch.__version__} finds none on this machine. "
+            f"device = {name!r} was requested, but torch {torch.__version__} finds none on this machine. "
             f"Usable here: {usable}. Use device=auto, or see `sheepop doctor`."
         )
     if name == "cuda":

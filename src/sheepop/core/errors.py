@@ -1,7 +1,7 @@
-"""Named errors: each says what is wrong, where, and what to do, and carries the exit code of its kind.
+"""The errors of the project: each says what is wrong, where, and what to do, and has the exit code of its kind.
 
-Exit codes: 1 a fault, 2 wrong usage or configuration, 3 unusable data or model, 130 and 143 after a signal,
-141 when nobody reads the results any more.
+Exit codes: 1 a fault, 2 wrong usage or configuration, 3 unusable data or model, 130 and 143 after a signal, 141 if the
+reader of the results has closed the pipe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UsageError(SheepOpError):
 
 
 class DeviceError(SheepOpError):
-    """A device or precision was asked for that this machine does not have."""
+    """This machine does not have the requested device or precision."""
 
     exit_code = 2
 
@@ -43,13 +43,13 @@ class DataError(SheepOpError):
 
 
 class TokenizerError(SheepOpError):
-    """A tokenizer cannot be trained, read, or does not fit what it is used with."""
+    """A tokenizer cannot be trained or read, or does not match the model or data."""
 
     exit_code = 3
 
 
 class CheckpointError(SheepOpError):
-    """A model, checkpoint or run directory is missing, damaged, foreign or of a newer format."""
+    """A model, checkpoint or run directory is missing, damaged, of another kind or of a newer format."""
 
     exit_code = 3
 
@@ -59,7 +59,7 @@ class TrainingError(SheepOpError):
 
 
 class RanksError(SheepOpError):
-    """Processes of one run lost each other."""
+    """The processes of a run lost contact."""
 
 
 class StorageError(SheepOpError):
@@ -67,30 +67,30 @@ class StorageError(SheepOpError):
 
 
 class OutputError(StorageError):
-    """An output has a name that it cannot have: something else is there, or it is too long."""
+    """The path of an output cannot be used: something else is there, or the name is too long."""
 
     exit_code = 2
 
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, the usual wish to end, and the warning that batch systems send before they take a machine away."""
+"""Signals that end a command: Ctrl-C, the usual request to end, and the warning of batch systems before a job ends."""
 
 ENDINGS: dict[object, str] = {
     128 + signal.SIGINT: "Interrupted.",
     128 + signal.SIGTERM: "Terminated.",
     128 + signal.SIGUSR1: "Ended by SIGUSR1.",
 }
-"""What is said of a command that a signal ended, by its exit code."""
+"""The message for a command that a signal ended, by exit code."""
 
 
 class EndedWithOthers(SystemExit):
-    """The end of a process of several of which another one says why."""
+    """Ends one of several processes; another of them reports the reason."""
 
 
 class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
     """A signal ended the work after its state was saved; the exit code is 128 plus the signal's number.
 
-    `is_advised` when the message says what the user can do now.
+    `is_advised` says that the message already tells the user what to do next.
     """
 
     def __init__(self, message: str, signal_number: int = signal.SIGINT, *, is_advised: bool = False) -> None:
@@ -100,9 +100,9 @@ class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
 
 
 def first_few(items: Collection[Any], most: int, *, separator: str = ", ", written: Callable[[Any], str] = str) -> str:
-    """The first `most` of `items`, and how many more there are: ``a, b and 5 more``, or ``a; b; and 5 more``."""
+    """Lists the first `most` items and the number of others: ``a, b and 5 more``, or ``a; b; and 5 more``."""
     named = separator.join(written(item) for item in islice(items, most))
-    beside = len(items) - most
-    if beside <= 0:
+    others = len(items) - most
+    if others <= 0:
         return named
-    return f"{named}{'' if separator == ', ' else separator.rstrip()} and {beside:,} more"
+    return f"{named}{'' if separator == ', ' else separator.rstrip()} and {others:,} more"

@@ -1,16 +1,16 @@
-"""What is shown to a person beside a bar: labels and values, safe for a terminal."""
+"""The labels and values shown with a progress bar, and text that is safe for a terminal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# File names and samples may hold escape sequences that would move a terminal's cursor or change its title.
+# File names and samples may contain escape sequences that would move a terminal's cursor or change its title.
 _VISIBLE_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A label and a value of a panel; one that is `wide` has a line to itself and is cut where the line ends."""
+    """A label and a value of a panel; a `wide` one has a line to itself and is cut at its end."""
 
     label: str
     value: str
@@ -19,27 +19,27 @@ class Fact:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of several lines under a label; the texts of a panel stand side by side below its facts."""
+    """A text of several lines under a label; the texts of a panel are side by side below its facts."""
 
     label: str
     value: str
 
 
 def plural(count: float, noun: str) -> str:
-    """``file`` for one and ``files`` for any other number, for a noun whose plural ends in s."""
+    """Returns ``file`` for one and ``files`` for any other number, for a noun whose plural ends in s."""
     return noun if count == 1 else f"{noun}s"
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 file`` and ``1,024 files``; see `plural`."""
+    """Returns ``1 file`` or ``1,024 files``; see `plural`."""
     return f"{count:,} {plural(count, noun)}"
 
 
 def visible(text: str) -> str:
-    """Text in which control characters are written out, so that none reaches a terminal."""
+    """Replaces control characters by their codes, so that none reaches a terminal."""
     return text.translate(_VISIBLE_CONTROLS)
 
 
 def visible_line(text: str) -> str:
-    """As `visible`, with line ends written out too."""
+    """Does the same as `visible`, and replaces line ends too."""
     return visible(text.replace("\n", "⏎"))

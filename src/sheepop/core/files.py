@@ -1,7 +1,6 @@
-"""Files that are whole or absent: temporary name beside the target, flush, fsync, checksum, rename last.
+"""Atomic writes: a temporary file next to the target, flush, fsync, checksum, and a rename last.
 
-A directory written here carries ``checksums.json`` (SHA-256 of every file); a reader verifies it and names the
-damaged file.
+A directory written here has ``checksums.json`` (SHA-256 of every file); a reader verifies it and names damaged files.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ _NAME_REASONS = {
 
 @contextmanager
 def storage_errors(path: str | Path) -> Iterator[None]:
-    """Turns a refused write (full disk, read-only, no permission) into a `StorageError` that names the place.
+    """Turns a refused write (full disk, read-only, no permission) into a `StorageError` that names the path.
 
-    An error about a file elsewhere, such as an input that may not be read inside the block, passes unchanged.
+    An error about a file elsewhere, such as an unreadable input, passes unchanged.
     """
     path = Path(path)
     try:
@@ -63,7 +62,7 @@ def storage_errors(path: str | Path) -> Iterator[None]:
             raise
         raise refusal from error
     except Exception as error:
-        # safetensors wraps the operating system's error in its own type and keeps only the text.
+        # safetensors wraps the operating system's error in its own type, with only the text.
         refusal = None if isinstance(error, SheepOpError) else _refusal_in(str(error), path)
         if refusal is None:
             raise
@@ -71,7 +70,7 @@ def storage_errors(path: str | Path) -> Iterator[None]:
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Replaces `path` by `content` so that a reader, or a crash, sees the old file or the new one."""
+    """Replaces `path` by `content` atomically: readers see the old or the new file, also after a crash."""
     path = Path(path)
     temporary = _temporary_beside(path)
     with storage_errors(path):
@@ -88,10 +87,10 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
 
 @contextmanager
 def atomic_file(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yields a path beside `target` whose file becomes `target`, fsynced, when the block succeeds.
+    """Yields a path next to `target`; the file there becomes `target`, fsynced, if the block succeeds.
 
-    For files too large to be held in memory. When the block raises, its file is removed and `target` is as it was.
-    Without `replace` a target that exists is refused at once.
+    It is for files too large for memory. If the block raises, the file is removed and `target` is unchanged. Without
+    `replace`, an existing target is refused at once.
     """
     target = Path(target)
     if not replace and (target.exists() or target.is_symlink()):
@@ -111,9 +110,9 @@ def atomic_file(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def require_writable(directory: str | Path) -> None:
-    """Makes `directory` if it is missing; raises `StorageError` where it takes no new file.
+    """Creates `directory` if it is missing; raises `StorageError` if no file can be written there.
 
-    So that this is known before work is done whose results go there.
+    Call it before work whose results go there.
     """
     directory = Path(directory)
     probe = _temporary_beside(directory / "probe")
@@ -125,7 +124,7 @@ def require_writable(directory: str | Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """`value` with null for numbers that are not finite, however deep they lie: JSON has no word for them."""
+    """Returns `value` with None for numbers that are not finite, at any depth, because JSON cannot represent them."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -139,7 +138,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path, error_class: type[SheepOpError] = CheckpointError) -> Any:
-    """Reads a JSON file; raises `error_class` naming the file when it is missing or not JSON."""
+    """Reads a JSON file; raises `error_class`, naming the file, if it is missing or not JSON."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -152,11 +151,11 @@ def read_json(path: str | Path, error_class: type[SheepOpError] = CheckpointErro
 
 @contextmanager
 def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yields a temporary directory that becomes `target`, checksummed and fsynced, when the block succeeds.
+    """Yields a temporary directory that becomes `target`, with checksums and fsynced, if the block succeeds.
 
-    When the block raises, the temporary directory is removed and `target` is as it was. Without `replace` a
-    target that holds something is refused at once. With it the old directory is moved aside for the moment of
-    the rename; a process killed in that moment leaves it there, and `remove_partial` puts it back.
+    If the block raises, the temporary directory is removed and `target` is unchanged. Without `replace`, a target that
+    is not empty is refused at once. With it, the old directory is moved aside during the rename; if the process is
+    killed at that moment, `remove_partial` moves it back.
     """
     target = Path(target)
     if not replace and (target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir()))):
@@ -179,9 +178,9 @@ def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[P
 
 
 def publish_directory(temporary: Path, target: Path) -> None:
-    """Makes a finished directory on the same file system `target`: checksummed, fsynced, renamed last.
+    """Writes checksums in a finished directory, fsyncs it and renames it to `target` on the same file system.
 
-    What stood at `target` is replaced.
+    An existing `target` is replaced.
     """
     with storage_errors(target):
         _permit_as_usual(temporary)
@@ -191,7 +190,7 @@ def publish_directory(temporary: Path, target: Path) -> None:
 
 
 def _permit_as_usual(directory: Path) -> None:
-    """Lets those read the files of `directory` who may read it: the safetensors library writes for the owner alone."""
+    """Adds the read and write permissions of `directory` to its files; safetensors writes them for the owner alone."""
     usual = directory.stat().st_mode & 0o666
     for name in _files_below(directory):
         file = directory / name
@@ -200,7 +199,7 @@ def _permit_as_usual(directory: Path) -> None:
 
 
 def _move_into_place(temporary: Path, target: Path) -> None:
-    """Renames; what stood at `target` is removed after, and put back when the rename fails."""
+    """Renames; removes the old `target` afterwards, or moves it back if the rename fails."""
     aside = _temporary_beside(target, _ASIDE_MARK)
     replaces = target.exists() or target.is_symlink()
     if replaces:
@@ -217,7 +216,7 @@ def _move_into_place(temporary: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a file or directory tree; one that is already gone is fine."""
+    """Removes a file or directory tree, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -225,9 +224,9 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_partial(directory: str | Path) -> None:
-    """Clears what a killed writer left beside its targets in `directory`; nobody else may be writing there.
+    """Removes temporary files that a killed writer left in `directory`; nobody else may be writing there.
 
-    A target that was moved aside and never replaced is put back under its name.
+    A target that was moved aside and never replaced is moved back to its name.
     """
     left_behind = [(entry, _LEFT_BEHIND.fullmatch(entry.name)) for entry in sorted(Path(directory).glob(".*"))]
     for entry, match in left_behind:
@@ -241,24 +240,24 @@ def remove_partial(directory: str | Path) -> None:
 
 
 def is_left_behind(name: str) -> bool:
-    """Whether `name` is that of a temporary file or directory, which a killed writer may leave."""
+    """Returns whether `name` is the name of a temporary file or directory, which a killed writer may leave behind."""
     return _LEFT_BEHIND.fullmatch(name) is not None
 
 
 def sha256_file(path: str | Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes."""
+    """Returns the hexadecimal SHA-256 of a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_checksums(directory: Path) -> None:
-    """Writes ``checksums.json``: the SHA-256 of every other file below `directory`."""
+    """Writes ``checksums.json`` with the SHA-256 of every other file in `directory`."""
     sums = {name: sha256_file(directory / name) for name in _files_below(directory) if name != CHECKSUMS}
     (directory / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
 
 
 def damaged_files(directory: str | Path) -> list[str]:
-    """One line per file below `directory` that is missing or differs from its recorded checksum; empty when whole."""
+    """Returns a line for each file in `directory` that is missing or differs from its checksum; empty if undamaged."""
     directory = Path(directory)
     record = directory / CHECKSUMS
     if not record.is_file():
@@ -288,7 +287,7 @@ def _problem(directory: Path, name: str, expected: str) -> str | None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Flushes every file and directory below `directory` to the disk."""
+    """Flushes every file and directory in `directory` to the disk."""
     for name in _files_below(directory):
         _sync(directory / name)
     for child in directory.rglob("*"):
@@ -298,14 +297,14 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names inside `directory` durable: those of new files, and renames."""
+    """Makes new files and renames in `directory` durable."""
     _sync(directory)
 
 
 def make_directory(directory: Path) -> None:
-    """Makes `directory` and what is missing above it, each durably; one that is there is fine.
+    """Creates `directory` and its missing parents durably, if they do not exist.
 
-    What is flushed inside a new directory is lost with it, unless its own name is on the disk.
+    A file that was flushed inside a new directory is lost in a crash unless the directory's own name was flushed too.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
@@ -330,7 +329,7 @@ def _temporary_beside(path: Path, mark: str = TEMPORARY_MARK) -> Path:
 
 
 def _refusal(path: Path, number: int, *, is_near: bool) -> StorageError | None:
-    """The error for a refused write to `path`; None for one that says nothing of `path`, which `is_near` tells."""
+    """Returns the error for a refused write to `path`, or None if it concerns another file; see `_concerns`."""
     if is_near and number in _NAME_REASONS:
         return _name_refused(path, number)
     reason = _SPACE_REASONS.get(number) or (_PLACE_REASONS.get(number) if is_near else None)
@@ -342,14 +341,14 @@ def _name_refused(path: Path, number: int) -> OutputError:
 
 
 def _refusal_in(text: str, path: Path) -> StorageError | None:
-    """As `_refusal`, by what a library says: that the disk is full, or the number of an error and where it is."""
+    """Does the same as `_refusal` with the message of a library: a full disk, or an error number and a path."""
     match = _OS_ERROR.search(text)
     number = errno.ENOSPC if os.strerror(errno.ENOSPC) in text else int(match[1]) if match else 0
     return _refusal(path, number, is_near=str(path.parent) in text)
 
 
 def _concerns(error: OSError, path: Path) -> bool:
-    """Whether the error is about `path`, something below or beside it, or a directory on the way to it."""
+    """Returns whether the error is about `path`, a file in it or next to it, or one of its parent directories."""
     if not isinstance(error.filename, str | bytes):
         return True
     named = Path(os.fsdecode(error.filename)).absolute()

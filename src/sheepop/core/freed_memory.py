@@ -1,6 +1,6 @@
-"""What becomes of memory that tensors no longer need: by default large pieces go back to the system at once.
+"""Keeps the memory of freed tensors in the process, instead of returning large pieces to the system at once.
 
-A training step frees and asks for the same large pieces again and again. The system hands each of them out page by
+A training step frees and allocates the same large pieces again and again. The system provides each of them page by
 page, filled with zeros, which can cost a tenth of a step on a CPU.
 """
 
@@ -13,19 +13,19 @@ import platform
 # Parameters of mallopt(3), and the largest value that it takes.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _LARGEST = 2**31 - 1
-_GROWTH = 64 << 20  # bytes that are asked of the system at a time
+_GROWTH = 64 << 20  # bytes requested from the system at a time
 
 _ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 
 
 def keep_freed_memory(device: str) -> bool:
-    """From now on this process keeps memory that it frees for its next use; whether that could be set.
+    """Makes this process keep freed memory for its next use from now on; returns whether that was possible.
 
-    Only where it computes on the CPU, with glibc's allocator, and not where the environment chooses its settings
-    (`MALLOC_*`, `GLIBC_TUNABLES`). The process then stays as large as it has ever been.
+    It applies to computation on the CPU with glibc's allocator, unless the environment sets up the allocator
+    (`MALLOC_*`, `GLIBC_TUNABLES`). The process then never shrinks.
     """
     if device != "cpu":
-        return False  # GPUs have an allocator of PyTorch, which keeps what is freed
+        return False  # for GPUs, PyTorch has an allocator that keeps freed memory
     chosen = any(name in os.environ for name in _ENVIRONMENT) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if chosen or platform.libc_ver()[0] != "glibc":
         return False

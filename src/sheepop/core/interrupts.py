@@ -1,6 +1,6 @@
-"""Signals that end a command: caught while its work is brought to an end, and what the user reads after.
+"""Handles signals that end a command, and adds advice for the user to the final message.
 
-Work that can be done again is left at once, work that cannot is finished first.
+Work that can be repeated is stopped at once; other work is finished first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, Interrupted
 
 
 class StopRequestedError(BaseException):
-    """Leaves the work of an `Interruption.leaving` block. No Exception, so that no library takes it for its own."""
+    """Leaves an `Interruption.leaving` block. It is not an Exception, so that no library catches it."""
 
 
 class Interruption:
-    """Whether a signal asked the run to end, and which."""
+    """Records whether a signal requested the end of the run, and which one."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -30,9 +30,9 @@ class Interruption:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Work that a signal ends at once, by raising `StopRequestedError`; it must be harmless to leave it half done.
+        """Lets a signal end the block at once with `StopRequestedError`; leaving it half done must be harmless.
 
-        That bounds the time to the end of the run, however long compiling, a validation or a wait for data takes.
+        A run thus ends soon even if compiling, a validation or waiting for data takes long.
         """
         self._may_leave = True
         try:
@@ -43,14 +43,14 @@ class Interruption:
             self._may_leave = False
 
     def told(self, number: int) -> None:
-        """Takes note of a signal that another process of the same run was sent, and that may still come here."""
+        """Records a signal that another process of the run received; this process may still receive it too."""
         if not self:
             self.signal_number, self._is_expected = number, True
 
     def arrived(self, number: int) -> None:
-        """Takes note of the first signal. Ctrl-C after it interrupts wherever the run is, as Python does.
+        """Records the first signal. Ctrl-C after it raises KeyboardInterrupt, as Python does.
 
-        Of another nothing more comes: batch systems send several, and everything is being saved.
+        Other later signals are ignored: batch systems send several, and the run is already saving.
         """
         if self._is_expected:
             self._is_expected = False
@@ -66,9 +66,9 @@ class Interruption:
 
 @contextmanager
 def catch_interrupts() -> Iterator[Interruption]:
-    """Within the block SIGINT, SIGTERM and SIGUSR1 are told to an `Interruption` instead of ending the process.
+    """Within the block, records SIGINT, SIGTERM and SIGUSR1 in an `Interruption` instead of ending the process.
 
-    Outside the main thread, where signals cannot be caught, none ever arrives.
+    Outside the main thread signals cannot be caught, so it never records one there.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -88,7 +88,7 @@ def catch_interrupts() -> Iterator[Interruption]:
 
 @contextmanager
 def interrupts_advise(what_now: str) -> Iterator[None]:
-    """An interrupt within the block says at its end what the user can do now; the innermost such block does."""
+    """Adds to the message of an interrupt in the block what the user can do now; the innermost block decides."""
     try:
         yield
     except Interrupted as interrupted:
@@ -98,7 +98,7 @@ def interrupts_advise(what_now: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted(f"{ENDINGS[128 + signal.SIGINT]} {what_now}", is_advised=True) from None
     except SystemExit as end:
-        # So a command unwinds after a signal that nobody caught.
+        # The command line raises SystemExit for a signal outside `catch_interrupts`.
         if isinstance(end.code, int) and end.code in ENDINGS:
             raise Interrupted(f"{ENDINGS[end.code]} {what_now}", end.code - 128, is_advised=True) from None
         raise

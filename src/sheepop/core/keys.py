@@ -1,7 +1,7 @@
-"""The keys of a configuration tree, as the fields of its classes declare them.
+"""The keys of a configuration tree, as declared by the fields of its classes.
 
-Documentation, ``sheepop config`` and the checks of a resumed run are made from what `keys` gives. The meaning of a
-field is the text below it in its class.
+Documentation, ``sheepop config`` and the checks of a resumed run use `keys`. The meaning of a field is the text below
+it in its class.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from sheepop.core.errors import ConfigError
 T = TypeVar("T")
 _MAY_CHANGE = object()
 MayChange = Annotated[T, _MAY_CHANGE]
-"""The type of a field that may have another value when a run is resumed: it changes no number of a step already taken.
+"""Marks a field that may change when a run is resumed, because it affects no number of the steps already taken.
 
-On a field that holds a section it stands for all keys of the section.
+On a section it applies to all keys of the section.
 """
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a configuration tree: its path, its field, and whether it may change when a run is resumed.
+    """A key of a configuration tree: its path, its field, and whether it may change when a run is resumed.
 
-    `owner` is the class that has the field. `section` is the class of the keys below it: of a section, or of the
-    entries of a list; None of any other value.
+    `owner` is the class that has the field. `section` is the class of the keys below it, if it is a section or a list
+    of sections, else None.
     """
 
     path: str
@@ -51,13 +51,13 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """The text below the field in its class, on one line; empty without one."""
+        """The text below the field in its class, on one line, or an empty string."""
         declaring = [kind for kind in self.owner.__mro__ if self.name in vars(kind).get("__annotations__", {})]
         return _meanings(declaring[0]).get(self.name, "")
 
 
 def keys(config_class: type[BaseModel], prefix: str = "", may_change: bool = False) -> Iterator[Key]:
-    """Every key of the tree below `config_class`, a section before the keys in it."""
+    """Yields every key of the tree of `config_class`, a section before the keys in it."""
     for name, field in config_class.model_fields.items():
         inside = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)]
         section = inside[0] if inside else None
@@ -68,12 +68,12 @@ def keys(config_class: type[BaseModel], prefix: str = "", may_change: bool = Fal
 
 
 def may_change(config_class: type[BaseModel]) -> frozenset[str]:
-    """The paths of the keys that may have another value when a run is resumed."""
+    """Returns the paths of the keys that may change when a run is resumed."""
     return frozenset(key.path for key in keys(config_class) if key.may_change)
 
 
 def find_key(config_class: type[BaseModel], path: str) -> Key:
-    """The key at `path`; raises `ConfigError` with the nearest one when there is none."""
+    """Returns the key at `path`; if there is none, raises `ConfigError` that names the nearest one."""
     known = {key.path: key for key in keys(config_class)}
     if path in known:
         return known[path]
@@ -84,7 +84,7 @@ def find_key(config_class: type[BaseModel], path: str) -> Key:
 
 
 def nearest_key(config_class: type[BaseModel], location: list[str]) -> str:
-    """A sentence for an unknown key: the closest name in its section, else one like it elsewhere, else all in it."""
+    """Returns a hint for an unknown key: a similar name in its section or elsewhere, or all keys of the section."""
     known = [key.path for key in keys(config_class)]
     by_name = {key.rpartition(".")[2]: key for key in known}
     section, name = ".".join(part for part in location[:-1] if not part.isdigit()), location[-1]
@@ -101,7 +101,7 @@ def _is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
 
 @cache
 def _meanings(config_class: type[BaseModel]) -> dict[str, str]:
-    """The texts below the fields of a class, read from its source: Python itself does not keep them."""
+    """Returns the texts below the fields of a class from its source, because Python does not keep them."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
     assert isinstance(definition, ast.ClassDef)
     found = {}

@@ -1,4 +1,4 @@
-"""Packages that hand names on without loading the modules that hold them, until a name is asked for."""
+"""Lets packages re-export names whose modules are loaded only when a name is first used."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` (PEP 562) of a package, by the imports under its ``if TYPE_CHECKING``.
+    """Returns ``__getattr__`` and ``__dir__`` (PEP 562) of a package, from the imports under ``if TYPE_CHECKING``.
 
-    Those imports are the one list of what the package hands on: type checkers read it as it stands, and here each name
-    is loaded from its module when it is first asked for. An ``__init__.py`` that uses it reads ::
+    Those imports are the only list of the names that the package exports: type checkers read them directly, and here
+    each name is loaded from its module on first use. An ``__init__.py`` that uses it has ::
 
         if TYPE_CHECKING:
             from sheepop.model.config import ModelConfig
@@ -30,23 +30,18 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        value = importlib.import_module(f"{home}.{name}") if home == package else _taken(home, name)
-        setattr(module, name, value)  # the next time Python finds it by itself
+        is_module = home == package
+        found = importlib.import_module(f"{home}.{name}" if is_module else home)
+        value = found if is_module else getattr(found, name)
+        setattr(module, name, value)  # next time Python finds it without this function
         return value
 
     return load, lambda: sorted(vars(module)["__all__"])
 
 
-def _taken(home: str, name: str) -> Any:
-    return getattr(importlib.import_module(home), name)
-
-
 def _imports_for_type_checkers(source: str) -> dict[str, str]:
-    """Name to module, of the ``from ... import`` lines in the blocks that only type checkers read."""
-    blocks = [node.body for node in ast.parse(source).body if isinstance(node, ast.If) and _is_type_checking(node.test)]
-    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    """Returns name -> module of the ``from ... import`` lines under ``if TYPE_CHECKING``."""
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    blocks = [node for node in blocks if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: node.module or "" for node in imports for alias in node.names}
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"

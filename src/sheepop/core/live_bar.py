@@ -19,16 +19,16 @@ from sheepop.core.facts import Fact, Text, visible, visible_line
 _REDRAWS_PER_SECOND = 4
 _BAR_WIDTH = 24
 _SHORTEST_BAR = 6
-_COLUMNS_BESIDE_PANEL = 3  # description, bar, share: the panel says the rest
+_COLUMNS_BESIDE_PANEL = 3  # description, bar, percentage: the panel shows the rest
 _COLUMN_WIDTH = 24  # of a label and its value
 _WIDEST_PANEL = 118
 _MOST_LINES = 6  # of a text
 _FRAME_WIDTH = 4  # borders and padding
-_ECHO_WIDTH = 3  # what a terminal writes behind the last line on Ctrl-C must not begin a new one
+_ECHO_WIDTH = 3  # room for the ^C that a terminal writes after the last line on Ctrl-C
 
 
 class LiveBar:
-    """A bar that is drawn while the block runs and gone after it."""
+    """A bar that is drawn while the block runs, and then removed."""
 
     def __init__(self, console: RichConsole, description: str, total: float | None, unit: str, done: float = 0) -> None:
         self._console = console
@@ -62,17 +62,17 @@ class LiveBar:
         self._progress.advance(self._task, amount)
 
     def resize(self, total: float) -> None:
-        """Replaces the number of units of the whole work."""
+        """Replaces the total number of units."""
         self._progress.update(self._task, total=total)
 
     def describe(self, detail: str) -> None:
-        """Replaces the words behind the bar, unless a panel is shown, which says more."""
-        # On a narrow terminal the end of the detail gives way, not the share that is done.
+        """Replaces the text after the bar, unless a panel is shown."""
+        # On a narrow terminal the end of the detail is cut, not the percentage.
         room = max(0, self._console.width - self._width_before_detail - _ECHO_WIDTH)
         self._progress.update(self._task, detail="" if self._facts else visible(detail)[:room])
 
     def show(self, facts: Sequence[Fact | Text]) -> None:
-        """Replaces the panel, which should say how much time is left."""
+        """Replaces the panel, which should include the time left, since the bar then omits it."""
         self._facts = tuple(facts)
         if self._facts:
             self._progress.update(self._task, detail="")
@@ -86,7 +86,7 @@ class LiveBar:
 
 
 class FactPanel:
-    """Facts in as many columns as fit the width; wide ones below, a line each; and then texts, side by side."""
+    """Facts in as many columns as fit the width; below them wide facts, one on each line, and texts side by side."""
 
     def __init__(self, facts: Sequence[Fact | Text]) -> None:
         self._facts = [fact for fact in facts if isinstance(fact, Fact)]
@@ -112,9 +112,9 @@ class FactPanel:
 
 
 class _ResizedLive(Live):
-    """A live display that starts on an empty screen after the terminal was made narrower.
+    """A live display that clears the screen after the terminal was made narrower.
 
-    There the terminal has broken the lines drawn before, and nobody knows how many rows they take now.
+    The terminal then wraps the lines drawn before, and the number of rows that they take is unknown.
     """
 
     _drawn_width = 0
@@ -137,7 +137,7 @@ def _line(fact: Fact) -> RichText:
 
 
 def _lines(text: Text) -> RichText:
-    """The label and the first lines of a text as they are."""
+    """Returns the label and the first lines of a text, unwrapped."""
     found = RichText(no_wrap=True, overflow="ellipsis")
     found.append(text.label, style="dim")
     for line in text.value.expandtabs(4).splitlines()[:_MOST_LINES]:

@@ -1,4 +1,4 @@
-"""One process at a time: a lock on a directory that ends with the process that holds it, however it ends."""
+"""File locks that let one process at a time use a directory, and that end with the process in any case."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sheepop.core.files import storage_errors
 # Some network file systems are mounted without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
-# Seconds between tries: who only asks whether a lock is held, as a list of runs does, holds it for a moment.
+# Seconds between tries: `is_locked`, which a list of runs calls, holds the lock for a moment.
 _PAUSES = (0.02, 0.1, 0.3)
 
 
 @contextmanager
 def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
-    """Holds the lock file `path`, made with its directory when missing; raises `refusal` when another process holds it.
+    """Holds a lock on the file `path`, which is created if missing; raises `refusal` if another process holds it.
 
-    Yields False, without a lock, where the file system does not support locks.
+    Yields False, without a lock, if the file system does not support locks.
 
-    The kernel releases it when the process ends, so a killed process leaves no lock behind. The file stays, unless
-    the holder of the lock removes it; a process that had opened it by then locks the new one.
+    The kernel releases the lock when the process ends, so a killed process leaves no lock behind. The file remains,
+    unless the holder of the lock removes it; a process that opened the removed file locks a new one instead.
     """
     is_locked, descriptor = False, _open(path)
     try:
@@ -50,7 +50,7 @@ def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock file `path` now; false where it is missing or cannot be asked."""
+    """Returns whether a process holds the lock on `path` now; False if the file is missing or cannot be locked."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -78,7 +78,7 @@ def _open(path: Path) -> int:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Returns whether the open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

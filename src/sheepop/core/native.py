@@ -1,9 +1,9 @@
-"""Kernels in C++ that are compiled when they are first used, where the machine has a compiler.
+"""Compiles kernels in C++ on first use, if the machine has a compiler.
 
-A kernel is a file with C functions on plain pointers, and threads by OpenMP, whose library is PyTorch's own: threads of
-a second one would stand in the way of its. What is compiled is kept by source, compiler, processor and that library, so
-each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids the kernels, and ``SHEEPOP_NATIVE=1`` uses them for the
-smallest network too.
+A kernel is a file of C functions on plain pointers, with OpenMP threads from PyTorch's own library, because the threads
+of a second library would compete with them. Compiled kernels are cached by source, compiler, processor and that
+library, so each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids the kernels; ``SHEEPOP_NATIVE=1`` uses them
+for the smallest network too.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pathlib import Path
 from sheepop.core.machine import compiler_command, find_compiler
 
 _HEADER = Path(__file__).with_name("native.h")
-# Sums of products are rounded as the source says, not as suits the place where a compiler puts them.
+# No contraction: sums of products are rounded as in the source, not depending on the compiler's choices.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-std=c++20", "-fPIC", "-fopenmp")
 _OPENMP = ("libgomp*", "libiomp*", "libomp*")
 _SECONDS = 120
 
 
 def native_kernels_allowed() -> bool | None:
-    """What ``SHEEPOP_NATIVE`` says; None where it says nothing."""
+    """Returns the choice of ``SHEEPOP_NATIVE``, or None if it is not set to 0 or 1."""
     return {"0": False, "1": True}.get(os.environ.get("SHEEPOP_NATIVE", ""))
 
 
 @cache
 def native_library(source: Path) -> ctypes.CDLL | None:
-    """The functions of a C++ file; None where it cannot be compiled, or must not be."""
+    """Returns the functions of a C++ file, or None if it cannot or must not be compiled."""
     compiler = compiler_command()
     if compiler is None or native_kernels_allowed() is False:
         return None
@@ -64,7 +64,7 @@ def _compiled(source: Path, compiler: Sequence[str]) -> Path:
 
 
 def _openmp() -> str:
-    """What to link with for the threads: the library that came with PyTorch, under whatever name, or the compiler's."""
+    """Returns the OpenMP library to link: the one that came with PyTorch, whatever its name, or the compiler's flag."""
     found = importlib.util.find_spec("torch")
     folders = (found and found.submodule_search_locations) or []
     beside = [Path(folder) / part for folder in folders for part in ("lib", "../torch.libs")]
@@ -73,7 +73,7 @@ def _openmp() -> str:
 
 
 def _processor() -> str:
-    """What code for this processor may depend on."""
+    """Returns the processor's flags, on which compiled code depends; empty if they are unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

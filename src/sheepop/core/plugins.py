@@ -1,4 +1,4 @@
-"""Files of the user that are run before a command, and add to what settings can name."""
+"""Runs Python files of the user before a command; they can add names that settings accept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sheepop.core.errors import SheepOpError, UsageError
 
 @dataclass(frozen=True)
 class Plugin:
-    """A file that was run: where it lay, and the SHA-256 of its bytes."""
+    """A plugin file that was run: its path, and the SHA-256 of its bytes."""
 
     path: str
     sha256: str
@@ -23,7 +23,7 @@ _loaded: list[Plugin] = []
 
 
 def load_plugins(paths: Sequence[str | Path]) -> None:
-    """Runs each file once; raises `UsageError` with its place for one that is missing or fails."""
+    """Runs each file once; raises `UsageError` with its path if one is missing or fails."""
     for path in map(Path, paths):
         try:
             plugin = Plugin(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
@@ -49,15 +49,15 @@ def load_plugins(paths: Sequence[str | Path]) -> None:
 
 
 def loaded_plugins() -> list[Plugin]:
-    """The files that were run in this process, in their order."""
+    """Returns the plugins that were run in this process, in order."""
     return list(_loaded)
 
 
 def require_plugins(wanted: Sequence[Plugin]) -> None:
-    """Raises `UsageError` unless every one of these was run, with the same bytes."""
+    """Raises `UsageError` unless all of these plugins were run, with the same bytes."""
     for plugin in wanted:
         if plugin.sha256 not in (other.sha256 for other in _loaded):
             raise UsageError(
                 f"This run was started with the plugin {plugin.path} (SHA-256 {plugin.sha256[:12]}), which was not "
-                f"loaded or has changed since. Give that very file with --plugin {plugin.path}."
+                f"loaded or has changed since. Give the same file with --plugin {plugin.path}."
             )

@@ -20,7 +20,7 @@ _LARGEST_TABLE = 4096
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose, for example ``derive_seed(seed, "dropout", step, micro_batch)``.
+    """Returns a 63-bit seed for one purpose, for example ``derive_seed(seed, "dropout", step, micro_batch)``.
 
     Different purposes give independent seeds (BLAKE2b of an unambiguous encoding).
     """
@@ -30,22 +30,22 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 
 
 def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:
-    """A NumPy generator (Philox, counter-based) for one purpose."""
+    """Returns a NumPy generator (Philox, counter-based) for one purpose."""
     return np.random.Generator(np.random.Philox(key=derive_seed(seed, *purpose)))
 
 
 def torch_generator(seed: int, *purpose: str | int, device: str = "cpu") -> torch.Generator:
-    """A torch generator for one purpose on `device`."""
+    """Returns a torch generator for one purpose on `device`."""
     import torch
 
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *purpose))
 
 
 def seed_torch(seed: int, *purpose: str | int) -> None:
-    """Seeds torch's global generators, which dropout draws from, for one purpose.
+    """Seeds torch's global generators, which dropout uses, for one purpose.
 
-    As ``torch.manual_seed`` does, which also writes down the stack of calls for each kind of accelerator that is not
-    there: milliseconds in every step.
+    It replaces ``torch.manual_seed``, which takes milliseconds in every step because it records a stack trace for each
+    kind of accelerator that is absent.
     """
     import torch
 
@@ -60,9 +60,9 @@ def seed_torch(seed: int, *purpose: str | int) -> None:
 class Permutation:
     """A keyed bijection of ``range(size)`` computed index by index, in constant memory.
 
-    A balanced Feistel network over the next even number of bits, with cycle walking back into the range (Black
-    and Rogaway 2002, "Ciphers with arbitrary finite domains"), so the order of a billion samples is one integer
-    key. Such a network is biased on a handful of values; a small range is sorted by random keys instead.
+    It is a balanced Feistel network over the next even number of bits, with cycle walking back into the range (Black
+    and Rogaway 2002, "Ciphers with arbitrary finite domains"), so the order of a billion samples is one integer key.
+    Such a network is biased on a handful of values; a small range is sorted by random keys instead.
     """
 
     def __init__(self, size: int, key: int) -> None:
@@ -77,7 +77,7 @@ class Permutation:
         self._round_keys = [np.uint64(derive_seed(key, "permutation round", number)) for number in range(_ROUNDS)]
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Maps an array of indices, each in ``[0, size)``, to their places in the permuted order."""
+        """Maps an array of indices, each in ``[0, size)``, to their positions in the permuted order."""
         values = np.asarray(indices, dtype=np.int64)
         if values.size and (values.min() < 0 or values.max() >= self.size):
             raise IndexError(f"index out of range for a permutation of {self.size}")
@@ -103,7 +103,7 @@ class Permutation:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    """Applies the finaliser of SplitMix64 (Steele, Lea and Flood 2014): each input bit affects each output bit."""
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices, and how fast its maker says: the denominators of efficiency."""
+"""The measured and the nominal speed of matrix products on this machine: the denominators of efficiency."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 
 @cache
 def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
-    """The best rate of a square matrix product seen in about half a second, in FLOP/s.
+    """Returns the best rate of a square matrix product measured in about half a second, in FLOP/s.
 
-    Sizes grow from 256, each tried only when it is expected to fit the time left: where a data type has no
-    hardware support it can be hundreds of times slower than float32. The best of many products counts, since
-    another program may hold up any single one. It is measured once in a process.
+    Sizes grow from 256, and each is tried only if it is expected to fit the time left: a data type without hardware
+    support can be hundreds of times slower than float32. The best of many products counts, since another program may
+    delay any single one. It is measured once in a process.
     """
     deadline = time.perf_counter() + _SECONDS
     size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, _SECONDS / 10)
     while size < _LARGEST.get(device, _LARGEST["cpu"]):
-        if 2 * _operations(2 * size) / best > deadline - time.perf_counter():  # two of them at least
+        if 2 * _operations(2 * size) / best > deadline - time.perf_counter():  # at least two products
             break
         size *= 2
         best = max(best, _best_rate(size, dtype, device, _SECONDS / 10))
     return max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
 
 
-# TFLOP/s of dense products, summed in float32, as data sheets give them: by a part of the device's name, the first that
-# fits, in bfloat16 and float16, in float8, and of float32 factors by TensorFloat-32 (on AMD's in float32 itself).
+# TFLOP/s of dense products with float32 accumulation, from data sheets. The first row whose name is in the device's
+# name counts. Columns: bfloat16 and float16, float8, and float32 factors as TensorFloat-32 (on AMD in float32 itself).
 _NOMINAL_TERAFLOPS: tuple[tuple[str, float, float | None, float], ...] = (
     ("GB200", 2500, 5000, 1250),
     ("B200", 2250, 4500, 1125),
@@ -60,10 +60,10 @@ _NOMINAL_TERAFLOPS: tuple[tuple[str, float, float | None, float], ...] = (
 
 
 def nominal_peak(dtype: torch.dtype, device: str = "cuda") -> float | None:
-    """The rate of dense matrix products in `dtype` that the maker of this GPU names, in FLOP/s; None where unknown.
+    """Returns the manufacturer's rate of dense matrix products in `dtype` on this GPU, in FLOP/s, or None if unknown.
 
-    It is the peak that published shares refer to, and no product reaches it: power and clocks are not in it. Float32 is
-    TensorFloat-32 where training uses that. Sources: the data sheets of NVIDIA (without sparsity) and AMD.
+    Published utilisations refer to this peak; no product reaches it, because it ignores limits on power and clocks.
+    Float32 is TensorFloat-32 where training uses that. Sources: the data sheets of NVIDIA (without sparsity) and AMD.
     """
     import torch
 
@@ -79,7 +79,7 @@ def nominal_peak(dtype: torch.dtype, device: str = "cuda") -> float | None:
 
 
 def _best_rate(size: int, dtype: torch.dtype, device: str, seconds: float) -> float:
-    """FLOP/s of the fastest product, of as many as begin within `seconds`, at least two."""
+    """Returns the FLOP/s of the fastest of the products that begin within `seconds`, at least two."""
     import torch
 
     until = time.perf_counter() + seconds
@@ -101,7 +101,7 @@ def _operations(size: int) -> int:
 
 
 def synchronize(device: str) -> None:
-    """Waits until `device` has done what it was given, so that a clock reads true."""
+    """Waits until `device` has finished its queued work, so that times are correct."""
     import torch
 
     if device == "cuda":

@@ -1,4 +1,4 @@
-"""Standard output and standard error where nobody listens any more: a closed pipe, or a file on a full disk."""
+"""Handles failed writes to standard output and standard error: a closed pipe, or a file on a full disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sheepop.core.errors import StorageError
 
 
 class _Stream:
-    """A text stream that says what becomes of a failed write."""
+    """A text stream that redirects itself to the null device after a failed write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -32,14 +32,14 @@ class _Stream:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        # What is left in the buffer would fail again when the process ends.
+        # The text left in the buffer would fail again when the process ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
 
 
 class ResultStream(_Stream):
-    """Where results go: without a reader the process ends quietly, as after SIGPIPE; a full disk is an error."""
+    """The stream for results: without a reader the process ends quietly, as after SIGPIPE; a full disk is an error."""
 
     def _give_up(self, error: OSError) -> None:
         super()._give_up(error)
@@ -51,4 +51,4 @@ class ResultStream(_Stream):
 
 
 class MessageStream(_Stream):
-    """Where messages and progress go: work continues when nobody is listening any more."""
+    """The stream for messages and progress: work continues if its reader is gone."""

@@ -1,4 +1,4 @@
-"""Which revision of their own files somebody works with."""
+"""Finds the git revision of the user's own files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SECONDS = 20.0
 
 
 def git_state(place: str | Path = ".") -> dict[str, Any] | None:
-    """The commit that is checked out at `place`, and whether a tracked file differs from it.
+    """Returns the commit checked out at `place`, and whether a tracked file differs from it.
 
-    None outside a repository, before its first commit, and where git is missing or does not answer.
+    Returns None outside a repository, before its first commit, and if git is missing or does not answer.
     """
     commit = _git(place, "rev-parse", "--verify", "HEAD")
     if not commit:
@@ -23,8 +23,8 @@ def git_state(place: str | Path = ".") -> dict[str, Any] | None:
 
 
 def _git(place: str | Path, *arguments: str) -> str | None:
-    """What git prints, or None when it is missing, fails or takes too long."""
-    # Looking must neither start a file-system monitor nor take the repository's lock.
+    """Returns the output of git, or None if git is missing, fails or takes too long."""
+    # Reading the state must neither start a file-system monitor nor take the repository's lock.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(place), *arguments]
     environment = {**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:

@@ -246,9 +246,9 @@ def test_large_and_binary_blobs_are_read_by_their_type(repository: Path, read):
         ("git+{0}@--upload-pack=touch /tmp/x", "has no revision --upload-pack"),
         ("git+{0}@HEAD:a.txt", "has no revision HEAD:a.txt"),
         ("git+{0}/sub", "not a git repository"),
-        ("git+{0}/none", "names no folder"),
-        ("git+", "names no folder"),
-        ("git+@HEAD", "names no folder"),
+        ("git+{0}/none", "is not a folder"),
+        ("git+", "is not a folder"),
+        ("git+@HEAD", "is not a folder"),
     ],
 )
 def test_what_is_no_repository_or_revision_is_one_clear_error(repository: Path, spec: str, message: str):

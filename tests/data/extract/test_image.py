@@ -129,7 +129,7 @@ def test_a_scan_that_is_turned_is_read_as_the_upright_one(extract: Extract, degr
         (
             "Все люди рождаются\nсвободными и равными\nв своем достоинстве\nи правах.",
             "illegible",
-            "a script that is not",
+            "in an unknown script",
         ),
         ("Όλοι οι άνθρωποι γεννιούνται\nελεύθεροι και ίσοι\nστην αξιοπρέπεια", "unsupported", "in Greek"),
         ("Tất cả mọi người sinh ra\nđều được tự do và bình đẳng\nvề nhân phẩm.", "unsupported", "in Vietnamese"),

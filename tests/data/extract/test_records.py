@@ -190,7 +190,7 @@ def test_an_item_over_the_limit_is_passed_over() -> None:
     [
         ('[{"a": 1}, {"a": ', "item 2: Expecting value", 1),
         ('[{"a": 1}', "after item 1, the file ends", 1),
-        ('[{"a": 1},', "the list breaks off before item 2", 1),
+        ('[{"a": 1},', "the list ends before item 2", 1),
         ('[{"a": 1} {"a": 2}]', "after item 1, there is '{'", 1),
         ('[{"a": 1}] {"a": 2}', "after the list, there is '{'", 1),
         ('[{"a": 1}, {"a": "x', "a string is not closed", 1),

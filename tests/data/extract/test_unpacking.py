@@ -85,7 +85,7 @@ def test_changed_bytes_are_damaged_or_change_nothing(compress: Callable[[bytes],
 
 @every_format
 def test_what_follows_the_data_must_be_data(compress: Callable[[bytes], bytes]):
-    with pytest.raises(ExtractionError, match="what follows its compressed data"):
+    with pytest.raises(ExtractionError, match="the data after its compressed data"):
         unpacked(compress(TEXT) + b"something else")
 
 

@@ -1,1 +1,1 @@
-"""Files of every kind to documents: found out by content, read within limits, one file of code for each format."""
+"""Turns files of every kind into documents: detects the type by content and reads within limits; a module a format."""

@@ -1,8 +1,8 @@
-"""Archives and compressed files: their members, one at a time, never written to disk under the names they give.
+"""Reads archives and compressed files one member at a time, and never writes a member to disk under its own name.
 
-How much comes out is bounded by the size of the archive. What is encrypted, damaged, a link or named as if to leave
-the archive is refused by itself, and the other members are read. Packages of documents (Office Open XML, EPUB) are
-examined before a library unpacks them as a whole, because the libraries believe what a package declares.
+The unpacked size is bounded relative to the size of the archive. A member that is encrypted, damaged, a link, or
+whose name points outside the archive is refused alone; the other members are read. Document packages (Office Open
+XML, EPUB) are checked before a library unpacks them, because the libraries trust the sizes that a package declares.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 _NO_FILE = ("unsafe", "it is a link or device, not a file")
 _LOCAL_HEADER_BYTES = 30
 _ENCRYPTED_FLAG = 0x1
-# These two are bounded by zipfile while it unpacks; bzip2 and LZMA would come whole.
+# zipfile bounds its output for these two; it would unpack bzip2 and LZMA all at once.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# What may stand in a part before its first element, and where the markup must have begun.
+# How many bytes of an XML part to check for a document type, and what may precede the first element.
 _PROLOG_BYTES = 2**16
 _SPACE = b" \t\r\n\xef\xbb\xbf\xff\xfe"
 _NO_ELEMENT_YET = re.compile(rb"<\?.*?\?>|<!--.*?-->", re.DOTALL)
@@ -47,7 +47,7 @@ _ENCODINGS = frozenset({b"utf-8", b"utf8", b"utf-16", b"us-ascii", b"ascii", b"i
 
 
 class _Member(NamedTuple):
-    """A member by its printable name; `refusal` is the reason and detail why its content is not to be had."""
+    """A member with its printable name; `refusal` is (reason, detail) if its content cannot be read."""
 
     name: str
     is_folder: bool
@@ -56,24 +56,25 @@ class _Member(NamedTuple):
 
 
 def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The members of a zip file in the order of its directory.
+    """Yields the documents in the members of a zip file, in the order of its directory.
 
-    Raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` for members that overlap or come to too much.
+    Raises `ExtractionError`: ``damaged`` if the directory cannot be read, ``bomb`` if members overlap or unpack to too
+    many bytes.
     """
     with _opened_zip(content) as archive:
         yield from _documents(_zip_members(archive), content.size, context)
 
 
 def extract_tar(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The members of a tar archive, in order; raises `ExtractionError` where it is damaged."""
+    """Yields the documents in the members of a tar archive, in order; raises `ExtractionError` if it is damaged."""
     with content.open() as file:
         yield from _tar_documents(file, content.size, context)
 
 
 def extract_compressed(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """What a gzip, bzip2, xz or zstd file holds: one file, or the members of the tar archive in it."""
+    """Yields the documents of a gzip, bzip2, xz or zstd file, which contains one file or a tar archive."""
     with content.open() as file, decompressed(file) as plain:
-        # What stands between the members of a tar archive counts too.
+        # The bytes between the members of a tar archive count too.
         counted = Counted(plain.read, Allowance(content.size, context.config))
         if is_tar_header(plain.peek(_TAR_BLOCK)[:_TAR_BLOCK]):
             yield from _tar_documents(counted, content.size, context)
@@ -85,7 +86,7 @@ def extract_compressed(content: Content, context: Context) -> Iterator[Extracted
 
 
 def _documents(members: Iterator[_Member], size: int, context: Context) -> Iterator[Extracted | Refused]:
-    """What is in the members of an archive of `size` bytes that are read."""
+    """Yields the documents and refusals of the members of an archive of `size` bytes."""
     allowance, folders = Allowance(size, context.config), set[str]()
     for member in members:
         allowance.spend(members=1)
@@ -93,7 +94,7 @@ def _documents(members: Iterator[_Member], size: int, context: Context) -> Itera
             continue
         place, refusal = _left_out(member.name) or (member.name, member.refusal)
         if place != member.name:
-            # A folder that is not read is named once.
+            # Each skipped folder is reported once.
             refusal = None if place in folders else refusal
             folders.add(place)
         elif refusal is None:
@@ -109,7 +110,10 @@ def _documents(members: Iterator[_Member], size: int, context: Context) -> Itera
 
 
 def _left_out(name: str) -> tuple[str, tuple[str, str]] | None:
-    """A member, or the folder with a slash in which it lies, that is not read, as in discovery, and why."""
+    """Returns the path to skip and why, or None to read the member; the rules are those of `sheepop.data.discovery`.
+
+    The path is the member, or the folder that contains it, with a slash at the end.
+    """
     parts = _SEPARATOR.split(name)
     if not parts[0] or ".." in parts or _DRIVE.match(name):
         return name, ("unsafe", "its name leads out of the archive")
@@ -148,10 +152,10 @@ def _tar_documents(file: Any, size: int, context: Context) -> Iterator[Extracted
 
 
 def _tar_members(file: Any) -> Iterator[_Member]:
-    # Zeros in between are skipped: archives that were put behind each other are read to the last.
+    # Zero blocks between archives are skipped, so that all of several concatenated archives are read.
     with tarfile.open(fileobj=file, mode="r|", tarinfo=_Header, ignore_zeros=True, encoding="utf-8") as archive:
         for member in archive:
-            cast("Any", archive).members = []  # it would keep them all
+            cast("Any", archive).members = []  # tarfile would keep them all in memory
             refusal = None if member.isreg() else _NO_FILE
             refusal = ("unsupported", "it is a sparse file") if member.issparse() else refusal
             open_member = cast("Any", partial(archive.extractfile, member))
@@ -159,12 +163,12 @@ def _tar_members(file: Any) -> Iterator[_Member]:
 
 
 class _Header(tarfile.TarInfo):
-    """Says where an archive is damaged; tarfile itself takes a damaged header for the end."""
+    """Raises an error for a damaged header, which tarfile itself takes for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
         if not bytes(buf).strip(b"\0") and buf:
-            raise tarfile.EOFHeaderError("zeros, which may fill up part of a block")  # type: ignore[attr-defined]
+            raise tarfile.EOFHeaderError("a block of zeros, perhaps a short one")  # type: ignore[attr-defined]
         header = super().frombuf(buf, encoding, errors)
         describes = header.type in _DESCRIBING
         if header.size < 0 or (describes and header.size > _LONGEST_TAR_HEADER):
@@ -190,9 +194,9 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
-    """The zip in `content`.
+    """Opens the zip file in `content`.
 
-    Raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` for members that share bytes to unpack to more.
+    Raises `ExtractionError`: ``damaged`` if its directory cannot be read, ``bomb`` if its members overlap.
     """
     with content.open() as file:
         try:
@@ -210,10 +214,11 @@ def _opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
-    """The zip in `content`, of which every member may be unpacked without harm, one at a time.
+    """Opens the zip file in `content` after checking that each member can be unpacked safely, one at a time.
 
-    Raises `ExtractionError`: ``encrypted``; ``damaged`` for its directory or a member in use; ``bomb`` for members that
-    overlap, are too many, or declare too much (no more than that can come out); ``unsupported`` for rare compression.
+    Raises `ExtractionError`: ``encrypted``; ``damaged`` for its directory or a member that is read; ``bomb`` if members
+    overlap, are too many, or declare too many bytes (zipfile unpacks no more than declared); ``unsupported`` for rare
+    compression methods.
     """
     with _opened_zip(content) as archive:
         members = archive.infolist()
@@ -232,7 +237,7 @@ def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def office_package(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
-    """The same for Office Open XML, whose parts must not define entities (ECMA-376, part 2, 7.2.3)."""
+    """Opens an Office Open XML file like `safe_zip`; its parts must not define entities (ECMA-376, part 2, 7.2.3)."""
     with safe_zip(content, context) as archive:
         for member in archive.infolist():
             with archive.open(member) as part:
@@ -241,8 +246,8 @@ def office_package(content: Content, context: Context) -> Iterator[zipfile.ZipFi
 
 
 def _refuse_definitions(name: str, beginning: bytes) -> None:
-    """Raises when a part that is XML has a document type, or hides what stands before its first element."""
-    # Without its NUL bytes, markup in UTF-16 and UTF-32 reads as ASCII.
+    """Raises an error if an XML part has a document type, or if its first element is not within `beginning`."""
+    # Without NUL bytes, markup in UTF-16 and UTF-32 reads as ASCII.
     head = beginning.replace(b"\0", b"").lstrip(_SPACE)
     if head.startswith(_EBCDIC):
         raise ExtractionError("unsupported", f"{name} is in an encoding that Office does not write")

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files to documents, a few hundred rows in memory at a time and only the columns that are needed."""
+"""Turns Parquet and Arrow files into documents, with a few hundred rows of the needed columns in memory at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _BATCH_BYTES = 2**22
 _BUFFER_BYTES = 2**17
 _ARROW_FILE = b"ARROW1"
 
-# Gives the names of the columns, and the batches of the file with only the columns that are named.
+# A function that returns the names of the columns read and the record batches; None reads all columns.
 Opened = Callable[[BinaryIO, Sequence[str] | None], "tuple[list[str], Iterator[pyarrow.RecordBatch]]"]
 
 
 def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The rows of a Parquet file as `row_documents` makes them, in batches of about 4 MB, however large its groups."""
+    """Yields the rows of a Parquet file through `row_documents`, in batches of about 4 MB for any row group size."""
     yield from _documents(content, context, _opened_parquet)
 
 
 def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The rows of an Arrow file, an Arrow stream or a Feather file; a record batch of it must fit in memory."""
+    """Yields the rows of an Arrow file, Arrow stream or Feather file, whose record batches must each fit in memory."""
     yield from _documents(content, context, _opened_arrow)
 
 
@@ -69,7 +69,7 @@ def _batch_rows(batch: pyarrow.RecordBatch, begin: int) -> Iterator[Row | Refuse
     if values:
         yield from enumerate(zip(*values, strict=True), begin + 1)
         return
-    # A value cannot be had, such as text that is not UTF-8: then it is found out in which rows.
+    # Some value cannot be converted, such as text that is not UTF-8: the rows are converted one by one.
     for index in range(batch.num_rows):
         try:
             yield begin + index + 1, [column[index].as_py() for column in columns]
@@ -80,7 +80,7 @@ def _batch_rows(batch: pyarrow.RecordBatch, begin: int) -> Iterator[Row | Refuse
 
 
 def _as_strings(column: pyarrow.Array) -> pyarrow.Array:
-    """The column with its dates and times as text, inside records and lists too: not all fit the types of Python."""
+    """Returns the column with dates and times as text, also inside records and lists: Python's types are too narrow."""
     import pyarrow
 
     wanted = _without_times(column.type)
@@ -113,7 +113,7 @@ def _opened_parquet(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list
     from pyarrow import parquet
 
     reader = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
-    # What single columns take is not asked for: pyarrow ends the process where their metadata is damaged.
+    # The sizes of single columns are not read: pyarrow ends the process if their metadata is damaged.
     groups = map(reader.metadata.row_group, range(reader.metadata.num_row_groups))
     row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
     size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // (row_bytes or 1)))
@@ -137,7 +137,7 @@ def _opened_arrow(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[s
 
 
 def _validated(column: pyarrow.Array) -> pyarrow.Array:
-    """The column with its offsets checked, which may point anywhere in memory, or its bytes where they are no UTF-8."""
+    """Returns the column after checking its offsets, which could point anywhere; as bytes if it is not UTF-8."""
     import pyarrow
 
     try:

@@ -1,4 +1,4 @@
-"""The settings under ``data.extract``: what is read from a file, and the limits within which."""
+"""The settings under ``data.extract``: which text is read from files, and the limits on reading them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
 
-# A command line and plain YAML hand a backslash and the letter after it on as they are.
+# A command line and plain YAML keep a backslash and the letter after it as two characters.
 _ESCAPE = re.compile(r"\\([nt\\])")
 _ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 @lru_cache
 def parse_template(template: str) -> tuple[tuple[str, str | None], ...]:
-    """The pieces of a template such as ``{title}\\n{body}``: words, and the field behind them, None behind the last.
+    """Returns the pieces of a template such as ``{title}\\n{body}``: (literal text, the field that follows or None).
 
-    ``{a.b}`` is the field `b` of the record in the field `a`; ``{{`` and ``}}`` stand for the braces themselves, and
-    a backslash before ``n``, ``t`` or another backslash for a line end, a tab and the backslash.
-    Raises ValueError when a brace has no partner, a name is empty or asks for more than a name, or no field is named.
+    ``{a.b}`` is the field `b` of the record in the field `a`; ``{{`` and ``}}`` are the braces themselves. A backslash
+    before ``n``, ``t`` or another backslash makes a line end, a tab or a backslash.
+    Raises ValueError for an unmatched brace, an empty field name, a format or an index, or if no field is named.
     """
     try:
         pieces = list(string.Formatter().parse(template))
@@ -34,58 +34,58 @@ def parse_template(template: str) -> tuple[tuple[str, str | None], ...]:
     for name in names:
         if not all(name.split(".")):
             raise ValueError(f"{{{name}}} does not name a field; write {{name}}, or {{a.b}} for a field inside a field")
-    # In a format string of Python these reach into objects or change how a value is written.
+    # In a Python format string these access objects or change how a value is written.
     if any(form or conversion or re.search(r"[\[\]]", name or "") for _, name, form, conversion in pieces):
-        raise ValueError("it asks for more than fields; write only {name} or {a.b}")
-    return tuple((_ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], words), name) for words, name, _, _ in pieces)
+        raise ValueError("formats and indexes are not allowed; write only {name} or {a.b}")
+    return tuple((_ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], text), name) for text, name, _, _ in pieces)
 
 
 class ExtractConfig(Config):
-    """How files become documents, and the limits of the process that reads one file.
+    """How files become documents, and the limits of the process that reads a file.
 
-    With neither `column` nor `template` the record decides what its text is (see `RecordFormat`).
+    With neither `column` nor `template`, the text of a record is found as `RecordFormat` describes.
     """
 
     max_seconds: float = Field(default=60.0, gt=0)
-    """The most seconds that the process reading a file may take until its next page or document."""
+    """Maximum seconds between two pages or documents of a file."""
     max_memory_bytes: int = Field(default=2**30 + 2**29, ge=2**28)
-    """The memory that this process may use."""
+    """Maximum memory of the process that reads a file."""
     max_document_bytes: int = Field(default=2**24, ge=2**10, le=2**25)
-    """The longest document; longer text is cut, at a line end where possible."""
+    """Maximum size of a document; longer text is cut into pieces, at line ends if possible."""
     max_expansion: float = Field(default=200.0, ge=1)
-    """How many times larger than the file its unpacked content may be; 64 MiB is always allowed."""
+    """Maximum ratio of the unpacked content to the size of the file; 64 MiB are always allowed."""
     max_members: int = Field(default=100_000, ge=1)
-    """The most members of an archive, and the most documents of a web archive."""
+    """Maximum members of an archive, and maximum documents of a web archive."""
     max_member_bytes: int = Field(default=2**30, ge=1)
-    """The largest member of an archive; larger ones are left out."""
+    """Maximum size of an archive member; larger ones are left out."""
     max_depth: int = Field(default=4, ge=0)
-    """How deep archives may be nested."""
+    """Maximum nesting depth of archives."""
     column: str | None = Field(default=None, min_length=1)
-    """The field of a table, database or JSON record that is its text; `null` leaves it to the record."""
+    """The text field of table rows and JSON records; `null` chooses it automatically."""
     template: str | None = Field(default=None, min_length=1)
-    r"""Makes the text from several fields, such as `"{title}\n{body}"`; cannot be used with `column`; `null` is
-    none."""
+    r"""Makes the text from several fields, such as `"{title}\n{body}"`; cannot be used with `column`; `null` uses
+    no template."""
     pair: tuple[str, str] | None = None
-    """The fields of a source and its target, such as `[source, target]`; an encoder-decoder uses these two when it is
-    `null`."""
+    """The source and target fields of each record, such as `[source, target]`; with `null`, an encoder-decoder uses
+    `[source, target]`."""
     ocr: bool = True
-    """Recognise text in pictures, and on PDF pages that have none."""
+    """Recognise text in pictures, and on PDF pages without text."""
     ocr_threads: int = Field(default=1, ge=1)
     """Threads for text recognition, in each process."""
     ocr_min_confidence: float = Field(default=0.5, ge=0, le=1)
-    """Recognised lines with less confidence are left out."""
-    # A page recognised with this confidence has about as large a share of its characters right.
+    """Minimum confidence of a recognised line; other lines are left out."""
+    # The share of characters recognised correctly on a page is about equal to its confidence.
     ocr_min_page_confidence: float = Field(default=0.8, ge=0, le=1)
-    """Pictures and scanned pages recognised with less confidence are refused."""
-    # At most what Pillow itself takes for no attack.
+    """Minimum confidence of a picture or scanned page; others are refused."""
+    # The upper bound is the largest size that Pillow does not treat as an attack.
     max_image_pixels: int = Field(default=80_000_000, ge=1, le=89_000_000)
-    """Pictures with more pixels are refused."""
+    """Maximum pixels of a picture; larger ones are refused."""
     pdf_tables: bool = True
     """Write PDF tables that have ruling lines as Markdown."""
     strip_running_lines: bool = True
-    """Leave out the heads, feet and page numbers that the pages of a PDF repeat."""
+    """Remove repeated headers, footers and page numbers from the pages of a PDF."""
     notebook_outputs: bool = False
-    """Keep the printed output of notebook cells along with the cells; pictures are never kept."""
+    """Keep the printed output of notebook cells; pictures are never kept."""
 
     @field_validator("template", mode="before")
     @classmethod

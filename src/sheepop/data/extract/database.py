@@ -1,4 +1,4 @@
-"""Database files to documents: every table of SQLite and DuckDB, opened so that nothing can be written."""
+"""Turns the tables of SQLite and DuckDB database files into documents; the files are opened read-only."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ _ROW_NAMES = ("rowid", "_rowid_", "oid")
 _FIRST_ROWS, _MOST_ROWS, _BATCH_BYTES = 16, 1000, 2**22
 _READ_ONLY = ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON")
 
-
 Faults = Callable[[int], AbstractContextManager[None]]
 Table = tuple[str, Sequence[str], Iterable[Row | Refused]]
-"""The name of a table as it is shown, its columns, and its rows."""
+"""The displayed name of a table, its columns, and its rows."""
 
 
 def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The rows of every table of a SQLite database, in the order of their names and row numbers.
+    """Yields the rows of every table of a SQLite database, in the order of table names and row numbers.
 
-    A table with a text column gives a document for each row, at ``table T row N``, any other one document in Markdown.
-    Views are left out; virtual tables, and what a log beside the file has not written back, are refused.
+    A table with a text column gives a document for each row, at ``table T row N``; any other gives one Markdown
+    document. Views are left out. Virtual tables are refused, and so are changes still in a log next to the file.
     """
     path = content.path(context.scratch)
-    # Only a program that may write can put what is in a log into its place.
+    # Only a program with write access can apply such a log to the database.
     for suffix in ("-wal", "-journal"):
         log = path.with_name(path.name + suffix)
         if log.is_file() and (size := log.stat().st_size):
@@ -52,14 +51,14 @@ def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | R
 
 
 def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The rows of every table of a DuckDB database, in the order of their names and of insertion.
+    """Yields the rows of every table of a DuckDB database, in the order of table names and insertion.
 
     Documents and places are as in `extract_sqlite`. The database is opened without access to any other file.
     """
     import duckdb
 
     path = content.path(context.scratch)
-    # A name that is no UTF-8 cannot be handed over. The log beside the file is found behind the link, and read.
+    # DuckDB cannot open a name that is not UTF-8, so it gets a link; it finds and reads the log next to the real file.
     link = context.scratch / "database.duckdb"
     link.unlink(missing_ok=True)
     link.symlink_to(path.absolute())
@@ -85,7 +84,10 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
 
 
 def _documents(tables: Iterable[Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
-    """The documents of all tables; one that is damaged, or lacks the column asked for, is refused and the next read."""
+    """Yields the documents of all tables, and a refusal for each table that is damaged or lacks the configured column.
+
+    Raises `ExtractionError` (``missing``) if no table can be read and some lack that column.
+    """
     missing: list[Refused] = []
     has_found = False
     for table in tables:
@@ -109,11 +111,11 @@ def _documents(tables: Iterable[Table | Refused], context: Context) -> Iterator[
 
 
 def open_sqlite(path: Path, max_value_bytes: int, options: str = "") -> sqlite3.Connection:
-    """A connection that only reads, bounds what a value may take, and lets nothing in the schema act."""
+    """Returns a read-only connection with bounded value sizes that trusts nothing in the schema."""
     connection = sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro{options}", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_value_bytes)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-    # Half characters come through and are refused with their row, rather than ending the table.
+    # Bytes that are not UTF-8 become surrogates, so that only their row is refused and not the rest of the table.
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     for pragma in _READ_ONLY:
         connection.execute(f"PRAGMA {pragma}")
@@ -141,7 +143,7 @@ def _sqlite_tables(connection: sqlite3.Connection) -> Iterator[Table | Refused]:
 
 
 def _sqlite_rows(connection: sqlite3.Connection, table: str, columns: Sequence[Any]) -> Iterator[Row | Refused]:
-    """The rows in the order of their numbers, each read by itself; of the primary key in a table without numbers."""
+    """Yields the rows by rowid, each read by itself; a table without rowids is read in primary key order."""
     selected = f"SELECT {', '.join(_quoted(column[1]) for column in columns)} FROM {_quoted(table)}"
     key = _row_name(connection, table, {column[1].lower() for column in columns})
     number, last = 0, None
@@ -152,9 +154,9 @@ def _sqlite_rows(connection: sqlite3.Connection, table: str, columns: Sequence[A
                 yield number, row
             return
         for number, (row_id,) in enumerate(connection.execute(f"SELECT {key} FROM {_quoted(table)} ORDER BY {key}"), 1):
-            # Pages that point back at each other would give the same rows without end.
+            # Damaged pages that point back at each other would repeat rows without end.
             if last is not None and row_id <= last:
-                raise ExtractionError("damaged", f"after row {number - 1}, earlier rows come again")
+                raise ExtractionError("damaged", f"after row {number - 1}, earlier rows are repeated")
             last = row_id
             try:
                 found = connection.execute(f"{selected} WHERE {key} = ?", (row_id,)).fetchone()
@@ -162,7 +164,7 @@ def _sqlite_rows(connection: sqlite3.Connection, table: str, columns: Sequence[A
                 yield Refused(f"row {number}", "oversized", str(error))
                 continue
             if found is None:
-                raise ExtractionError("damaged", f"row {number} is listed and not there")
+                raise ExtractionError("damaged", f"row {number} is listed but missing")
             yield number, found
     except sqlite3.DataError as error:
         raise ExtractionError("oversized", f"after row {number}: {error}") from None
@@ -171,7 +173,7 @@ def _sqlite_rows(connection: sqlite3.Connection, table: str, columns: Sequence[A
 
 
 def _row_name(connection: sqlite3.Connection, table: str, taken: set[str]) -> str | None:
-    """What the numbers of the rows are called, None where a table has none."""
+    """Returns the name of the rowid column, or None if the table has no rowids or its columns hide all names."""
     for name in _ROW_NAMES:
         with suppress(sqlite3.Error):
             if name not in taken:
@@ -185,7 +187,7 @@ def _quoted(name: str) -> str:
 
 
 def open_duckdb(path: Path, config: ExtractConfig) -> duckdb.DuckDBPyConnection:
-    """A connection that can only read this one file, within half of the memory; raises `duckdb.Error`."""
+    """Returns a read-only connection to this one file that uses half of the memory limit; raises `duckdb.Error`."""
     import duckdb
 
     settings: dict[str, Any] = {
@@ -209,7 +211,7 @@ def _duckdb_tables(connection: duckdb.DuckDBPyConnection, faults_named: Faults) 
     for schema, table in listed:
         quoted = f"{_quoted(schema)}.{_quoted(table)}"
         columns = [row[:2] for row in connection.execute(f"DESCRIBE {quoted}").fetchall()]
-        # Not all dates of the database fit those of Python.
+        # Python's date types cannot hold every date of the database.
         shown = [
             f"CAST({_quoted(name)} AS VARCHAR)" if kind.startswith(("DATE", "TIME", "INTERVAL")) else _quoted(name)
             for name, kind in columns
@@ -226,9 +228,9 @@ def _duckdb_rows(connection: duckdb.DuckDBPyConnection, statement: str, faults_n
 
 
 def fetched_rows(fetch: Callable[[int], Sequence[Any]], faults_named: Faults) -> Iterator[Row]:
-    """The rows of a cursor, numbered, fetched in batches that are as large as their length allows.
+    """Yields the numbered rows of a cursor, fetched in batches whose size depends on the length of the rows.
 
-    `faults_named` gets the number of the last row, and turns what fetching raises into `ExtractionError`.
+    `faults_named` gets the number of the last row and turns the errors of fetching into `ExtractionError`.
     """
     number, size = 0, _FIRST_ROWS
     while True:

@@ -1,7 +1,7 @@
-"""What a file is, by its content first: a name settles only which text format it is, and only when the content agrees.
+"""Detects the type of a file, mainly by its content; the name only chooses between text formats.
 
-In this order: the signatures of binary formats; for text the suffix or name of the file, or the line ``#!``; the
-beginning of HTML and XML; last, and only where all these are silent, the magika model, when it is installed.
+The checks are, in this order: signatures of binary formats; for text the suffix or name of the file, or a ``#!`` line;
+the beginning of mail, HTML and XML; and last, if nothing else matched, the magika model, if it is installed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sheepop.data.extract.languages import by_word, text_type
 from sheepop.data.extract.magic import signature
 
 HEAD_BYTES = 2**12
-"""How much of a file `detect` looks at first."""
+"""The number of bytes of a file that `detect` looks at first."""
 
 _MOST_CONTROLS = 0.1
 
-# Text formats, by the suffixes that name them.
+# Text formats and their suffixes.
 _TEXT_FORMATS = by_word(
     {
         "html": "html htm xhtml shtml",
@@ -38,7 +38,7 @@ _TEXT_FORMATS = by_word(
     },
     "csv",
 )
-# Formats that begin with a signature, by suffix: without it the file is damaged or something else.
+# Formats that begin with a signature, and their suffixes: without the signature the file is damaged or something else.
 _SIGNED = by_word(
     {
         "image": "png jpg jpeg tif tiff webp bmp gif heic avif",
@@ -57,10 +57,10 @@ _SIGNED = by_word(
         "WARC": "warc",
     }
 )
-# What a zip is by its first member, which is called mimetype and not compressed (EPUB OCF 3.3, 4.3; ODF 1.3, 2-3.3).
+# The type that a zip states in its first member, called mimetype and stored raw (EPUB OCF 3.3, 4.3; ODF 1.3, 2-3.3).
 _MIMETYPE = re.compile(rb".{30}mimetype.{0,64}?(application/[\w.+-]+)", re.DOTALL)
 _OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
-# What a zip is by the beginning of its mimetype; and by a member or folder of an office package.
+# The format of a zip by the beginning of its mimetype, and by a member or folder of an office package.
 _MIMETYPES = {
     b"application/epub+zip": "epub",
     _OPEN_DOCUMENT + b"text": "odt",
@@ -71,7 +71,7 @@ _MEMBERS = {b"xl/workbook.bin": "xlsb", b"word/": "docx", b"xl/": "xlsx", b"ppt/
 _DIRECTORY_ENTRY = re.compile(rb"PK\x01\x02.{24}(..).{16}", re.DOTALL)
 _LONGEST_END = 2**16 + 22
 _DIRECTORY_BYTES = 2**20
-# The stream at the root of a compound file that makes it one of a format.
+# The stream at the root of a compound file that identifies its format.
 _STREAMS = {
     "WordDocument": "doc",
     "Workbook": "xls",
@@ -81,26 +81,26 @@ _STREAMS = {
 }
 _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
 
-# The lines of a header, each with the lines that continue it, and the names of fields that programs add to a message.
+# The header lines of a message, each with its continuation lines, and names of fields that mail programs add.
 _HEADER = re.compile(r"(?:[!-9;-~]+:[^\n]*+\n(?:[ \t][^\n]*+\n)*+)++")
 _FIELD = re.compile(r"^([!-9;-~]+):", re.MULTILINE)
 _MAIL_FIELDS = frozenset({"date", "message-id", "mime-version", "received", "return-path", "delivered-to"})
-# The line that parts the messages of a mailbox.
+# The line that separates the messages of a mailbox.
 _MAILBOX = re.compile(r"From \S+ +\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d .*\d{4}\s*$")
-# Possessive: comments that could end in several places would be tried in every combination.
+# Possessive: otherwise comments that could end in several places would be tried in every combination.
 _HTML = re.compile(
     r"(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
 )
-# An XML declaration, a document type that names its file as SGML need not, or an element that names its vocabulary.
+# An XML declaration, a document type that names its file (optional in SGML), or an element with a namespace.
 _XML = re.compile(
     r"(?:\s++|(?><!--.*?-->))*+<(?:\?xml\s|!DOCTYPE\s+[\w:.-]+\s*(?:\[|(?:SYSTEM|PUBLIC\s+(?:\"[^\"]*\"|'[^']*'))\s+[\"'])"
     r"|[A-Za-z_][\w:.-]*+\s(?:[^<>]*\s)?xmlns(?::[\w.-]+)?\s*=)",
     re.DOTALL,
 )
 
-# Below this score the model is right about code or prose, but often wrong about the language.
+# Below this score the model still tells code from prose, but is often wrong about the language.
 _SURE = 0.95
-# What the model's labels are called here; those of other languages are their names.
+# Our names for the model's labels; the label of any other language is its name.
 _LABELS = by_word({"notebook": "ipynb"}, "markdown rst latex html xml csv tsv json jsonl")
 _LABEL_LANGUAGES = {
     "cpp": "c++",
@@ -117,17 +117,18 @@ _LABEL_LANGUAGES = {
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """The `name` of a type as in the table of formats, and for code its language."""
+    """The `name` of a type as in the table `FORMATS`, and for code its language."""
 
     name: str
     language: str = ""
 
 
 def detect(content: Content, head: bytes | None = None) -> FileType:
-    """The type of `content`; `head` is its first `HEAD_BYTES` when they are at hand.
+    """Returns the type of `content`; `head` is its first `HEAD_BYTES`, if they have been read already.
 
-    Raises `ExtractionError`: ``empty``; ``unsupported`` for a known format that is not read; ``binary`` without text;
-    ``damaged`` without the signature that the suffix promises; ``missing`` for a pointer of Git LFS.
+    Raises `ExtractionError`: ``empty``; ``encrypted``; ``unsupported`` for a known format that cannot be read;
+    ``binary`` for an unknown format that is not text; ``damaged`` without the signature that the suffix promises;
+    ``not_installed``; ``missing`` for a Git LFS pointer.
     """
     head = content.head(HEAD_BYTES) if head is None else head[:HEAD_BYTES]
     if not head:
@@ -139,7 +140,7 @@ def detect(content: Content, head: bytes | None = None) -> FileType:
 
 
 def is_text(head: bytes) -> bool:
-    """Whether bytes may be text in some encoding: no NUL outside UTF-16 and UTF-32, few control characters."""
+    """Returns whether bytes may be text in some encoding: no NUL outside UTF-16 and UTF-32, few control characters."""
     if wide_encoding(head):
         return True
     controls = len(head) - len(head.translate(None, CONTROLS))
@@ -177,16 +178,16 @@ def _zip_format(content: Content, head: bytes) -> str:
 
 
 def _zip_names(file: BinaryIO) -> set[bytes]:
-    """The first few thousand member names of a zip file, fewer or none when its directory is damaged.
+    """Returns the first few thousand member names of a zip file, fewer or none if its directory is damaged.
 
-    The module zipfile would read a directory of any size, and this is not done within limits of memory.
+    The module zipfile would read a directory of any size, and no memory limit applies here.
     """
     size = file.seek(0, os.SEEK_END)
     begin = file.seek(max(0, size - _LONGEST_END))
     end = file.read()
     position = end.rfind(b"PK\x05\x06")
     length = int.from_bytes(end[position + 12 : position + 16], "little") if position >= 0 else 0
-    # The directory ends where this record begins, also when a program that unpacks stands before the archive.
+    # The directory ends where this record begins, also if a self-extracting program precedes the archive.
     file.seek(max(0, begin + position - length))
     directory = file.read(min(length, _DIRECTORY_BYTES))
     return {
@@ -196,7 +197,7 @@ def _zip_names(file: BinaryIO) -> set[bytes]:
 
 
 def _compound_format(content: Content) -> str:
-    """The format of a file in the container of the old office formats ([MS-CFB]), by the streams at its root."""
+    """Returns the format of a compound file, the container of old office formats ([MS-CFB]), by its root streams."""
     try:
         from olefile import OleFileIO
     except ImportError:
@@ -205,7 +206,7 @@ def _compound_format(content: Content) -> str:
         try:
             names = {entry[0] for entry in OleFileIO(file).listdir(storages=False) if len(entry) == 1}
         except Exception as error:
-            # It raises what Python raises where the container is not as it expects.
+            # olefile raises whatever Python error a malformed container causes.
             detail = f"an old Microsoft Office file that cannot be opened: {error}"
             raise ExtractionError("damaged", detail) from None
     if "EncryptedPackage" in names:
@@ -228,12 +229,11 @@ def _text_format(content: Content, head: bytes) -> FileType:
     for looks_like, name in ((_is_mailbox, "mailbox"), (_is_mail, "mail"), (_HTML.match, "html"), (_XML.match, "xml")):
         if looks_like(beginning):
             return FileType(name)
-    # The model may take a few words for anything; what reads as text is text.
     return _guessed(content)
 
 
 def _is_mail(beginning: str) -> bool:
-    """Whether a text begins with the header of a message that was sent (RFC 5322)."""
+    """Returns whether a text begins with the header of a sent message (RFC 5322)."""
     header = _HEADER.match(beginning)
     names = {name.lower() for name in _FIELD.findall(header[0])} if header else set()
     return len(names & _MAIL_FIELDS) > (1 if "from" in names else 2)
@@ -245,7 +245,10 @@ def _is_mailbox(beginning: str) -> bool:
 
 
 def _unknown(content: Content) -> FileType:
-    """What is not text by its first bytes: a text that its reader will refuse in more words, or a binary file."""
+    """Returns "text" for a file that should be text by its name or the model, although its first bytes are not.
+
+    Its reader then refuses it with more detail. Raises `ExtractionError` for a binary file.
+    """
     suffix = content.suffix[1:]
     if suffix in _TEXT_FORMATS or text_type(content.name, ""):
         return FileType("text")
@@ -260,7 +263,7 @@ def _unknown(content: Content) -> FileType:
 
 
 def _guessed(content: Content) -> FileType:
-    """The type of a text by the model; plain text without the model, and for what it takes to be no text."""
+    """Returns the type of a text by the model; plain text without the model, or if the model takes it for binary."""
     answer = _model_answer(content)
     if answer is None or not answer.output.is_text:
         return FileType("text")
@@ -282,7 +285,7 @@ def _model_answer(content: Content) -> Any:
 
 @lru_cache(maxsize=1)
 def _model() -> Any:
-    """The model, loaded once in a process; None when magika is not installed."""
+    """Returns the model, loaded once in a process, or None if magika is not installed."""
     try:
         from magika import Magika
     except ImportError:

@@ -1,6 +1,7 @@
-"""Content to documents with whatever extractor the table of formats names; what fails becomes a `Refused`.
+"""Turns content into documents with the extractor that the table of formats names; failures become `Refused`.
 
-As a program it is the process that reads files within limits: one request for each file, documents as answers.
+Run as a program, it is the child process that reads files within limits: each request names a file, the answers are
+its documents.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 class Format:
     """How one type is read.
 
-    `reader` is a function of this folder as ``module.function``, imported with the first file of the type. `extra`
-    names what ``pip install sheepop[EXTRA]`` adds for it, empty when nothing is needed. A `bounded` format is read in
-    a process with limits. A `container` holds other files.
+    `reader` is a function of this folder as ``module.function``, imported with the first file of the type. It needs
+    ``pip install sheepop[EXTRA]`` with the name in `extra`, unless that is empty. A `bounded` format is read in a
+    process with limits. A `container` contains other files.
     """
 
     reader: str
@@ -44,7 +45,7 @@ class Format:
     container: bool = False
 
     def load(self) -> Extractor:
-        """The function that reads it; raises ImportError where something must be installed first."""
+        """Returns the reader; raises ImportError if a package is not installed."""
         module, _, function = self.reader.rpartition(".")
         return cast("Extractor", getattr(import_module(f"sheepop.data.extract.{module}"), function))
 
@@ -82,29 +83,29 @@ FORMATS = {
     "tar": Format("archive.extract_tar", container=True),
     **dict.fromkeys(("gzip", "bzip2", "xz", "zstd"), Format("archive.extract_compressed", container=True)),
 }
-"""Every type that `detect` names."""
+"""How to read every type that `detect` returns."""
 
 
 class Dispatcher:
-    """Finds the extractor for each content and keeps to the limits of `config`; `scratch` is for temporary files.
+    """Runs the extractor for each content within the limits of `config`; `scratch` is for temporary files.
 
-    `alive` is handed to the extractors, see `Context`.
+    `alive` is passed to the extractors, see `Context`.
     """
 
     def __init__(self, config: ExtractConfig, scratch: Path, alive: Callable[[], None] = lambda: None) -> None:
         self.config, self.scratch, self.alive = config, scratch, alive
 
     def documents(self, content: Content, file_type: FileType | None = None) -> Iterator[Extracted | Refused]:
-        """The documents in `content`, whose type may be known already, and what in it was refused, with places.
+        """Yields the documents and refusals in `content`, with their places; detects the type if none is given.
 
-        What concerns all of it has an empty place. Raises MemoryError, and `StorageError` when there is no room for
-        temporary files; nothing else.
+        A refusal of the whole content has an empty place. Raises only MemoryError, and `StorageError` if the disk for
+        temporary files is full.
         """
         try:
             unpacked, texts = (Allowance(content.size, self.config) for _ in range(2))
             for item in self._documents(content, file_type, "", 0, unpacked):
                 yield from self._checked(item, texts)
-            # An extractor may have taken the end of the allowance for one of its own errors.
+            # An extractor may have caught the error of the exceeded allowance; this raises it again.
             unpacked.spend()
         except ExtractionError as error:
             yield Refused("", error.reason, error.detail)
@@ -136,7 +137,7 @@ class Dispatcher:
         except (MemoryError, StorageError):
             raise
         except ExtractionError as error:
-            # What is wrong may be that the whole file comes to too much.
+            # If the whole file exceeded its allowance, this raises, so that all of it is refused.
             unpacked.spend()
             yield Refused(place, error.reason, self._clean(error.detail))
         except ImportError as error:
@@ -149,14 +150,14 @@ class Dispatcher:
             yield Refused(place, "damaged", self._clean(f"{type(error).__name__}: {error}"))
 
     def _checked(self, item: Extracted | Refused, texts: Allowance) -> Iterator[Extracted | Refused]:
-        """The item, cut when it is too long, refused when it is no valid text."""
+        """Yields the item, cut into pieces if it is too long; refuses it if it has no pair or cannot be encoded."""
         if isinstance(item, Refused):
             yield item
             return
         texts.spend(len(item.text))
         if self.config.pair is not None and item.kind != PAIR:
             names = " and ".join(map(repr, self.config.pair))
-            detail = f"it has no records with the fields {names}, which data.extract.pair asks for"
+            detail = f"it has no records with the fields {names} of data.extract.pair"
             yield Refused(item.place, "unsupported", detail)
             return
         try:
@@ -169,7 +170,7 @@ class Dispatcher:
         return Refused(place, "unreadable", self._clean(error.strerror or str(error)).lower())
 
     def _clean(self, detail: str) -> str:
-        """The first line, or the last of a traceback, without names and addresses that differ from run to run."""
+        """Returns the first line, or the last of a traceback, without paths and addresses that differ between runs."""
         lines = [line for line in detail.splitlines() if line.strip()] or [detail]
         line = lines[-1 if "Traceback (most recent call last)" in detail else 0].strip()
         line = re.sub(re.escape(str(self.scratch)) + r"[^\s'\"]*", "a temporary file", line)
@@ -178,7 +179,7 @@ class Dispatcher:
 
 
 def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
-    """The documents of the file that the request names, as `to_message` encodes them."""
+    """Yields the documents of the requested file, encoded by `to_message`."""
     scratch = Path(request["scratch"])
     dispatcher = Dispatcher(_config_of(request["config"]), scratch, alive)
     content = Content(request["name"], path=Path(request["path"]))
@@ -192,14 +193,14 @@ def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
 
 
 def to_message(item: Extracted | Refused) -> list[Any]:
-    """An item as JSON."""
+    """Encodes an item as a JSON list; `from_message` decodes it."""
     if isinstance(item, Refused):
         return [item.place, item.reason, item.detail]
     return [item.text, item.kind, item.language, item.place, item.marks, dict(item.metadata)]
 
 
 def from_message(message: list[Any]) -> Extracted | Refused:
-    """What `to_message` encoded; raises `StorageError` when the process found no room for temporary files."""
+    """Decodes the output of `to_message`; raises `StorageError` if the child had no space for temporary files."""
     if len(message) == 2:
         raise StorageError(message[1])
     if len(message) == 3:
@@ -209,7 +210,7 @@ def from_message(message: list[Any]) -> Extracted | Refused:
 
 
 def clear(directory: Path) -> None:
-    """Removes what lies in a directory for temporary files."""
+    """Removes everything in a directory for temporary files."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Electronic books (EPUB 2 and 3): the chapters in reading order as one Markdown document."""
+"""Turns electronic books (EPUB 2 and 3) into one Markdown document of the chapters in reading order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sheepop.data.extract.page_blocks import Block, blocks_of, page_text
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
-# Fonts may be made unreadable to other programs, which does not concern the text.
+# Encryption of fonts only, which does not concern the text.
 _FONTS_ONLY = frozenset({"http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"})
 _PAGES = frozenset({"application/xhtml+xml", "text/html", "text/x-oeb1-document", "application/x-dtbook+xml"})
 _NCX = "application/x-dtbncx+xml"
@@ -25,21 +25,21 @@ _LONGEST_TITLE = 200
 
 
 def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose with a mark ``chapter N: title`` for each chapter; a chapter that cannot be read by itself.
+    """Yields one document of prose with a mark ``chapter N: title`` for each chapter, and refuses unreadable chapters.
 
-    Metadata: ``title``, ``author``, ``language``, ``rights`` and ``date`` where the book states them. Raises
-    `ExtractionError`: ``encrypted`` for a protected book, ``damaged`` where the order of the chapters cannot be read.
+    Metadata: ``title``, ``author``, ``language``, ``rights`` and ``date`` if the book states them. Raises
+    `ExtractionError`: ``encrypted`` for a protected book, ``damaged`` if the list of chapters cannot be read.
     """
     with safe_zip(content, context) as archive:
         methods = _xml(archive, _ENCRYPTION).iter("{*}EncryptionMethod") if _ENCRYPTION in archive.namelist() else ()
-        # Below the key of a protected book stands a method as well; any that is not for fonts tells of protection.
+        # The key of a protected book also has a method element; any method that is not for fonts means protection.
         if any(method.get("Algorithm") not in _FONTS_ONLY for method in methods):
             raise ExtractionError("encrypted", "the book is copy-protected")
         folder, package = _package(archive)
         items = {item.get("id"): item for item in package.iter("{*}item")}
         tables = [item for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX]
         titles = _titles(archive, {_path(folder, item) for item in tables})
-        # A file may stand in the order only once.
+        # Each file appears in the reading order only once.
         files: dict[str, str] = {}
         for reference in package.iter("{*}itemref"):
             item = items.get(reference.get("idref") or "")
@@ -65,7 +65,7 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 
 def _package(archive: zipfile.ZipFile) -> tuple[str, Element]:
-    """What the book says of its files and of itself, and the folder that it stands in."""
+    """Returns the folder of the package document and the document itself, which lists the files and the metadata."""
     if _CONTAINER not in archive.namelist():
         raise ExtractionError("damaged", f"it has no {_CONTAINER}")
     root = next(_xml(archive, _CONTAINER).iter("{*}rootfile"), None)
@@ -106,13 +106,13 @@ def _chapter(archive: zipfile.ZipFile, name: str, media_type: str) -> list[Block
 
 
 def _titles(archive: zipfile.ZipFile, tables: set[str]) -> dict[str, str]:
-    """The titles of the chapters by file, from the tables of contents of EPUB 3 (links) and EPUB 2 (points)."""
+    """Returns the chapter titles by file, from the tables of contents of EPUB 3 (links) and EPUB 2 (navPoints)."""
     titles: dict[str, str] = {}
     for name in sorted(tables & set(archive.namelist())):
         try:
             root = _xml(archive, name)
         except ExtractionError:
-            # Without its table of contents a book is still complete.
+            # A book without a table of contents is still complete.
             continue
         entries = [(link.get("href"), link) for link in root.iter("{http://www.w3.org/1999/xhtml}a")]
         for point in root.iter("{*}navPoint"):

@@ -1,4 +1,4 @@
-"""Files to documents: text is read here, everything that needs a parser in a child process with limits."""
+"""Turns files into documents: reads text in this process, and formats that need a parser in a bounded child process."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from sheepop.data.extract.languages import is_generated_text
 from sheepop.data.extract.unpacking import raise_if_full
 
 LIMITS = frozenset({"timeout", "memory"})
-"""Reasons of a `Refused` that depend on the machine: with one of them a build cannot be repeated."""
+"""Reasons of a `Refused` that depend on the machine, so that a build with one of them cannot be repeated exactly."""
 
 _CHILD = "sheepop.data.extract.dispatch"
 _CHANGED = ("changed", "it changed while it was being read")
-# What changes when a file is written to or replaced.
+# The fields that change when a file is written or replaced.
 _state = attrgetter("st_size", "st_mtime_ns", "st_ino")
 
 
 class Extraction:
-    """Extracts one file after another; make one for each process and close it at the end.
+    """Extracts one file after another; create one for each process and close it at the end.
 
-    `scratch` is where a directory for temporary files is made, by default the system's place for them. The child starts
-    with the first file that needs a parser, bounded by `config.max_seconds` and `config.max_memory_bytes`.
+    A directory for temporary files is made in `scratch`, by default in the system's temporary directory. The child
+    starts with the first file that needs a parser, bounded by `config.max_seconds` and `config.max_memory_bytes`.
     """
 
     def __init__(self, config: ExtractConfig, scratch: Path | None = None) -> None:
@@ -51,10 +51,10 @@ class Extraction:
         weakref.finalize(self, self._owned.close)
 
     def documents(self, path: Path, name: str) -> Iterator[Extracted | Refused]:
-        """The documents of the file at `path`, whose printable name is `name`, and what in it was refused.
+        """Yields the documents and refusals of the file at `path`, whose printable name is `name`.
 
-        A `Refused` with an empty place concerns the file; documents that came before it count. A file that changed
-        meanwhile is refused as ``changed``. Raises only `StorageError`, when there is no room for temporary files.
+        A `Refused` with an empty place concerns the file; the documents before it remain valid. A file that changed
+        meanwhile is refused as ``changed``. Raises only `StorageError`, if the disk for temporary files is full.
         """
         content = Content(name, path=path)
         try:
@@ -75,7 +75,7 @@ class Extraction:
         yield Refused("", *_CHANGED)
 
     def blob(self, repository: Path, blob: str, name: str) -> Iterator[Extracted | Refused]:
-        """The documents of a file in a git repository, given the full hash of its content.
+        """Yields the documents of a file in a git repository; `blob` is the full hash of its content.
 
         Code whose first lines say that a program wrote it is refused as ``generated``.
         """
@@ -109,7 +109,7 @@ class Extraction:
         self._scratch = self._blobs = None
 
     def _whole(self, file: BinaryIO, before: tuple[int, int, int]) -> bytes | None:
-        """All bytes of an open file, None when there are too many to hold."""
+        """Returns all bytes of an open file, or None if it is longer than the longest document."""
         size, *_ = before
         if size > self._config.max_document_bytes:
             return None
@@ -123,7 +123,7 @@ class Extraction:
         place = {"path": str(path), "name": name, "scratch": str(self._directory("work"))}
         request = {**place, "type": astuple(file_type), "config": self._config_text}
         delivered = 0
-        # What ends a process that has read other files before may be their doing: the file is tried in a new one.
+        # Files read earlier may have caused the death of the process, so this file is tried again in a new one.
         for is_last in (self._child.requests == 0, True):
             try:
                 with closing(self._child.request(request)) as answers:
@@ -148,7 +148,7 @@ class Extraction:
         return self._blobs
 
     def _directory(self, name: str) -> Path:
-        """A directory for temporary files, made with the first that is asked for."""
+        """Returns the directory `name` for temporary files; creates it on first use."""
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="sheepop-extract-", dir=self._below))
             self._owned.callback(shutil.rmtree, self._scratch, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""The files that a local git repository tracks at a revision, without what was generated or copied into it.
+"""Lists and reads the files of a local git repository at a revision, without generated and vendored files.
 
-The git program is run so that nothing a repository says is executed, written to, or fetched.
+The git program runs with settings under which nothing in a repository is executed, written or fetched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sheepop.data.extract.languages import is_generated_name
 from sheepop.data.extract.unpacking import spooled
 
 GIT_PREFIX = "git+"
-"""What a path begins with that means a repository: ``git+PATH`` or ``git+PATH@REVISION``."""
+"""The prefix of a path that names a repository: ``git+PATH`` or ``git+PATH@REVISION``."""
 
 _SUBMODULE = 0o160000
 _VENDORED_FOLDERS = frozenset(
@@ -39,8 +39,8 @@ _VENDORED_FOLDERS = frozenset(
 )
 _LICENSE_NAMES = ("license", "licence", "copying", "unlicense")
 _LICENSE_BYTES = 2**20
-# SPDX identifier, a pattern, and phrases that must be there too, all in lower case. The pattern that is found first
-# decides, since a licence often mentions another further down; among equals the first in the table.
+# SPDX identifier, a pattern, and phrases that must occur as well, all in lower case. The earliest match in the text
+# decides, since a licence often mentions another further down; for equal positions the first row decides.
 _BSD = "redistribution and use in source and binary forms"
 _MIT = "permission is hereby granted, free of charge, to any person obtaining a copy"
 _LICENSES = (
@@ -76,7 +76,7 @@ _SECONDS = 120.0
 _LONGEST_HEADER = 200
 
 _SETTINGS = {
-    # Named by the user, so it may belong to somebody else; nothing of it is executed.
+    # The user named the repository, so another owner is fine: nothing in it is executed.
     "safe.directory": "*",
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
@@ -102,7 +102,7 @@ _Refusal = tuple[str, str]
 
 
 class _Tracked(NamedTuple):
-    """A file of the tree: its mode, the full hash of its blob, its size in bytes, and its path, also printable."""
+    """A file of the tree: its mode, the full hash of its blob, its size in bytes, its path and its printable path."""
 
     mode: int
     blob: str
@@ -112,11 +112,12 @@ class _Tracked(NamedTuple):
 
 
 def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] = ()) -> Iterator[Entry | Skipped]:
-    """The inputs of a build that ``git+PATH@REVISION`` stands for, HEAD when no revision is given.
+    """Yields the files that ``git+PATH@REVISION`` names, at HEAD if no revision is given.
 
-    They are named ``FOLDER@COMMIT/PATH``, in the order of their paths, and carry the revision and the licence: SPDX
-    identifiers and names of files, with commas. What is hidden, foreign (each folder named once), generated, ignored,
-    no file, empty or oversized is skipped. Raises `DataError` when path, repository or revision does not exist.
+    They are named ``FOLDER@COMMIT/PATH``, in the order of their paths, with the revision and the licence as facts: SPDX
+    identifiers and file names, separated by commas. Hidden, vendored (each folder reported once), generated, ignored,
+    empty and oversized files, links and submodules are skipped. Raises `DataError` if the path, repository or revision
+    does not exist.
     """
     path, revision = parse_spec(spec)
     commit = _commit(path, revision)
@@ -143,17 +144,17 @@ def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] 
 
 
 def parse_spec(spec: str) -> tuple[Path, str]:
-    """Folder and revision of ``git+PATH@REVISION``; the longest part before an ``@`` that is a folder is the path."""
+    """Returns (PATH, REVISION) of ``git+PATH@REVISION``; of the parts before an ``@``, PATH is the longest folder."""
     text = spec.removeprefix(GIT_PREFIX)
     ends = [len(text), *(place for place in range(len(text) - 1, 0, -1) if text[place] == "@")]
     for end in ends:
         if text[:end] and Path(text[:end]).is_dir():
             return Path(text[:end]).absolute(), text[end + 1 :] or "HEAD"
-    raise DataError(f"Data path {printable(spec)} names no folder. Write git+PATH or git+PATH@REVISION.")
+    raise DataError(f"Data path {printable(spec)} is not a folder. Write git+PATH or git+PATH@REVISION.")
 
 
 def _left_out_folder(folders: list[str]) -> tuple[int, _Refusal | None]:
-    """How many of the leading folders name one that is not read, and why not."""
+    """Returns how many leading folders make up the path of a skipped folder, and why; (0, None) if none is skipped."""
     for depth, folder in enumerate(folders, 1):
         if folder.lower() in _VENDORED_FOLDERS:
             return depth, ("vendored", "folders with this name hold code from other projects")
@@ -188,7 +189,7 @@ def _commit(path: Path, revision: str) -> str:
 
 
 def _tree(path: Path, commit: str) -> Iterator[_Tracked]:
-    """Everything in the commit's tree; a submodule has size 0."""
+    """Yields the files and submodules of the commit's tree; a submodule has size 0."""
     output = _git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
     for line in output.split(b"\0")[:-1]:
         about, _, raw = line.partition(b"\t")
@@ -198,16 +199,16 @@ def _tree(path: Path, commit: str) -> Iterator[_Tracked]:
 
 
 def _marked(path: Path, commit: str, names: list[bytes]) -> dict[bytes, _Refusal]:
-    """The files that the tree's ``.gitattributes`` call generated or vendored, as git itself reads them."""
+    """Returns the files that ``.gitattributes`` in the tree mark as generated or vendored, as evaluated by git."""
     if not any(name.rpartition(b"/")[2] == b".gitattributes" for name in names):
         return {}
     marked: dict[bytes, _Refusal] = {}
     with tempfile.TemporaryDirectory(prefix="sheepop-git-") as scratch:
         index = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
         _git_output(path, "read-tree", commit, environment=index)
-        asked = b"".join(name + b"\0" for name in names)
+        paths = b"".join(name + b"\0" for name in names)
         arguments = ("check-attr", "--cached", "--stdin", "-z", *_ATTRIBUTES)
-        fields = _git_output(path, *arguments, data=asked, environment=index).split(b"\0")
+        fields = _git_output(path, *arguments, data=paths, environment=index).split(b"\0")
     for name, attribute, value in zip(fields[0::3], fields[1::3], fields[2::3], strict=False):
         if value in (b"set", b"true"):
             marked.setdefault(name, (_ATTRIBUTES[attribute.decode("ascii")], ".gitattributes says so"))
@@ -215,21 +216,21 @@ def _marked(path: Path, commit: str, names: list[bytes]) -> dict[bytes, _Refusal
 
 
 def _license(path: Path, tracked: list[_Tracked]) -> tuple[str, str]:
-    """SPDX identifiers and names of the licence files at the top of the tree."""
+    """Returns the SPDX identifiers and the names of the licence files at the top of the tree."""
     identifiers, names = set(), []
     for file in tracked:
         is_license = "/" not in file.name and file.name.lower().startswith(_LICENSE_NAMES)
         if not is_license or not stat.S_ISREG(file.mode) or file.size > _LICENSE_BYTES:
             continue
         names.append(file.name)
-        # One that cannot be read is still named.
+        # A licence file that cannot be read is still named.
         with suppress(DataError):
             identifiers.add(guess_license(_git_output(path, "cat-file", "blob", file.blob).decode("utf-8", "replace")))
     return ", ".join(sorted(identifiers - {""})), ", ".join(names)
 
 
 def guess_license(text: str) -> str:
-    """The SPDX identifier of the licence that `text` is or begins with, empty when it is none of the known."""
+    """Returns the SPDX identifier of the first licence in `text`, or an empty string if it is not a known one."""
     plain = _SPACE.sub(" ", text[:_MOST_LICENSE_CHARACTERS]).lower()
     plain = plain.replace("\u2019", "'").replace("``as is''", "'as is'")
     best, position = "", len(plain)
@@ -243,8 +244,8 @@ def guess_license(text: str) -> str:
 def _start_git(
     repository: Path, *arguments: str, environment: Mapping[str, str] | None = None, **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Starts a git command in `repository`, with bounded memory; raises `DataError` when git is not installed."""
-    # A folder inside a repository is not taken for that repository.
+    """Starts a git command in `repository`, on Linux with bounded memory; raises `DataError` without git."""
+    # Git must not search the parent folders for a repository.
     ceiling = {"GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
     settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
     try:
@@ -264,7 +265,7 @@ def _start_git(
 def _git_output(
     repository: Path, *arguments: str, data: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> bytes:
-    """What a git command prints; raises `DataError` with git's own words when it fails or takes too long."""
+    """Returns the output of a git command; raises `DataError` with git's own message if it fails or takes too long."""
     pipe = subprocess.PIPE
     with _start_git(repository, *arguments, environment=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
@@ -281,9 +282,9 @@ def _git_output(
 
 
 class BlobReader:
-    """The contents of files in the repository at `path`, one after another from one ``git cat-file --batch``.
+    """Reads the contents of files in the repository at `path`, one at a time, from one ``git cat-file --batch``.
 
-    git is ended when one takes over `seconds`, or is damaged; `is_open` is False from then on.
+    It ends git, and sets `is_open` to False, if a file takes over `seconds` or is damaged.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -293,7 +294,7 @@ class BlobReader:
         self._stdin, self._stdout = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
 
     def close(self) -> None:
-        """Ends git."""
+        """Ends the git process."""
         self.is_open = False
         self._process.kill()
         with suppress(OSError):
@@ -301,9 +302,9 @@ class BlobReader:
 
     @contextmanager
     def content(self, blob: str, name: str, scratch: Path) -> Iterator[Content]:
-        """The blob with this full hash as content called `name`, for as long as the context lasts.
+        """Provides the blob with this full hash as content called `name` while the context is open.
 
-        Raises `ExtractionError`: ``missing`` when the repository does not hold it, ``damaged``, ``timeout``.
+        Raises `ExtractionError`: ``missing`` if the repository lacks the blob, ``damaged``, ``timeout``.
         """
         begin, limit = time.monotonic(), threading.Timer(self._seconds, self._process.kill)
         limit.start()
@@ -314,7 +315,7 @@ class BlobReader:
                 nonlocal left
                 count = min(count, left)
                 left -= count
-                # A line end follows.
+                # A line end follows the content.
                 data = self._stdout.read(count or 1)
                 if len(data) < count or (not count and data != b"\n"):
                     raise _StoppedError
@@ -332,7 +333,7 @@ class BlobReader:
             limit.cancel()
 
     def _requested(self, blob: str) -> int:
-        """The size of a blob, whose bytes git sends next."""
+        """Requests a blob and returns its size; its bytes are the next that git sends."""
         try:
             self._stdin.write(f"{blob}\n".encode("ascii"))
             self._stdin.flush()
@@ -347,4 +348,4 @@ class BlobReader:
 
 
 class _StoppedError(Exception):
-    """git has ended, or says what it should not."""
+    """Git has ended or sent an unexpected answer."""

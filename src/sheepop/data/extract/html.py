@@ -1,7 +1,7 @@
-"""Web pages: the main text as Markdown, with headings, lists, tables and exact code, and what a page says of itself.
+"""Extracts the main text of web pages as Markdown with headings, lists, tables and exact code, and their metadata.
 
-A page that marks its main part or its one article is believed. Elsewhere trafilatura says where the main text begins
-and ends; within these borders everything is kept as it stands, but for lists of links and boxes beside the text.
+If a page marks its main part or has one article, that is the main text. Otherwise trafilatura finds where the main text
+begins and ends; between these borders everything is kept unchanged, except menus (lists of links) and side boxes.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _DATE_NAMES = words(
 )
 _WORD = re.compile(r"\w+")
 _MARKUP = re.compile(r"[ >]*(?:```+\S*\n|-?\d+\. )?")
-# A run of this many words that occurs in the main text shows that a block is part of it.
+# Runs of this many words are compared to decide whether a block is part of the main text.
 _RUN = 4
-# Blocks of at least this many words can mark a border; shorter ones ("Home", "About") may stand anywhere.
+# Blocks of at least this many words can mark a border; shorter ones ("Home", "About") may occur anywhere.
 _ANCHOR_WORDS = 8
 _SHARE_FOUND = 0.6
-# Up to which share of links an item of a list, or a paragraph, is more than a menu.
+# A list item or paragraph with a larger share of links than this is a menu.
 _SHARE_LINKS = {"item": 0.6, "text": 0.9}
-# Borders that leave out more than this of the words that trafilatura finds are not those of the main text.
+# Borders must enclose at least this share of the words that trafilatura finds.
 _LEAST_WITHIN = 0.9
 _LEAST_OF_MAIN = 0.5
 _LEAST_OF_PAGE = 0.25
 _LEAST_DECLARED_CHARS = 100
-# Pages of more blocks are books or listings, for which the search would take minutes and gigabytes.
+# Pages with more blocks are books or listings; the search would take minutes and gigabytes for them.
 _MOST_BLOCKS = 20_000
 
 
 def extract_html(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose: the main text of the page as Markdown.
+    """Yields one document of prose: the main text of the page as Markdown.
 
-    Metadata: ``title``, ``language``, ``url``, ``date`` and ``author`` where the page states them, and ``encoding``.
-    Raises `ExtractionError` for a page that is no text, is nested too deeply, or shows no text.
+    Metadata: ``title``, ``language``, ``url``, ``date`` and ``author`` if the page states them, and ``encoding``.
+    Raises `ExtractionError` if the page cannot be decoded, is nested too deeply, or shows no text.
     """
     with content.open() as file:
         decoded = decode_page(file.read())
@@ -59,7 +59,7 @@ def extract_html(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 
 def _facts(page: HtmlElement) -> dict[str, str]:
-    """What the page says of itself."""
+    """Returns the metadata of the page."""
     named: dict[str, str] = {}
     for element in page.iter("meta"):
         name = element.get("property") or element.get("name") or element.get("itemprop") or ""
@@ -77,10 +77,10 @@ def _facts(page: HtmlElement) -> dict[str, str]:
 
 
 def main_blocks(blocks: Sequence[Block], page: HtmlElement) -> list[Block]:
-    """The blocks of `page` that are its content; `page` itself is changed by the search and useless afterwards."""
+    """Returns the blocks of `page` that are its main text; the search changes `page`, so do not use it afterwards."""
     declared = _declared(blocks)
     if declared and _chars(declared) >= _LEAST_OF_MAIN * _chars(blocks) and not any(map(_is_doubtful, declared)):
-        # Whatever the search found, it would be no better.
+        # The search could not improve on this.
         return _with_title(blocks, declared)
     shown = _without_doubtful(blocks)
     lines = [_WORD.findall(line) for line in (_trafilatura_lines(page) if len(blocks) <= _MOST_BLOCKS else ())]
@@ -92,7 +92,7 @@ def main_blocks(blocks: Sequence[Block], page: HtmlElement) -> list[Block]:
 
 
 def _declared(blocks: Sequence[Block]) -> list[Block]:
-    """What stands in the page's main part, or in the one article that fills it; nothing where that is little."""
+    """Returns the blocks of the marked main part, or of the one article that fills it; none if they are too short."""
     main = [block for block in blocks if block.in_main]
     around = main or blocks
     articles = {block.article for block in around} - {0}
@@ -104,7 +104,7 @@ def _declared(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _mark_found(blocks: Sequence[Block], lines: list[list[str]]) -> None:
-    """Marks the blocks that the words of these lines of main text hold."""
+    """Sets `found` on each block whose words occur in these lines of main text."""
     whole = {tuple(line) for line in lines}
     runs = _runs([word for line in lines for word in line])
     for block in blocks:
@@ -117,7 +117,7 @@ def _mark_found(blocks: Sequence[Block], lines: list[list[str]]) -> None:
 
 
 def _between_borders(blocks: Sequence[Block], num_words: int) -> list[Block]:
-    """What stands between the first and the last block of main text; long blocks show these borders best."""
+    """Returns the blocks between the first and the last block of main text; long blocks are the best borders."""
     sizes = [len(_words(block)) for block in blocks]
     found = [block.found for block in blocks]
     kept: list[int] = []
@@ -126,7 +126,7 @@ def _between_borders(blocks: Sequence[Block], num_words: int) -> list[Block]:
         if not anchors:
             continue
         first, last = anchors[0], anchors[-1]
-        # What is set as code or in a table is hardly ever around a text.
+        # Code and tables next to the main text almost always belong to it, and so does a heading above it.
         while first > 0 and (found[first - 1] or blocks[first - 1].kind in ("heading", "code", "table")):
             first -= 1
         while last + 1 < len(blocks) and (found[last + 1] or blocks[last + 1].kind in ("code", "table")):
@@ -138,13 +138,13 @@ def _between_borders(blocks: Sequence[Block], num_words: int) -> list[Block]:
 
 
 def _without_doubtful(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks without what is doubtful, unless hardly anything is left without it."""
+    """Returns the blocks without the doubtful ones, or all of them if little else would be left."""
     inner = [block for block in blocks if not _is_doubtful(block)]
     return inner if _chars(inner) >= _LEAST_OF_PAGE * _chars(blocks) else list(blocks)
 
 
 def _with_title(blocks: Sequence[Block], kept: list[Block]) -> list[Block]:
-    """The title of the page put in front where it stands above the main text, apart from it."""
+    """Returns `kept` with the page title in front, if the page has one title and it is above the kept blocks."""
     titles = [block for block in blocks if block.text.startswith("# ")]
     if kept and len(titles) == 1 and titles[0] not in kept and blocks.index(titles[0]) < blocks.index(kept[0]):
         return [titles[0], *kept]
@@ -152,7 +152,7 @@ def _with_title(blocks: Sequence[Block], kept: list[Block]) -> list[Block]:
 
 
 def _words(block: Block) -> list[str]:
-    """The words of the page in a block, without what marks it as an item, a quotation or code."""
+    """Returns the words of a block without the Markdown marks of an item, quotation or code."""
     return _WORD.findall(_MARKUP.sub("", block.text, count=1))
 
 
@@ -161,7 +161,7 @@ def _runs(words: list[str]) -> set[tuple[str, ...]]:
 
 
 def _is_doubtful(block: Block) -> bool:
-    """Whether it looks like a menu, or stands beside the text, and is not known to be main text."""
+    """Returns whether a block looks like a menu or a side box, and is not known to be main text."""
     is_menu = block.link_chars > _SHARE_LINKS.get(block.kind, 1.0) * block.chars
     return (block.beside or is_menu) and not block.found
 
@@ -171,15 +171,15 @@ def _chars(blocks: Iterable[Block]) -> int:
 
 
 def _trafilatura_lines(page: HtmlElement) -> list[str]:
-    """The lines of text that trafilatura takes for the main text; none when it gives up."""
+    """Returns the lines that trafilatura takes for the main text; none if it fails."""
     from trafilatura import bare_extraction
 
-    # It reports pages without main text as warnings, which is no news here.
+    # It logs a warning for each page without main text, which is an expected case here.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     try:
         found = bare_extraction(page, include_comments=True, include_tables=True, with_metadata=False)
     except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
-        # What trips over odd markup has found nothing; all of the page is then rendered instead.
+        # It failed on odd markup; the whole page is then rendered instead.
         return []
     lines: list[str] = []
     for body in (getattr(found, "body", None), getattr(found, "commentsbody", None)):

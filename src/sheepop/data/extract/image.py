@@ -1,4 +1,4 @@
-"""Pictures of text: decoded by Pillow within limits, read by rapidocr, offline, with the models in its wheel."""
+"""Reads text in pictures: decodes them with Pillow within limits and recognises text with rapidocr, offline."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "AVIF")
 _HEIF, _AVIF = b"ftyp", b"ftypavif"
 _PAGED = "TIFF"
-# A JPEG can be decoded at a fraction of its size; at this one nothing is lost for recognition.
+# A JPEG can be decoded at a fraction of its size; sides of at least this many pixels lose nothing for recognition.
 _DECODED_SIDE = 3600
-# Under this mean of 0 to 255, what can be seen of a transparent picture is dark and belongs on white.
+# A transparent picture whose visible pixels have a lower mean than this (of 0 to 255) gets a white background.
 _DARK = 128
-# Pixels. What is larger is shrunk, what is longer is cut into tiles: memory and time of recognition grow with its
-# input, and a page of A4 at this size (155 dots per inch) is read as well as at any larger one.
+# Pixels. Larger pictures are shrunk and longer ones are cut into tiles: memory and time of recognition grow with the
+# input, and an A4 page of this size (155 dots per inch) is read as well as a larger one.
 _LONG_SIDE, _SHORT_SIDE = 1800, 1273
 _LONGEST_ASPECT = 2.0
 _MOST_TILES = 8
 _LARGEST_TILE = 2400
-# A tile ends at the emptiest row in this last part of it.
+# A tile ends at the emptiest row in this last part of its length.
 _CUT_SHARE = 0.25
-# Letters take this share of the height of the box found round a line; heights within these bounds are one size.
+# The height of letters as a share of the height of the box around a line; the bounds within which sizes are the same.
 _LETTERS = 0.75
 _SAME_SIZE = (0.7, 1.35)
-# A page the right way up is recognised with 0.93 to 1.00 unless it is hard to see, one that is turned with 0.5 to 0.8.
+# The confidence of an upright page is 0.93 to 1.00 unless it is hard to read, that of a turned page 0.5 to 0.8.
 _UPRIGHT = 0.9
 _SHORTEST_WORD = re.compile(r"\w{3}")
-# Letters side by side, each as wide as it is high, cover a line 0.8 to 2.3 times in the scripts that are read. Of
-# others the models read dots and the odd letter: 0.0 to 0.2 times.
+# The number of letters times their height, relative to the length of the line: 0.8 to 2.3 in the scripts that the
+# models read. In other scripts they read dots and a few letters: 0.0 to 0.2.
 _THINNEST = 0.4
-# Languages that are known by more of these letters than this share.
+# Unsupported languages: a text in which more than this share of the letters match the pattern is in that language.
 _UNREAD = (
     (re.compile("[\u0370-\u03ff\u1f00-\u1fff]"), 0.5, "Greek"),
-    # 5 in 100 of the letters that come through are these two, which no other language has.
+    # 5 in 100 of the recognised letters are these two, which no other language has.
     (re.compile("[ơưƠƯ]"), 0.01, "Vietnamese, of which letters with two marks are missed"),
 )
 _READ = "recognition reads Latin letters, Chinese and Japanese"
@@ -63,11 +63,11 @@ _TELL_SCRIPT, _SCRIPT_SECONDS = ("tesseract", "stdin", "stdout", "--psm", "0"), 
 
 
 def extract_image(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose: the text that is recognised in the picture, or in the pages of a TIFF, with marks.
+    """Yields the text recognised in the picture as prose; the pages of a TIFF get marks.
 
-    Only the first frame of an animation is read; ``frames`` then says how many there are. Raises `ExtractionError`:
-    ``bomb`` for more than `max_image_pixels`, ``damaged`` for what Pillow cannot read, ``unsupported`` with `ocr`
-    off; ImportError without rapidocr.
+    Only the first frame of an animation is read; the metadata ``frames`` is their number. Raises `ExtractionError`:
+    ``bomb`` for more than `max_image_pixels`, ``damaged`` if Pillow cannot decode it, ``unsupported`` with `ocr` off;
+    ImportError without rapidocr.
     """
     if not context.config.ocr:
         raise ExtractionError("unsupported", "it is a picture, and data.extract.ocr is off")
@@ -83,7 +83,7 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
 
 
 def _formats(content: Content) -> tuple[str, ...]:
-    """The formats as one of which Pillow may open a picture; that of phones is made known to it."""
+    """Returns the formats that Pillow may try; registers HEIF, the format of phones, if the picture needs it."""
     brand = content.head(12)[4:]
     if brand == _AVIF or not brand.startswith(_HEIF):
         return _FORMATS
@@ -94,7 +94,7 @@ def _formats(content: Content) -> tuple[str, ...]:
 
 
 def _pages(image: Image.Image, count: int, context: Context) -> Iterator[Page | Refused]:
-    """The first frames of a picture, read; what is wrong with a single one is raised."""
+    """Yields the first `count` frames as recognised pages or refusals; raises the error of a single frame."""
     for number in range(1, count + 1):
         context.alive()
         place = f"page {number}" if count > 1 else ""
@@ -114,7 +114,7 @@ def _pages(image: Image.Image, count: int, context: Context) -> Iterator[Page | 
 
 
 def _upright(image: Image.Image, config: ExtractConfig) -> Image.Image:
-    """The picture, decoded, the right way up, grey and shrunk; its size is looked at before it is decoded."""
+    """Checks the size of the picture, then returns it decoded, turned by its EXIF orientation, grey and shrunk."""
     if image.width * image.height > config.max_image_pixels:
         size = f"{image.width:,} x {image.height:,}"
         limit = f"data.extract.max_image_pixels = {config.max_image_pixels:,}"
@@ -126,7 +126,7 @@ def _upright(image: Image.Image, config: ExtractConfig) -> Image.Image:
 
 def _grey(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        # Deeper than 8 bits: what is darkest becomes black, what is lightest white.
+        # Deeper than 8 bits: the darkest value becomes black, the lightest white.
         values = np.nan_to_num(np.asarray(image, dtype=np.float32))
         low, high = float(values.min()), float(values.max())
         return Image.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(np.uint8))
@@ -142,7 +142,7 @@ def _grey(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns what Pillow raises for a picture that it cannot read into an `ExtractionError`."""
+    """Turns the errors of Pillow for unreadable pictures into `ExtractionError`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -152,22 +152,22 @@ def _refusals() -> Iterator[None]:
     except Image.DecompressionBombError as error:
         raise ExtractionError("bomb", str(error)) from None
     except Exception as error:
-        # Its decoders raise what Python raises where data is not as they expect, not errors of their own.
+        # Pillow's decoders raise any Python error on malformed data, not errors of their own.
         raise ExtractionError("damaged", f"it cannot be decoded: {error}") from None
 
 
 def recognise(image: Image.Image, config: ExtractConfig, number: int = 1) -> Page:
-    """The text in a picture of mode ``L`` or ``RGB``, which is turned by quarters where it is not the right way up.
+    """Returns the text in a picture of mode ``L`` or ``RGB`` as a page; turns the picture by quarters if necessary.
 
-    The page has this number and is measured in pixels of a copy, turned or smaller. Lines that are hardly read, or
-    with a confidence under `ocr_min_confidence`, are left out as unsure.
+    The page has this number, and its unit is a pixel of the picture as read, turned and perhaps shrunk. Lines of which
+    little is read, or with a confidence under `ocr_min_confidence`, are left out and counted as unsure.
 
     Raises ImportError without rapidocr, MemoryError, and `ExtractionError`: ``oversized`` for a strip that is too long,
-    ``damaged`` when recognition fails, ``unsupported`` for letters of which it misses some, ``illegible``.
+    ``damaged`` if recognition fails, ``unsupported`` for a language whose letters it misses, ``illegible``.
     """
     views = [_view(fitting(image), config)]
     left, right, over = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180
-    # The likeliest first; lines that run upwards are read turned back.
+    # The most likely turn comes first; rapidocr itself turns steep lines before it reads them.
     turns = [over, right, left]
     if views[0].is_steep:
         turns = [left, right, over] if views[0].confidence >= _UPRIGHT else [right, left, over]
@@ -179,16 +179,16 @@ def recognise(image: Image.Image, config: ExtractConfig, number: int = 1) -> Pag
         _refuse_unread(view, config)
     usual = median([line.size for line in view.lines] or [0.0])
     low, high = (share * usual for share in _SAME_SIZE)
-    # Heights that differ only by which letters occur are made one.
+    # Line heights differ with the letters that occur, so heights close to the median become the median.
     lines = [line._replace(size=usual) if low <= line.size <= high else line for line in view.lines]
     return Page(number, view.image.height, lines, confidence=view.confidence, unsure=view.seen - view.read)
 
 
 class _View(NamedTuple):
-    """What recognition finds in a picture as it is held: pieces of lines, and the mean confidence over characters.
+    """The result of recognition in one orientation: pieces of lines, and the mean confidence over characters.
 
-    `seen` is how many lines there are, `read` how many of them gave what can be kept, `right` about how many characters
-    in level lines are right. A view is steep where most text runs up or down, doubtful if it may be the wrong way up.
+    `seen` is the number of lines, `read` the number of lines that gave text, `right` an estimate of the correct
+    characters in level lines. A view is steep if most text runs up or down, doubtful if it may not be upright.
     """
 
     image: Image.Image
@@ -210,7 +210,7 @@ def _view(image: Image.Image, config: ExtractConfig) -> _View:
         for pieces, score in _read(read, *tile)
     ]
     found = [(piece, len(piece.text), score) for pieces, score in lines for piece in pieces]
-    # A single letter or number may be higher than it is wide.
+    # A piece of one or two characters may be higher than wide.
     level = [item for item in found if item[1] <= 2 or item[0].height <= item[0].right - item[0].left]
     count = sum(length for _, length, _ in found)
     confidence = sum(length * score for _, length, score in found) / max(count, 1)
@@ -228,24 +228,24 @@ def _view(image: Image.Image, config: ExtractConfig) -> _View:
 
 
 def _refuse_unread(view: _View, config: ExtractConfig) -> None:
-    """Raises `ExtractionError` where what was read is not what stands there."""
+    """Raises `ExtractionError` if the recognised text cannot be trusted."""
     text = "".join(line.text for line in view.lines)
     num_letters = sum(map(str.isalpha, text))
     for letters, share, language in _UNREAD:
         if len(letters.findall(text)) > share * num_letters:
             raise ExtractionError("unsupported", f"it is in {language}; {_READ}")
-    # Where most lines are unread, what was taken from the others is no more than dots and odd letters.
+    # If most lines gave no text, the rest is only dots and a few letters.
     confidence = 0.0 if view.is_doubtful and 2 * view.read < view.seen else view.confidence
     if confidence < config.ocr_min_page_confidence:
         script = _script(view.image)
-        what = f"in {script} script" if script else "unclear, or in a script that is not known"
+        cause = f"in {script} script" if script else "unclear, or in an unknown script"
         limit = f"data.extract.ocr_min_page_confidence = {config.ocr_min_page_confidence}"
-        sure = f"recognition is sure of {view.read} of {view.seen} lines, and of their letters to {view.confidence:.2f}"
-        raise ExtractionError("illegible", f"{what}: {sure}; {_READ}; see {limit}")
+        sure = f"recognition read {view.read} of {view.seen} lines, with a confidence of {view.confidence:.2f}"
+        raise ExtractionError("illegible", f"{cause}: {sure}; {_READ}; see {limit}")
 
 
 def _script(image: Image.Image) -> str | None:
-    """The script of a picture, if it is one that is not read and tesseract, which tells scripts apart, is installed."""
+    """Returns the script of a picture by tesseract; None if the script is supported or tesseract is not installed."""
     picture = io.BytesIO()
     image.save(picture, "PNG")
     try:
@@ -257,7 +257,7 @@ def _script(image: Image.Image) -> str | None:
 
 
 def fitting(image: Image.Image) -> Image.Image:
-    """The picture, shrunk where it is larger than what is read at once, or broader than a strip of tiles may be.
+    """Returns the picture, shrunk if it is larger than a tile, or wider than a strip of tiles may be.
 
     Raises `ExtractionError` for a strip of too many tiles.
     """
@@ -277,11 +277,11 @@ def fitting(image: Image.Image) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def engine(threads: int) -> Any:
-    """What recognises text, with so many threads; raises ImportError without rapidocr."""
+    """Returns the text recognition engine with this many threads; raises ImportError without rapidocr."""
     from rapidocr import RapidOCR
 
     class Engine(RapidOCR):
-        """Also counts the lines that it detects, for it does not hand on those of which it knows no letter."""
+        """RapidOCR that also counts the detected lines, because its results omit lines without a recognised letter."""
 
         num_detected = 0
 
@@ -294,14 +294,14 @@ def engine(threads: int) -> Any:
     return Engine(
         params={
             "Global.log_level": "critical",
-            # Recognition that also looks for lines upside down reads upright pages worse.
+            # The classifier for upside-down lines makes upright pages worse.
             "Global.use_cls": False,
             "Global.text_score": 0.0,
             "Global.max_side_len": _LARGEST_TILE,
-            # As the picture is: small ones are not blown up to a least size, which takes seconds and reads no better.
+            # Do not enlarge small pictures to a minimum size: it takes seconds and reads no better.
             "Det.limit_type": "max",
             "Det.limit_side_len": _LARGEST_TILE,
-            # One line at a time: a line is read the same whatever stands beside it, and in less time and memory.
+            # One line at a time: the result then does not depend on the other lines, and takes less time and memory.
             "Rec.rec_batch_num": 1,
             "EngineConfig.onnxruntime.intra_op_num_threads": threads,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
@@ -310,7 +310,7 @@ def engine(threads: int) -> Any:
 
 
 def _tiles(pixels: NDArray[np.uint8]) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """The picture in pieces along its longer side, cut where it is emptiest: x, y and pixels of each."""
+    """Yields (x, y, pixels) of pieces along the longer side of the picture, cut at its emptiest rows."""
     is_tall = pixels.shape[0] >= pixels.shape[1]
     strip = pixels if is_tall else pixels.T
     begin = 0
@@ -325,12 +325,12 @@ def _tiles(pixels: NDArray[np.uint8]) -> Iterator[tuple[int, int, NDArray[np.uin
 
 
 def _read(read: Any, x: int, y: int, tile: NDArray[np.uint8]) -> Iterator[tuple[list[Line], float]]:
-    """The lines in one tile, in pieces where there are wide gaps, with their scores, which are 0 for unread ones."""
+    """Yields (pieces, score) for each line in one tile; lines are cut at wide gaps, and unread lines have score 0."""
     read.num_detected = 0
     try:
         result = read(np.stack([tile] * 3, axis=-1), return_word_box=True)
     except Exception as error:
-        # "bad_alloc" and "failed to allocate" of onnxruntime and OpenCV.
+        # Onnxruntime and OpenCV say "bad_alloc" and "failed to allocate".
         if "alloc" in str(error) or isinstance(error, MemoryError):
             raise MemoryError("text recognition ran out of memory") from None
         raise ExtractionError("damaged", f"text recognition failed: {type(error).__name__}") from None
@@ -338,12 +338,12 @@ def _read(read: Any, x: int, y: int, tile: NDArray[np.uint8]) -> Iterator[tuple[
     yield from [([], 0.0)] * (read.num_detected - len(texts))
     if not texts:
         return
-    # Lines in which no words are known are left out of these.
+    # `word_results` omits lines without known words.
     words = [line for line in result.word_results or () if isinstance(line, tuple)]
     if len(words) != len(texts):
         words = [()] * len(texts)
     for box, text, score, places in zip(result.boxes, texts, result.scores, words, strict=True):
-        # The corners go round from the upper left; halfway along the sides a slanted line has its true height.
+        # The corners go round from the upper left; midway along its sides a slanted line has its true height.
         (x0, y0), (x1, y1), (x2, y2), (x3, y3) = box.tolist()
         top, bottom = (y0 + y1) / 2, (y2 + y3) / 2
         left, right = min(x0, x3), max(x1, x2)
@@ -354,12 +354,12 @@ def _read(read: Any, x: int, y: int, tile: NDArray[np.uint8]) -> Iterator[tuple[
             if piece and end > begin and bottom > top:
                 first_width = (end - begin) * len(piece.split(" ", 1)[0]) / len(piece)
                 pieces.append(Line(piece, x + begin, y + top, x + end, y + bottom, size, first_width))
-        # Where most of a line is dots, as in a table of contents, it has words all the same.
+        # A line that is mostly dots, as in a table of contents, still has words.
         yield pieces, 0.0 if is_thin and not _SHORTEST_WORD.search(text) else float(score)
 
 
 def _pieces(text: str, words: Any, left: float, right: float, gap: float) -> list[tuple[str, float, float]]:
-    """The parts of a line with wide gaps between them, and their ends: detection takes two columns for one line."""
+    """Cuts a line at wide gaps into (text, left, right), because detection may take two columns for one line."""
     pieces: list[tuple[str, float, float]] = []
     start, begin = 0, left
     position, reach = 0, left

@@ -1,4 +1,4 @@
-"""What extractors are given and what they hand on."""
+"""The types that extractors take and return."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ Kind = Literal["prose", "code", "table", "chat", "pair"]
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """One document as it was found, before any cleaning, judged by the rules of its `kind`.
+    """One document before any cleaning; `kind` selects the rules for cleaning it.
 
-    `language` is that of code, in lower case; `place` is "row 17" or "member a/b.txt" within the file. `marks` are
-    (offset in characters, name) in rising order: pages, slides, cells. `metadata` holds facts such as title or license.
+    `language` is the language of code, in lower case; `place` is the position in the file, such as "row 17" or "member
+    a/b.txt". `marks` are (offset in characters, name) in ascending order, for pages, slides and cells. `metadata` has
+    facts such as the title or licence.
     """
 
     text: str
@@ -35,7 +36,7 @@ class Extracted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A part of a file, at `place`, that could not be used while the rest could; `reason` is one word."""
+    """A part of a file, or with an empty `place` the file, that could not be used; `reason` is one word."""
 
     place: str
     reason: str
@@ -43,7 +44,7 @@ class Refused:
 
 
 class ExtractionError(Exception):
-    """A record, or the rest of a file, cannot be used: `reason` is one word, `detail` a clause that says why."""
+    """A record, or the rest of a file, cannot be used; `reason` is one word, `detail` a clause that says why."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -51,7 +52,7 @@ class ExtractionError(Exception):
 
 
 class Content:
-    """Bytes to extract from: a file on disk, or a member of a container held in memory.
+    """Bytes to extract from: a file on disk, or a member of a container in memory.
 
     `name` is a printable file name whose suffix may hint at the type.
     """
@@ -72,9 +73,9 @@ class Content:
         return Path(self.name).suffix.lower()
 
     def open(self) -> BinaryIO:
-        """A seekable binary file, positioned at the beginning.
+        """Opens a seekable binary file at its beginning.
 
-        Raises OSError where the file is none that can be read; a pipe or device put in its place is not waited for.
+        Raises OSError if it cannot be read; does not block on a pipe or device that has replaced the file.
         """
         if self._path is None:
             return io.BytesIO(self._data or b"")
@@ -85,12 +86,12 @@ class Content:
         return file
 
     def head(self, count: int) -> bytes:
-        """The first `count` bytes, or fewer when there are fewer."""
+        """Returns the first `count` bytes, or fewer if the content is shorter."""
         with self.open() as file:
             return file.read(count)
 
     def path(self, scratch: Path) -> Path:
-        """A file that holds the bytes: the file itself, or a copy made below `scratch`."""
+        """Returns the path of the file, or of a copy of the bytes in `scratch`."""
         if self._path is None:
             with NamedTemporaryFile(dir=scratch, suffix=self.suffix, delete=False) as file:
                 file.write(self._data or b"")
@@ -100,10 +101,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an extractor may need beside the content; `scratch` is a directory of its own for temporary files.
+    """What an extractor needs besides the content; `scratch` is its directory for temporary files.
 
-    `inner(content, place)` extracts what stands inside a container, within the limits of depth and size; its results
-    carry `place` in front of their own. `alive()` grants work that goes on the whole of `config.max_seconds` again.
+    `inner(content, place)` extracts content inside a container, within the limits on depth and size, and prefixes the
+    places of its results with `place`. `alive()` restarts the time limit of `config.max_seconds`.
     """
 
     config: ExtractConfig

@@ -1,4 +1,4 @@
-"""What a file's name and its first lines say of its text: in which language it is written, and whether by a program."""
+"""Tells the language of a text file, and whether a program generated it, from its name and first lines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import PurePosixPath
 
 
 def by_word(table: Mapping[str, str], own: str = "") -> dict[str, str]:
-    """A table of names, each with words that stand for it, turned round: word to name; `own` are names and words."""
+    """Inverts a table from names to words: returns word -> name; each word in `own` maps to itself."""
     return {word: name for name, words in table.items() for word in words.split()} | {
         name: name for name in own.split()
     }
 
 
-# Language: the suffixes of its files. Names are those that most tools and data sets use, in lower case.
+# Languages and the suffixes of their files. The names are those of most tools and data sets, in lower case.
 _SUFFIXES_OF = {
     "ada": "adb ads ada",
     "arduino": "ino pde",
@@ -108,16 +108,16 @@ _SUFFIXES_OF = {
     "yaml": "yaml yml",
     "yara": "yar yara",
 }
-# These have their name for a suffix, and no other.
+# Languages whose only suffix is their name.
 _OWN_SUFFIXES = (
     "agda applescript cmake coq css dart elm fish go gradle idl java lean less lua meson metal mlir nix prolog "
     "qml r sas starlark svelte svg swift thrift toml vim vue zig"
 )
 _SUFFIXES = by_word(_SUFFIXES_OF, _OWN_SUFFIXES)
 LANGUAGES = frozenset(_SUFFIXES.values())
-"""The names of all languages of code, and of configuration and markup that is written by hand."""
+"""The names of all languages of code, and of hand-written configuration and markup."""
 
-# Names of whole files, in lower case.
+# Languages and names of files, in lower case.
 _NAMES = by_word(
     {
         "bazel": "build workspace module.bazel",
@@ -161,7 +161,7 @@ _INTERPRETERS = by_word(
     "perl ruby php groovy elixir julia swift racket fish ocaml scala clojure kotlin",
 )
 
-# Running text, by the suffix of its file: what it is marked up with.
+# Markup formats of running text, and the suffixes of their files.
 _PROSE = by_word(
     {
         "markdown": "md markdown mdown mkd mdx qmd rmd",
@@ -170,14 +170,14 @@ _PROSE = by_word(
         "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
     }
 )
-# First words of names that hold running text when no suffix says otherwise: LICENSE, COPYING.LIB, README-first.
+# First words of file names that mean running text, unless the suffix is known: LICENSE, COPYING.LIB, README-first.
 _PROSE_WORDS = (
     "readme license licence copying copyright notice authors contributors contributing credits changelog changes news "
     "history todo install thanks acknowledgements acknowledgments maintainers bugs faq version manifest metadata "
     "owners unlicense patents record wheel installer requested codeowners py pkg"
 )
 _PROSE_NAMES = frozenset(_PROSE_WORDS.split())
-# A suffix behind the one that counts: setup.py.in, settings.ini.example.
+# Suffixes after the one that counts: setup.py.in, settings.ini.example.
 _OUTER_SUFFIXES = (".in", ".example", ".sample", ".dist", ".default", ".orig", ".bak", ".template")
 
 _LOCK_FILES = frozenset(
@@ -193,7 +193,7 @@ _GENERATED_NAME = re.compile(
     r"|\.(?:g|freezed)\.dart$|\.designer\.(?:cs|vb)$|\.generated\.[a-z]+$|\.snap$",
     re.IGNORECASE,
 )
-# Go's rule (https://go.dev/s/generatedcode), the mark that Facebook began, and the usual sentences.
+# Go's rule (https://go.dev/s/generatedcode), the mark @generated, and the usual sentences.
 _GENERATED_HEADER = re.compile(
     r"code generated .{0,80}do not edit|(?<![\w@])@generated\b|\bdo not (?:edit|modify)\b"
     r"|\b(?:auto-?|automatically |machine[- ])generated (?:by|from|file|code|with|using)\b"
@@ -216,7 +216,7 @@ _COQ = re.compile(r"^[ \t]*(?:Require|Theorem|Lemma|Proof|Inductive|Fixpoint|Def
 _FIRST_WORD = re.compile(r"[-._ ]")
 _ANY = re.compile("")
 _PERL_OR_PROLOG = ((_PROLOG, "prolog"), (_ANY, "perl"))
-# Suffixes that languages share: the first pattern that is found in the text decides.
+# Suffixes that several languages share: the first pattern that matches the text decides.
 _SHARED = {
     "h": ((_OBJECTIVE_C, "objective-c"), (_CPP, "c++"), (_ANY, "c")),
     "m": ((_OBJECTIVE_C, "objective-c"), (_ANY, "matlab")),
@@ -227,10 +227,10 @@ _SHARED = {
 
 
 def text_type(name: str, beginning: str) -> tuple[str, str] | None:
-    """The type and language of a text file with this name and beginning, None when neither says.
+    """Returns (type, language) of a text file with this name and beginning, or None if neither tells.
 
-    The type is ``code``, which has a language, as configuration and markup written by hand have (``yaml``, ``css``); or
-    ``markdown``, ``rst``, ``latex`` or ``text``. Suffixes that several languages share are settled by the text.
+    The type is ``code`` with a language, which includes hand-written configuration and markup (``yaml``, ``css``); or
+    ``markdown``, ``rst``, ``latex`` or ``text`` without one. The text decides for suffixes that languages share.
     """
     name = name.rpartition("/")[2].lower()
     if name not in _NAMES and name.endswith(_OUTER_SUFFIXES):
@@ -252,7 +252,7 @@ def text_type(name: str, beginning: str) -> tuple[str, str] | None:
 
 
 def script_language(beginning: str) -> str:
-    """The language of the interpreter that a text's first line names, empty without one."""
+    """Returns the language of the interpreter in the ``#!`` line of a text, or an empty string."""
     match = _FIRST_LINE.match(beginning.lstrip("\ufeff"))
     if match is None:
         return ""
@@ -264,11 +264,11 @@ def script_language(beginning: str) -> str:
 
 
 def is_generated_name(name: str) -> bool:
-    """Whether files of this name are written by programs."""
+    """Returns whether programs write files of this name."""
     return name.lower() in _LOCK_FILES or _GENERATED_NAME.search(name) is not None
 
 
 def is_generated_text(beginning: str) -> bool:
-    """Whether the first lines of source code say that a program wrote it."""
+    """Returns whether the first lines of source code say that a program wrote it."""
     header = "\n".join(beginning[:_HEADER_CHARACTERS].splitlines()[:_HEADER_LINES])
     return _GENERATED_HEADER.search(header) is not None

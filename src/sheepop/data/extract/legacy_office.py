@@ -1,4 +1,4 @@
-"""Files of old office programs: Word and PowerPoint before 2007 (doc, ppt) and Rich Text (rtf), as Markdown."""
+"""Turns files of Word and PowerPoint before 2007 (doc, ppt) and Rich Text (rtf) into Markdown."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from sheepop.data.extract.interface import Content, Context, Extracted, Extracti
 from sheepop.data.extract.markdown import date_of, facts_of, heading, join, one_line, table
 from sheepop.data.extract.office_parts import Blocks, document, presentation, with_notes
 
-# The library leaves notes out; without their mark they stand in the sentence.
+# The library drops notes; removing their mark keeps their text in the sentence.
 _NOTE = re.compile(r"\{\\\*?\s*\\footnote\b")
 
 
 def extract_doc(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose: headings, paragraphs, items (numbers are not known), tables and notes.
+    """Yields one document of prose: headings, paragraphs, items (their numbers are unknown), tables and notes.
 
-    Metadata: ``title``, ``author`` and ``date`` where the file states them. Raises `ExtractionError`.
+    Metadata: ``title``, ``author`` and ``date`` if the file states them. Raises `ExtractionError`.
     """
     known = _known(content, "doc")
     yield document(join(block for section in known["sections"] for block in _blocks(section)), _facts(known))
 
 
 def extract_ppt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose with a mark ``slide N`` for each slide, and its speaker notes; raises `ExtractionError`."""
+    """Yields one document of prose with a mark ``slide N`` and the notes of each slide; raises `ExtractionError`."""
     known = _known(content, "ppt")
     yield presentation(map(_blocks, known["sections"]), _facts(known))
 
 
 def extract_rtf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose: the paragraphs, with the cells of a row between pipes; raises `ExtractionError`."""
+    """Yields one document of prose: paragraphs, and table rows with pipes between cells; raises `ExtractionError`."""
     from striprtf.striprtf import rtf_to_text
 
     with content.open() as file:
-        # What is not ASCII is escaped; bytes that are not stand for themselves in the code page of the file.
+        # RTF escapes characters outside ASCII; striprtf decodes raw bytes with the code page of the file.
         source = _NOTE.sub("{ ", file.read().decode("latin-1"))
     text = rtf_to_text(source, errors="replace")
     yield document(text.strip("\n") if text.strip() else "", {})
 
 
 def _known(content: Content, kind: Literal["doc", "ppt"]) -> dict[str, Any]:
-    """What the library makes of a file, as plain data."""
+    """Parses a file with office_oxide and returns its JSON form as plain data."""
     from office_oxide import Document, OfficeOxideError
 
     with content.open() as file:
@@ -66,7 +66,7 @@ def _blocks(section: dict[str, Any]) -> Blocks:
 
 
 def _element(element: dict[str, Any], level: int = 0) -> Blocks:
-    """An element as blocks; `level` is that of a list."""
+    """Returns an element as blocks; `level` is the depth of a list."""
     kind = element.get("type")
     pieces = element.get("content") or []
     if kind in ("heading", "paragraph"):

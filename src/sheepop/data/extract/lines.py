@@ -1,4 +1,4 @@
-"""The lines of a text file of any length and encoding, one in memory at a time."""
+"""Reads the lines of a text file of any length and encoding, with one line in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LONGEST_DETECTED = 2**20
 
 
 class Lines:
-    """The lines of `content`, decoded, each with its number from 1 and its line end.
+    """Iterates over the decoded lines of `content` as (number from 1, line with its line end).
 
-    A line is an `ExtractionError` when it is longer than `max_bytes`, which is never held in memory, or when its bytes
-    fit neither UTF-8 nor, where most lines do not fit UTF-8, the encoding found for the whole file; `encoding` names
-    it. Raises `ExtractionError` when there is no such encoding.
+    Instead of a line it yields an `ExtractionError` if the line is longer than `max_bytes` (it is then never in memory
+    as a whole), or if it cannot be decoded. Lines are UTF-8; if most lines that are not ASCII do not fit UTF-8, lines
+    that do not fit it are decoded with the detected `encoding`. Raises `ExtractionError` if none is detected.
     """
 
     def __init__(self, content: Content, max_bytes: int) -> None:
@@ -50,7 +50,7 @@ class Lines:
 
 
 def _encoding_of_lines(content: Content) -> str:
-    """The encoding of most lines that are not ASCII: UTF-8, or what detection finds for those that do not fit it."""
+    """Returns UTF-8 if at least half of the non-ASCII lines fit it, else the encoding detected for the others."""
     fitting, size = 0, 0
     others: list[bytes] = []
     with open_utf8(content) as file:
@@ -69,7 +69,7 @@ def _encoding_of_lines(content: Content) -> str:
 
 
 def byte_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
-    """The lines of a file with their ends; None stands for one over `max_bytes`, which is passed over in blocks."""
+    """Yields the lines of a file with their line ends, and None for a line over `max_bytes`, which is skipped."""
     while line := file.readline(max_bytes + 1):
         if len(line) <= max_bytes or line.endswith(b"\n"):
             yield line
@@ -80,9 +80,9 @@ def byte_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
 
 
 def open_utf8(content: Content) -> io.BufferedReader:
-    """The bytes of `content` without a byte order mark; UTF-16 and UTF-32 become UTF-8, lone CR line ends LF.
+    """Opens the bytes of `content` without a byte order mark; turns UTF-16 and UTF-32 into UTF-8, lone CR into LF.
 
-    Reading raises `ExtractionError` where UTF-16 or UTF-32 is broken.
+    Reading raises `ExtractionError` if UTF-16 or UTF-32 is invalid.
     """
     file = content.open()
     head = file.read(_BLOCK)
@@ -91,7 +91,7 @@ def open_utf8(content: Content) -> io.BufferedReader:
     file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
     if b"\r" in head and b"\n" not in head:
         return buffered(file, iter(lambda: file.read(_BLOCK).replace(b"\r", b"\n"), b""))
-    # With the usual 8 KiB at a time, lines come at a fifth of the speed.
+    # With the default buffer of 8 KiB, reading lines takes five times as long.
     return io.BufferedReader(cast(io.RawIOBase, file), _BLOCK)
 
 

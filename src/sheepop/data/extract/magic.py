@@ -1,4 +1,4 @@
-"""Signatures: the bytes by which a file of a binary format can be told, whatever its name says."""
+"""The signatures of binary formats: bytes that identify a file whatever its name is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _TAR_CHECKSUM = slice(148, 156)
 _OCTAL = re.compile(rb"[ \0]*([0-7]{1,7})[ \0]*\Z")
 
 
-# Offset, bytes or a pattern, why it is not read (empty where it is), and what it is. The first that fits counts.
+# Offset, bytes or pattern, the reason why the format is not read (empty if it is), its name. The first match counts.
 _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, re.compile(rb"PK(?:\x03\x04|\x05\x06|\x07\x08PK\x03\x04)"), "", "zip"),
     (0, b"\x1f\x8b\x08", "", "gzip"),
     (0, b"\xfd7zXZ\x00", "", "xz"),
-    # The second kind is what programs that work in parallel put in front of the data.
+    # The second kind are skippable frames, which parallel compressors write before the data.
     (0, re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), "", "zstd"),
     (0, b"SQLite format 3\x00", "", "sqlite"),
     (8, b"DUCK", "", "duckdb"),
@@ -26,14 +26,14 @@ _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (4, re.compile(rb"ftyp(?:hei[cxms]|mif1|avif)"), "", "image"),
     (0, b"{\\rtf", "", "rtf"),
     (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "", "compound file"),
-    # At the beginning, or within the first kilobyte of what is not text.
+    # At the beginning, or within the first kilobyte of a file that is not text.
     (0, re.compile(rb"(?s:(?:[\xef\xbb\xbf \t\r\n\0]{0,1019}|(?=[^\0]*+\0).{0,1019}?)%PDF-)"), "", "pdf"),
     # The second is ARC, its predecessor.
     (0, re.compile(rb"WARC/\d+\.\d+\r?\n|filedesc://\S{1,200} [\d.]+ \d{14} text/plain "), "", "warc"),
-    # The block's magic is the number pi, the end's its square root.
+    # The magic number of a block is pi; that of the end is its square root.
     (0, re.compile(rb"BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)"), "", "bzip2"),
-    # GIF, WebP, BMP: the letters alone may begin a text. The last byte is the size of the header after the file's own,
-    # of OS/2 1 and 2 and Windows 3 to 5.
+    # GIF, WebP, BMP: a text may begin with the letters alone. In BMP the last byte is the size of the second header, of
+    # OS/2 1 and 2 and Windows 3 to 5.
     (0, re.compile(rb"(?s:GIF8[79]a.{0,249}?[\0\x80-\xff]|RIFF.{4}WEBP)"), "", "image"),
     (0, re.compile(rb"(?s:BM.{4}\0{4}.{4}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0{3})"), "", "image"),
     (0, b"7z\xbc\xaf\x27\x1c", "unsupported", "a 7-Zip archive"),
@@ -91,36 +91,37 @@ _ANY = re.compile(b"|".join(pattern.pattern for pattern, *_ in _PATTERNS))
 
 
 def signature(head: bytes) -> tuple[str, str]:
-    """Why a format is not read (empty where it is) and its name, by the first kilobytes; two empty strings for none.
+    """Returns (reason, name) of the format that the first kilobytes show; two empty strings if there is none.
 
-    The reasons are ``unsupported`` for what holds text, ``binary`` for what holds none, and ``encrypted``.
+    The reason is empty for a format that is read, else ``unsupported`` for a format with text, ``binary`` for one
+    without text, or ``encrypted``.
     """
-    # A tar archive shows the beginning of its first member, too.
+    # Tar comes first, because a tar archive also contains the beginning of its first member.
     if is_tar_header(head):
         return "", "tar"
     if _is_arrow_stream(head):
         return "", "arrow"
     for pattern, reason, name in _PATTERNS if _ANY.match(head) else ():
         found = match[1] if (match := pattern.match(head)) else b""
-        # A text may begin with the same letters; a file of the format then has zeros among its numbers.
+        # A text may begin with the same letters; a file of the format has NUL bytes as well.
         if found and (not found.isalnum() or b"\0" in head):
             return reason, name
     return "", ""
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Whether a block of 512 bytes is a tar header: its bytes add up to the checksum that stands in it."""
+    """Returns whether a block of 512 bytes is a tar header: the sum of its bytes equals the checksum in it."""
     stored = _OCTAL.match(block[_TAR_CHECKSUM])
     if stored is None or len(block) < _TAR_BLOCK or block[0] == 0:
         return False
-    # While it was computed the field itself held blanks.
+    # The checksum is computed with blanks in its own field; some programs sum signed bytes.
     others = block[: _TAR_CHECKSUM.start] + b" " * 8 + block[_TAR_CHECKSUM.stop : _TAR_BLOCK]
     signed = sum(others) - 256 * sum(byte > 127 for byte in others)
     return int(stored[1], 8) in (sum(others), signed)
 
 
 def _is_arrow_stream(head: bytes) -> bool:
-    """A message of the Arrow IPC stream: a continuation mark, then the length of its metadata, a multiple of 8."""
+    """Returns whether an Arrow IPC message begins here: a mark, then the metadata length, a multiple of 8."""
     if not head.startswith(b"\xff\xff\xff\xff") or len(head) < 16:
         return False
     length, table = struct.unpack_from("<iI", head, 4)

@@ -1,4 +1,4 @@
-"""Mail: messages (RFC 5322), mailboxes of them and Outlook's own files, as headers and text; attachments as files."""
+"""Turns mail messages (RFC 5322), mailboxes and Outlook files into headers and text, and reads attachments as files."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
 _LONGEST_LINE = 2**20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
 _RTF_BODY = 0x1009  # PidTagRtfCompressed, [MS-OXPROPS]
-# The year of a time that is not set.
+# The year of a time that is not set in a Windows file.
 _NEVER = 1601
 _HTML_BODY = 0x1013  # PidTagHtml
 
 
 def extract_mail(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose: who wrote to whom, when and about what, and the text; then what is attached.
+    """Yields one document of prose with the headers in `_SHOWN` and the text; then the documents in attachments.
 
-    Where the text comes both plain and as HTML, the plain one is taken. Metadata: ``title``, ``author`` and ``date``.
-    Raises `ExtractionError`: ``empty`` for a message without text and attachments.
+    If the text is there both as plain text and as HTML, the plain one is used. Metadata: ``title``, ``author`` and
+    ``date``. Raises `ExtractionError`: ``empty`` for a message without text and attachments.
     """
     with content.open() as file:
         message = message_from_bytes(file.read())
@@ -42,7 +42,7 @@ def extract_mail(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 
 def extract_mailbox(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The messages of a mailbox (mbox) in order, each at its place ``message N``; raises `ExtractionError`."""
+    """Yields the messages of a mailbox (mbox) in order, at places ``message N``; raises `ExtractionError`."""
     for number, data in enumerate(_messages(content, context.config.max_member_bytes), 1):
         if number > context.config.max_members:
             raise ExtractionError("bomb", f"over data.extract.max_members = {context.config.max_members:,} messages")
@@ -51,7 +51,7 @@ def extract_mailbox(content: Content, context: Context) -> Iterator[Extracted | 
 
 
 def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """A message that Outlook saved, as `extract_mail` gives one; raises `ExtractionError`."""
+    """Yields a message that Outlook saved, in the form of `extract_mail`; raises `ExtractionError`."""
     import oxmsg
 
     with content.open() as file:
@@ -69,11 +69,11 @@ def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refu
         if not text.strip() and html:
             text = page_text(blocks_of(html))
         if not text.strip() and message.properties.binary_prop_value(_RTF_BODY):
-            yield Refused("", "unsupported", "its text is there only as compressed RTF")
+            yield Refused("", "unsupported", "its text exists only as compressed RTF")
         attached = []
         for number, one in enumerate(message.attachments, 1):
             if one.file_bytes is None:
-                yield Refused(f"attachment {number}", "unsupported", "a message or an object inside is not read")
+                yield Refused(f"attachment {number}", "unsupported", "an embedded message or object is not read")
             else:
                 attached.append((_name(one.file_name or "", number), one.file_bytes))
         shown = {name: " ".join((headers.get(name) or stated.get(name, "")).split()) for name in _SHOWN}
@@ -96,7 +96,7 @@ def _documents(
 
 
 def _messages(content: Content, limit: int) -> Iterator[bytes]:
-    """The messages between the lines that begin with ``From`` after an empty one."""
+    """Yields the messages, which are separated by lines that begin with ``From`` after an empty line."""
     lines: list[bytes] = []
     size, is_after_empty = 0, True
     with content.open() as file:
@@ -116,7 +116,7 @@ def _messages(content: Content, limit: int) -> Iterator[bytes]:
 
 
 def _parts(message: Message) -> tuple[list[Message], list[Message]]:
-    """The parts that are shown as text, of several forms of the same the first that is plain text, and the others."""
+    """Returns the parts to show and the other parts; of alternatives it shows the first with text, preferably plain."""
     payload = message.get_payload()
     if not isinstance(payload, list) or message.get_content_maintype() != "multipart":
         is_shown = message.get_content_maintype() == "text" and message.get_content_disposition() != "attachment"
@@ -130,7 +130,7 @@ def _parts(message: Message) -> tuple[list[Message], list[Message]]:
 
 
 def _attached(part: Message, number: int) -> tuple[str, bytes]:
-    """A name and the bytes of a part."""
+    """Returns the file name and the bytes of an attached part."""
     payload = part.get_payload()
     if isinstance(payload, list):
         return _name("message.eml", number), b"\n".join(

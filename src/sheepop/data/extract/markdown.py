@@ -1,4 +1,4 @@
-"""Blocks, tables and code as Markdown, and what a file says of itself, the same way whatever file they come from."""
+"""Writes blocks, tables and code as Markdown, and cleans metadata, in the same way for every format."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST_FACT = 1000
 
 
 def join(blocks: Iterable[tuple[str, str]]) -> str:
-    """Blocks, given as kind and text, as one text: each ``item`` on the line after the one before, all else apart.
+    """Joins blocks, given as (kind, text), with empty lines between them; an ``item`` follows an item without one.
 
-    A ``line`` is one of code; those that follow each other come between fences. Blocks without text end such a run,
-    and are left out.
+    A ``line`` is a line of code; consecutive lines come between fences. A block of another kind without text ends such
+    a run, and is left out.
     """
     parts: list[str] = []
     before = ""
@@ -35,25 +35,25 @@ def join(blocks: Iterable[tuple[str, str]]) -> str:
 
 
 def one_line(blocks: Iterable[tuple[str, str]]) -> str:
-    """The texts of blocks in a row, as they stand in a cell or a title."""
+    """Joins the texts of blocks with spaces, for a table cell or a title."""
     return " ".join(text for _, text in blocks if text)
 
 
 def heading(level: int, text: str) -> str:
-    """A heading of `level` 1 to 6, deeper ones as of 6; empty without text."""
+    """Returns a heading of `level` 1 to 6 (deeper levels become 6), or an empty string without text."""
     text = " ".join(text.split())
     return f"{'#' * min(level, _DEEPEST_HEADING)} {text}" if text else ""
 
 
 def item(level: int, label: str, text: str) -> str:
-    """An item of a list on `level`, from 0, whose further lines stand below the first."""
+    """Returns a list item of `level`, from 0, with its further lines aligned below the first."""
     indent = "  " * level
     rest, lines = f"\n{indent}{' ' * len(label)} ", text.split("\n")
     return f"{indent}{label} {rest.join(lines)}"
 
 
 def marked(pieces: Iterable[tuple[str, str]]) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Pieces, given as name and text, as one text, with a mark of that name where each that is not empty begins."""
+    """Joins pieces, given as (name, text), and returns the text and a mark (offset, name) for each piece with text."""
     parts: list[str] = []
     marks: list[tuple[int, str]] = []
     length = 0
@@ -66,10 +66,10 @@ def marked(pieces: Iterable[tuple[str, str]]) -> tuple[str, tuple[tuple[int, str
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """A pipe table whose first row is the header; rows are filled up to the longest, and empty rows left out.
+    """Returns a pipe table whose first row is the header; rows are padded to the longest, and empty rows left out.
 
-    White space in a cell becomes one space, so that a row is one line; a pipe is escaped. Without any text the
-    result is empty.
+    White space in a cell becomes one space, so that a row is one line; pipes are escaped. Without any text the result
+    is empty.
     """
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
@@ -81,25 +81,25 @@ def table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def fenced(code: str, language: str = "") -> str:
-    """Code between fences that are longer than any run of backticks in it; its lines stay exact."""
+    """Returns the unchanged code between fences that are longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max((len(run) for run in _BACKTICKS.findall(code)), default=0))
     return f"{fence}{language}\n{code}\n{fence}"
 
 
 def code_span(code: str) -> str:
-    """Code within a line of prose, between backticks that it does not hold itself."""
+    """Returns inline code between a number of backticks that does not occur in it."""
     runs = {len(run) for run in _BACKTICKS.findall(code)}
     ticks = "`" * next(count for count in range(1, len(runs) + 2) if count not in runs)
     return f"{ticks} {code} {ticks}" if "`" in (code[0], code[-1]) else f"{ticks}{code}{ticks}"
 
 
 def facts_of(stated: Mapping[str, str | None]) -> dict[str, str]:
-    """The facts that are stated, each on one line; what is longer than 1000 characters is a text, and no fact."""
+    """Returns the metadata that is present, each value on one line; values over 1000 characters are left out."""
     lines = {name: " ".join((value or "").split()) for name, value in stated.items()}
     return {name: line for name, line in lines.items() if 0 < len(line) <= _LONGEST_FACT}
 
 
 def date_of(text: str | None) -> str:
-    """The year, month or day with which a time in ISO 8601 begins, empty where it is none."""
+    """Returns the date at the beginning of an ISO 8601 time, as year, month or day; empty if there is none."""
     match = _DATE.match(text or "")
     return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""Jupyter notebooks as Markdown: prose as it stands, code between fences, in the order of the cells."""
+"""Turns Jupyter notebooks into Markdown: prose unchanged, code between fences, in the order of the cells."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sheepop.data.extract.interface import Content, Context, Extracted, Extracti
 from sheepop.data.extract.markdown import facts_of, fenced, marked
 
 _NEWEST = 4
-# The richest form of an output that is text comes first; HTML is for showing only.
+# The forms of an output to keep, the best first; HTML is for display only.
 _TEXT_TYPES = ("text/markdown", "text/latex", "text/plain")
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def extract_notebook(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document with a mark ``cell N`` for each cell that holds anything.
+    """Yields one document with a mark ``cell N`` for each cell that is not empty.
 
-    It is code in the kernel's language when most of its characters are code, else prose. Outputs that are text are
-    included with `notebook_outputs` in the configuration, pictures never. Metadata: ``title`` and
-    ``kernel_language`` where the notebook states them. Raises `ExtractionError`: ``unsupported`` for formats newer
-    than 4, ``damaged`` for what is no valid JSON, ``invalid`` for what is no notebook.
+    It is code in the kernel's language if most characters are code, else prose. Text outputs are included with
+    `notebook_outputs` in the configuration, pictures never. Metadata: ``title`` and ``kernel_language`` if the notebook
+    states them. Raises `ExtractionError`: ``unsupported`` for formats newer than 4, ``damaged`` for invalid JSON,
+    ``invalid`` for other JSON, ``empty``.
     """
     notebook, language = _read(content)
     cells: list[tuple[str, str]] = []
@@ -49,7 +49,7 @@ def extract_notebook(content: Content, context: Context) -> Iterator[Extracted |
 
 
 def _read(content: Content) -> tuple[Any, str]:
-    """The notebook in the present format, and the language of its kernel in lower case, empty when not stated."""
+    """Returns the notebook converted to format 4, and its kernel language in lower case, or "" if it is not stated."""
     from nbformat import ValidationError, converter, versions
 
     with content.open() as file:
@@ -62,7 +62,7 @@ def _read(content: Content) -> tuple[Any, str]:
         raise ExtractionError("invalid", "it does not name its notebook format")
     if version > _NEWEST:
         raise ExtractionError("unsupported", f"notebook format {version}; formats 1 to {_NEWEST} are read")
-    # What it finds wrong with a notebook it logs as errors; what can be read is read.
+    # nbformat logs invalid parts of a notebook as errors, but still reads the rest.
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)
     try:
         own = versions[version].to_notebook_json(data, minor=data.get("nbformat_minor", 0))
@@ -77,7 +77,7 @@ def _read(content: Content) -> tuple[Any, str]:
 def _language(notebook: Any) -> str:
     metadata = notebook.get("metadata", {})
     stated = [metadata.get("language_info", {}).get("name"), metadata.get("kernelspec", {}).get("language")]
-    # Up to format 3 every cell of code had a language of its own.
+    # Up to format 3 each code cell had its own language.
     for sheet in notebook.get("worksheets", []):
         stated += [cell.get("language") for cell in sheet.get("cells", []) if cell.get("cell_type") == "code"]
     names = [
@@ -87,7 +87,7 @@ def _language(notebook: Any) -> str:
 
 
 def _outputs(cell: Any) -> Iterator[str]:
-    """The outputs of a cell that are text, whole."""
+    """Yields the text outputs of a cell."""
     for output in cell.get("outputs", []):
         kind = output.get("output_type")
         if kind == "stream":

@@ -1,4 +1,4 @@
-"""The parts of an Office Open XML package and how they refer to each other (ECMA-376, part 2), and what all hold."""
+"""Reads the parts of an Office Open XML package and their relationships (ECMA-376, part 2), metadata and formulas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Element = Any
 Blocks = list[tuple[str, str]]
 Default = TypeVar("Default")
 
-# The strict form of the standard names everything as the usual form does, in namespaces of its own.
+# The strict form of the standard uses the same names as the usual form, in other namespaces.
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
 _USUAL = rb"http://schemas.openxmlformats.org/\1/2006/"
 _PROPERTIES = {"title": "title", "creator": "author", "initial-creator": "author", "language": "language"}
@@ -26,11 +26,11 @@ _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 
 class OfficeParts:
-    """The parts by name, without a leading slash. References to parts that are not there are passed over."""
+    """The parts of a package by name, without a leading slash; references to missing parts are ignored."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
-        # Names of parts do not depend on case.
+        # Part names are case-insensitive.
         self._names = {name.lower(): name for name in archive.namelist()}
         self._known: dict[str, list[tuple[str, str, str]]] = {}
         if "_rels/.rels" not in self._names:
@@ -41,32 +41,32 @@ class OfficeParts:
         self.main = parts[0]
 
     def xml(self, name: str) -> Element:
-        """The root element of a part; raises `ExtractionError` when it is no XML."""
+        """Returns the root element of a part; raises `ExtractionError` if it is not XML."""
         return parse_xml(name, _STRICT.sub(_USUAL, self.bytes(name)))
 
     def first(self, part: str, kind: str) -> Element | None:
-        """The root element of the first part to which `part` has a relationship of that kind."""
+        """Returns the root element of the first part to which `part` has a relationship of this kind, or None."""
         names = self.related(part, kind)
         return self.xml(names[0]) if names else None
 
     def bytes(self, name: str) -> bytes:
-        """The content of a part."""
+        """Returns the content of a part."""
         return self._archive.read(self._names[name.lower()])
 
     def related(self, part: str, kind: str) -> list[str]:
-        """The parts to which `part` has a relationship of that kind, such as ``footnotes``, in their order."""
+        """Returns the parts to which `part` has a relationship of this kind, such as ``footnotes``, in order."""
         return [target for found, _, target in self._relationships(part) if found == kind]
 
     def target(self, part: str, identifier: str) -> str | None:
-        """The part that `part` calls `identifier`."""
+        """Returns the part that `part` refers to by the relationship `identifier`, or None."""
         return next((target for _, found, target in self._relationships(part) if found == identifier), None)
 
     def properties(self) -> dict[str, str]:
-        """Title, author, language and date, as far as the package states them."""
+        """Returns ``title``, ``author``, ``language`` and ``date`` if the package states them."""
         return properties(*(self.xml(name) for name in self.related("", "core-properties")))
 
     def _relationships(self, part: str) -> list[tuple[str, str, str]]:
-        """Kind, identifier and part of every relationship of `part` (empty: of the package) inside the package."""
+        """Returns (kind, identifier, target part) of the internal relationships of `part`; "" is the package."""
         if part in self._known:
             return self._known[part]
         folder, name = posixpath.split(part)
@@ -83,9 +83,9 @@ class OfficeParts:
 
 
 def parse_xml(name: str, data: bytes) -> Element:
-    """The root element of a part of that name; entities stay unexpanded, and nothing is loaded.
+    """Returns the root element of XML; expands no entities and loads nothing; `name` is for errors.
 
-    Raises `ExtractionError`: ``bomb`` for entities that multiply, ``damaged`` when it is no XML.
+    Raises `ExtractionError`: ``bomb`` for entities that multiply, ``damaged`` if it is not XML.
     """
     from lxml import etree
 
@@ -98,17 +98,17 @@ def parse_xml(name: str, data: bytes) -> Element:
 
 
 def local_name(element: Element) -> str:
-    """The name of an element without its namespace."""
+    """Returns the name of an element without its namespace."""
     return str(element.tag).rpartition("}")[2]
 
 
 def integer(text: str | None, default: Default, most: int = 10**9) -> int | Default:
-    """A number of up to nine digits, at most `most`; `default` where the text is none."""
+    """Returns a number of up to nine digits, at most `most`; `default` if the text is not one."""
     return min(int(text), most) if text and re.fullmatch(r"\d{1,9}", text) else default
 
 
 def properties(*roots: Element) -> dict[str, str]:
-    """Title, author, language and date, as far as parts with properties state them."""
+    """Returns ``title``, ``author``, ``language`` and ``date`` if these parts with properties state them."""
     stated: dict[str, str] = {}
     for element in (element for root in roots for element in root.iter()):
         fact = _PROPERTIES.get(local_name(element))
@@ -118,14 +118,14 @@ def properties(*roots: Element) -> dict[str, str]:
 
 
 def document(text: str, facts: dict[str, str]) -> Extracted:
-    """One document of prose; raises `ExtractionError` when it has no text."""
+    """Returns one document of prose; raises `ExtractionError` if it has no text."""
     if not text:
         raise ExtractionError("empty", "the document has no text")
     return Extracted(text, metadata=facts)
 
 
 def presentation(slides: Iterable[Blocks], facts: dict[str, str]) -> Extracted:
-    """One document of prose with a mark ``slide N`` for each slide; raises `ExtractionError` when none has text."""
+    """Returns a document of prose with a mark ``slide N`` for each slide; raises `ExtractionError` if none has text."""
     text, marks = marked((f"slide {number}", join(blocks)) for number, blocks in enumerate(slides, 1))
     if not text:
         raise ExtractionError("empty", "the slides have no text")
@@ -133,12 +133,12 @@ def presentation(slides: Iterable[Blocks], facts: dict[str, str]) -> Extracted:
 
 
 def with_notes(blocks: Blocks, notes: list[str]) -> Blocks:
-    """The blocks of a slide, and below them what its speaker noted."""
+    """Returns the blocks of a slide followed by its speaker notes."""
     return [*blocks, ("text", "\n".join(["Notes:", *notes]))] if notes else blocks
 
 
 def formula(element: Element) -> str:
-    """The formula below an ``m:oMath`` element: ``a/b``, ``x^2``, ``x_i``, ``√(x)``."""
+    """Returns the formula in an ``m:oMath`` element as text: ``a/b``, ``x^2``, ``x_i``, ``√(x)``."""
     name = str(element.tag).removeprefix(_MATH)
     if name == "t":
         return element.text or ""
@@ -164,7 +164,7 @@ def _nary(element: Element) -> str:
 
 
 def _raised(element: Element, text: str, *names: str) -> str:
-    """The text with what stands below and above its line."""
+    """Returns the text with its subscript and superscript, as ``_`` and ``^``."""
     return text + "".join(f"{'_' if name == 'sub' else '^'}{_grouped(_part(element, name))}" for name in names)
 
 

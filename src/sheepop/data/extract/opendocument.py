@@ -1,6 +1,6 @@
-"""OpenDocument texts and presentations (odt, odp) as Markdown, in the order of the text.
+"""Turns OpenDocument texts and presentations (odt, odp) into Markdown, in the order of the text.
 
-Left out are headers and footers, comments, formulas, and what was deleted with changes being tracked.
+Headers, footers, comments, formulas and tracked deletions are left out.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _MOST_REPEATED = 1000
 
 
 def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose.
+    """Yields one document of prose.
 
-    Metadata: ``title``, ``author``, ``language`` and ``date`` where the file states them. Raises `ExtractionError`.
+    Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them. Raises `ExtractionError`.
     """
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
@@ -53,20 +53,20 @@ def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refu
 
 
 def extract_odp(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose with a mark ``slide N`` for each slide, and its speaker notes; raises `ExtractionError`."""
+    """Yields one document of prose with a mark ``slide N`` and the notes of each slide; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
         yield presentation(map(walk.slide, walk.body.iter(f"{_DRAW}page")), walk.facts)
 
 
 def refuse_encryption(archive: zipfile.ZipFile) -> None:
-    """Raises `ExtractionError` where the list of the parts says that they are encrypted."""
+    """Raises `ExtractionError` if the manifest says that the parts are encrypted."""
     if _MANIFEST in archive.namelist() and b"encryption-data" in archive.read(_MANIFEST):
         raise ExtractionError("encrypted", "it needs a password")
 
 
 class _Walk:
-    """The walk through the body of a document; notes wait for its end."""
+    """Walks through the body of a document and collects its notes, which go to the end."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         refuse_encryption(archive)
@@ -80,14 +80,14 @@ class _Walk:
             raise ExtractionError("damaged", "content.xml has no body")
         self.body: Element = body
         self.notes: Blocks = []
-        # What the text itself defines comes before what the document does.
+        # Styles of content.xml come last in this list and so override those of styles.xml.
         defining = [element for root in reversed(roots.values()) for element in root.iter(f"{_STYLE}style", _LIST)]
         self._styles = {element.get(f"{_STYLE}name"): element for element in defining if element.tag != _LIST}
         self._lists = {element.get(f"{_STYLE}name"): element for element in defining if element.tag == _LIST}
         self._counts: dict[str, dict[int, int]] = {}
 
     def slide(self, page: Element) -> Blocks:
-        """Title, text and notes of a slide."""
+        """Returns the title, text and notes of a slide."""
         blocks: Blocks = []
         notes: list[str] = []
         for shape in page:
@@ -102,7 +102,7 @@ class _Walk:
         return with_notes(blocks, notes)
 
     def blocks(self, container: Element) -> Blocks:
-        """What stands in a container; a line of code is a block of its own."""
+        """Returns the blocks in a container; each line of code is a block."""
         return [block for child in container for block in self._block(child)]
 
     def _block(self, element: Element) -> Blocks:
@@ -131,7 +131,7 @@ class _Walk:
         return [("text", text.strip()), *boxes]
 
     def _style_names(self, element: Element) -> list[str]:
-        """The names of the style of a paragraph and of those on which it is based, in lower case."""
+        """Returns the names of the style of a paragraph and of its parent styles, in lower case."""
         names: list[str] = []
         name = element.get(f"{_TEXT}style-name")
         while name and len(names) < LONGEST_CHAIN:
@@ -195,5 +195,5 @@ class _Walk:
             text = join([block for body in element.iter(f"{_TEXT}note-body") for block in self.blocks(body)])
             self.notes[number - 1] = ("item", f"[^{number}]: {text}")
             return f"[^{number}]"
-        # Text boxes come behind the paragraph to which they are tied.
+        # Text boxes come after the paragraph that contains them.
         return "" if name in _LEFT_OUT or name == "frame" else self._inline(element)

@@ -1,4 +1,4 @@
-"""The bytes of a web page as text, and the text as a tree of elements."""
+"""Decodes the bytes of a web page and parses its text into a tree of elements."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sheepop.data.extract.interface import ExtractionError
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
-# What keeps lxml's parsers within the file and within limits of size and depth, and what is no text.
+# Settings of lxml's parsers: no other files, limits on size and depth, no comments and processing instructions.
 SAFE = {"no_network": True, "huge_tree": False, "remove_comments": True, "remove_pis": True}
-# Where a page declares its encoding, as far as the HTML standard looks for it, and somewhat further.
+# How far to look for the declared encoding: somewhat further than the HTML standard does.
 _HEAD_BYTES = 4096
 _DECLARED = re.compile(
     rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
 )
-# The HTML standard reads these names as the encodings that pages with them really have.
+# The encodings that pages with these names really use, according to the HTML standard.
 _MEANT = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "gb2312": "gb18030"}
 _MEANT |= {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
 _NOT_FOR_PAGES = frozenset({"utf-7", "unicode-escape", "raw-unicode-escape", "idna", "punycode", "undefined", "hz"})
 
 
 def decode_page(data: bytes) -> Decoded:
-    """The text of a page: by its byte order mark, as UTF-8, by the encoding that it declares, or by detection.
+    """Decodes a page by, in this order, its byte order mark, UTF-8, the encoding that it declares, or detection.
 
     UTF-8 comes before the declaration because other encodings do not look like it by chance, while declarations are
     often left over from a template. Raises `ExtractionError`.
@@ -39,13 +39,13 @@ def decode_page(data: bytes) -> Decoded:
 
 
 def decoded_as(data: bytes, name: str) -> Decoded | None:
-    """The text in the encoding of that name; None where the name, the bytes or the look of UTF-8 speak against it."""
+    """Decodes text with the named encoding; returns None if it is unknown, does not fit, or the bytes are UTF-8."""
     try:
         codec = codecs.lookup(name).name
-        # What could be read up to the declaration has ASCII for its tags, whatever wide encoding it declares.
+        # The declaration was found as ASCII bytes, so the page cannot be in a wide encoding.
         if codec in _NOT_FOR_PAGES or codec.startswith("utf"):
             return None
-        # Encodings with escapes are ASCII as bytes, and so look like UTF-8.
+        # Encodings with escape sequences consist of ASCII bytes, so they look like UTF-8.
         if not codec.startswith("iso2022"):
             with suppress(UnicodeDecodeError):
                 data.decode("utf-8")
@@ -59,9 +59,9 @@ def decoded_as(data: bytes, name: str) -> Decoded | None:
 
 
 def parse_page(text: str) -> HtmlElement:
-    """The tree of a page as lxml repairs it; nothing is loaded and no entity defined by the page is expanded.
+    """Parses and repairs a page with lxml; loads nothing and expands no entities that the page defines.
 
-    Raises `ExtractionError` where the parser would leave out the rest of the page.
+    Raises `ExtractionError` if the page exceeds a limit of the parser, which would drop the rest, or has no elements.
     """
     from lxml import etree, html
 

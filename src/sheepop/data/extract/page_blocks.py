@@ -1,7 +1,7 @@
-"""A parsed HTML page as a list of Markdown blocks in reading order: headings, paragraphs, items, code, tables.
+"""Turns a parsed HTML page into Markdown blocks in reading order: headings, paragraphs, items, code, tables.
 
-What a browser would show as text is kept exactly, links as their text. Left out are scripts, controls, navigation
-and what is hidden. Which of the blocks are the page's own content is decided elsewhere.
+The visible text is kept exactly; a link becomes its text. Scripts, controls, navigation and hidden elements are left
+out. `sheepop.data.extract.html` decides which blocks are the main text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a line, as a set."""
+    """Returns the set of words of a text."""
     return frozenset(text.split())
 
 
@@ -42,14 +42,14 @@ _HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
 _LISTS = frozenset({"ol", "ul", "menu", "dir"})
 _CODE_SPANS = frozenset({"code", "kbd", "samp"})
 _VERBATIM = frozenset({"pre", "listing", "xmp", "plaintext"})
-# What makes a table a means of layout, or too rich for rows of single lines.
+# A table with one of these elements is for layout, or too complex for rows of single lines.
 _NOT_IN_CELLS = ("table", "pre", "h1", "h2", "h3", "dl", "blockquote")
 _LONGEST_CELL = 2000
 _WIDEST_SPAN = 1000
-# What stands alone in a link from a heading to itself, or from a note back to the text.
+# The text of a link from a heading to itself, or from a note back to the text.
 _PERMALINKS = words("¶ § # ¤ ∞ ⚓ 🔗 [link] [edit] ↩ ↩︎ ↩️ ↑ ^")
 _SPACES = re.compile(r"[ \t\n\r\f]+")
-# A line break that the page asks for; NUL cannot stand in a parsed page.
+# An explicit line break; a parsed page cannot contain NUL.
 _BREAK = "\0"
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _LANGUAGE = re.compile(
@@ -64,8 +64,8 @@ _EXPONENT = re.compile(r"[-+−]?(?:\d+|\w)")
 class Block:
     """A piece of the page as Markdown; `chars` and `link_chars` count characters other than white space.
 
-    It stands in the declared main part (`in_main`), in an `article` by number (0: none), or outside of these `beside`
-    the text, in a header, a footer or an aside. `found` tells that a search took it for main text.
+    `in_main` says that it is in the declared main part; `article` is the number of its article (0: none); `beside` says
+    that it is in a header, footer or aside outside of these. `found` says that a search took it for main text.
     """
 
     text: str
@@ -79,7 +79,7 @@ class Block:
 
 
 def page_blocks(root: HtmlElement) -> list[Block]:
-    """The blocks of a page or of a part of one."""
+    """Returns the blocks of a page or of a part of one."""
     page = _Page()
     page.element(root)
     page.flush()
@@ -87,29 +87,29 @@ def page_blocks(root: HtmlElement) -> list[Block]:
 
 
 def blocks_of(data: bytes) -> list[Block]:
-    """The blocks of a page from its bytes; raises `ExtractionError`."""
+    """Returns the blocks of a page from its bytes; raises `ExtractionError`."""
     return page_blocks(parse_page(decode_page(data).text)) if data.strip() else []
 
 
 def page_text(blocks: Iterable[Block]) -> str:
-    """The blocks as one Markdown text."""
+    """Returns the blocks as one Markdown text."""
     return join((block.kind, block.text) for block in blocks)
 
 
 class _Page:
-    """The walk over the elements; text gathers in `_pieces` until a block ends."""
+    """Walks over the elements and collects text in `_pieces` until a block ends."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self._pieces: list[str] = []
         self._indent = self._marker = self._heading = ""
-        # The number of the next item; None where items have dashes.
+        # The number of the next item; None if items have dashes.
         self._number: int | None = None
         self._in_main = self._beside = self._in_link = False
         self._article = self._articles = self._link_chars = 0
 
     def element(self, node: HtmlElement) -> None:
-        """Adds an element and what is in it; the text behind it belongs to its parent."""
+        """Adds an element and its content; the text after it belongs to its parent."""
         tag = node.tag
         if not isinstance(tag, str):
             return
@@ -143,7 +143,7 @@ class _Page:
             self._in_link = around
         elif tag == "sup" and _EXPONENT.fullmatch(raised := node.text_content().strip()):
             if self._in_link or node.find(".//a") is not None:
-                # The reference to a note.
+                # A reference to a note.
                 self._text(f"[{raised}]")
             else:
                 before = self._pieces[-1][-1] if self._pieces else ""
@@ -152,11 +152,11 @@ class _Page:
             self._inside(node)
 
     def flush(self) -> None:
-        """Ends the block that is being gathered."""
+        """Ends the current block and adds it, if it has text."""
         raw, self._pieces = "".join(self._pieces), []
         link_chars, self._link_chars = self._link_chars, 0
         lines = [line.strip(" ") for line in _SPACES.sub(" ", raw).split(_BREAK)]
-        # A no-break space is kept from collapsing, as a browser does, and is an ordinary space from here on.
+        # Like a browser, do not collapse no-break spaces; they become ordinary spaces only now.
         text = "\n".join(line.replace("\xa0", " ").rstrip() for line in lines).strip("\n")
         if not text.strip():
             return
@@ -187,7 +187,7 @@ class _Page:
 
     def _block(self, node: HtmlElement, tag: str) -> None:
         if self._heading and tag not in _HEADINGS:
-            # A heading stays one line, whatever boxes it is built of.
+            # A heading stays one line, even if it contains block elements.
             self._text(" ")
             self._inside(node)
             self._text(" ")
@@ -219,7 +219,7 @@ class _Page:
         if tag in _LISTS:
             self._number = number
         elif tag in ("li", "blockquote"):
-            # The mark of the item around it was written with the first block inside, or is still due.
+            # The marker of the enclosing item was written with the first block inside, or is still to be written.
             is_due = len(self.blocks) == count
             self._indent, self._marker = (indent, marker) if is_due else (indent + " " * len(marker), "")
 
@@ -239,7 +239,7 @@ class _Page:
             self._add(text, "table", sum(block.link_chars for block in page.blocks))
 
     def cell(self, cell: HtmlElement) -> str:
-        """The text of a cell of a table."""
+        """Returns the text of a table cell."""
         start = len(self.blocks)
         if not _is_left_out(cell, "td"):
             self._inside(cell)
@@ -248,7 +248,7 @@ class _Page:
 
 
 def _formula(node: HtmlElement, tag: str) -> str:
-    """A formula as TeX, where the page has its TeX."""
+    """Returns the TeX of a formula, or an empty string if the page does not give it."""
     tex: str | None = None
     if tag == "math":
         notes = [note for note in node.iter("annotation") if (note.get("encoding") or "").endswith("tex")]
@@ -279,7 +279,7 @@ def _integer(text: str | None, default: int) -> int:
 
 
 def _verbatim(node: HtmlElement) -> str:
-    """The exact lines of preformatted text, without line numbers that stand in it."""
+    """Returns the exact lines of preformatted text, without line numbers."""
     pieces: list[str] = []
 
     def gather(part: HtmlElement) -> None:
@@ -295,7 +295,7 @@ def _verbatim(node: HtmlElement) -> str:
             pieces.append(child.tail or "")
 
     gather(node)
-    # HTML ignores one line break directly behind the tag.
+    # HTML ignores one line break directly after the tag.
     return "".join(pieces).removeprefix("\n").replace("\r\n", "\n").replace("\xa0", " ").rstrip()
 
 
@@ -304,7 +304,7 @@ def _has_line_numbers(node: HtmlElement) -> bool:
 
 
 def _code_language(node: HtmlElement) -> str:
-    """The language named by a class on the code, in it, or on the boxes around it."""
+    """Returns the language named by a class of the code element, its ``code`` children, or the boxes around it."""
     around = [part for part in node.iterancestors() if part.tag in ("div", "figure", "td")][:3]
     for part in (node, *node.iterchildren("code"), *around):
         if match := _LANGUAGE.search(part.get("class") or ""):
@@ -324,7 +324,7 @@ def _is_layout(node: HtmlElement, rows: list[list[HtmlElement]]) -> bool:
 
 
 def _grid(rows: list[list[tuple[str, HtmlElement]]]) -> list[list[str]]:
-    """The texts of cells put into their columns: what a cell with spans covers beside its first place stays empty."""
+    """Returns the cell texts by column; a cell with spans fills its first place, and leaves the others empty."""
     grid: list[list[str]] = []
     covered: dict[int, int] = {}
     for row in rows:

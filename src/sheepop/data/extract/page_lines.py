@@ -1,6 +1,6 @@
-"""The lines of a page in reading order: columns are found by the white gutters that part them.
+"""Puts the lines of a page in reading order; the white gutters between columns show where columns are.
 
-The letters of a line from right to left may stand in any order in a file: their places tell how they are read.
+A file may store the letters of right-to-left lines in any order, so their positions decide how they are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 _WORD = re.compile(r"\w")
-# Beyond these a page is a drawing or an attack; it is read from top to bottom.
+# A page with more lines than this is a drawing or an attack, and is read from top to bottom.
 _MOST_LINES_IN_COLUMNS = 1500
 _DEEPEST_COLUMNS = 6
 _GUTTER_STEPS = 400
@@ -30,13 +30,13 @@ _LEAST_COLUMN_CHARACTERS = 15
 _LEAST_UNALIGNED_CHARACTERS = 8
 
 _LEFT_TO_RIGHT = re.compile(r"[^\W\d_]")
-# A run of the other direction: letters or numbers of it, with what stands between them.
+# A run in the other direction: its letters or numbers and the characters between them.
 _LEFT_RUN = re.compile("[^\\W_\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]+(?:[^\\w\u0590-\u08ff]*"
                        "[^\\W_\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]+)*")  # fmt: skip
 _RIGHT = "[\u0590-\u065f\u066a-\u06ef\u06fa-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]"
 _RIGHT_RUN = re.compile(rf"{_RIGHT}+(?:[\W\d]*{_RIGHT}+)*")
 _NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
-# In multiples of the size of the letters; a wide gap parts columns or cells.
+# In multiples of the size of the letters; a wide gap separates columns or cells.
 _BLANK = 0.16
 WIDE_GAP = 0.9
 
@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 
 class Line(NamedTuple):
-    """Text on one line, and where it stands: y grows downwards, all lengths are in one unit, points or pixels.
+    """Text on one line and its position: y grows downwards, and all lengths have one unit, points or pixels.
 
-    `size` is the height of its letters (for print, the font size), `first_width` the width of its first word. A
-    `rigid` line is a block of its own, such as a table, whose text stays as it is.
+    `size` is the height of its letters (in a PDF, the font size), `first_width` the width of its first word. A `rigid`
+    line is a separate block with fixed text, such as a table.
     """
 
     text: str
@@ -61,11 +61,11 @@ class Line(NamedTuple):
 
     @property
     def height(self) -> float:
-        """From its upper to its lower edge."""
+        """The distance from the upper to the lower edge."""
         return self.bottom - self.top
 
     def overlap(self, other: Line) -> float:
-        """How much of their heights two lines share; negative where one is above the other."""
+        """Returns how much two lines overlap vertically; negative if one is above the other."""
         return min(self.bottom, other.bottom) - max(self.top, other.top)
 
 
@@ -73,9 +73,10 @@ class Line(NamedTuple):
 class Page:
     """A page that was read: its number from 1, its height and its lines.
 
-    `others` are lines that run in another direction than most. `confidence` is that of recognition, the mean over the
-    characters from 0 to 1, None for text of the file itself. `meaningless` counts characters that stand for nothing
-    known, `unsure` lines that recognition was not sure of; with `is_unsearched`, tables could not be looked for.
+    `others` are lines in other directions than most. `confidence` is the mean confidence of recognition over the
+    characters, from 0 to 1, and None for text that the file contains. `meaningless` counts characters without a known
+    meaning, `unsure` counts lines that recognition was not sure of. `is_unsearched` says that the page was too complex
+    to search for tables.
     """
 
     number: int
@@ -89,11 +90,11 @@ class Page:
     is_unsearched: bool = False
 
 
-def runs(items: Iterable[T], goes_on: Callable[[list[T], T], bool]) -> list[list[T]]:
-    """The items in runs: one begins with each item of which `goes_on` says that the run before does not go on."""
+def runs(items: Iterable[T], continues: Callable[[list[T], T], bool]) -> list[list[T]]:
+    """Splits items into runs; `continues(run, item)` tells whether an item belongs to the current run."""
     found: list[list[T]] = []
     for item in items:
-        if found and goes_on(found[-1], item):
+        if found and continues(found[-1], item):
             found[-1].append(item)
         else:
             found.append([item])
@@ -101,28 +102,28 @@ def runs(items: Iterable[T], goes_on: Callable[[list[T], T], bool]) -> list[list
 
 
 def is_right_to_left(lines: Iterable[Line]) -> bool:
-    """Whether most letters belong to scripts that are written from right to left."""
+    """Returns whether most letters belong to scripts that are written from right to left."""
     text = "".join(line.text for line in lines)
     return 2 * len(RIGHT_TO_LEFT.findall(text)) > len(_WORD.findall(text))
 
 
 def mirrored(lines: Iterable[Line]) -> list[Line]:
-    """The lines as in a mirror that swaps left and right, so that text from right to left reads as the other."""
+    """Mirrors the lines horizontally, so that right-to-left pages can be handled like left-to-right ones."""
     return [line._replace(left=-line.right, right=-line.left) for line in lines]
 
 
 def reading_blocks(lines: Sequence[Line], depth: int = _DEEPEST_COLUMNS) -> list[list[Line]]:
-    """The lines in blocks, such as columns, in the order in which a page is read; pieces of one row are one line.
+    """Returns blocks of lines, such as columns, in reading order; pieces of one row are joined to one line.
 
-    `lines` must all be written from left to right, or be mirrored. Columns are looked for in columns to this depth.
+    `lines` must all be written from left to right, or be mirrored. Columns are searched inside columns to `depth`.
     """
     ordered = sorted(lines, key=lambda line: (line.top + line.bottom, line.left))
     gutter = _gutter(lines) if depth else None
     if gutter is None:
-        # What stands on one height is one line.
+        # Pieces at the same height are one line.
         rows = [_joined(sorted(row, key=lambda line: line.left)) for row in runs(ordered, _is_on_row)]
         return [rows] if rows else []
-    # From top to bottom, what runs across the gutter alternates with what keeps to columns.
+    # From top to bottom, bands of lines that cross the gutter alternate with bands of columns.
     begin, end = _ends(lines)
     reach_left, reach_right = gutter - (gutter - begin) / 20, gutter + (end - gutter) / 20
     walls = [line for line in lines if line.left < reach_left and line.right > reach_right]
@@ -138,15 +139,15 @@ def reading_blocks(lines: Sequence[Line], depth: int = _DEEPEST_COLUMNS) -> list
 
 
 def _ends(lines: Iterable[Line]) -> tuple[float, float]:
-    """How far lines reach to the left and to the right."""
+    """Returns the leftmost and the rightmost x of the lines."""
     return min(line.left for line in lines), max(line.right for line in lines)
 
 
 def _gutter(lines: Sequence[Line]) -> float | None:
-    """The x of the white gutter between two columns of running text, None when there is none.
+    """Returns the x of the white gutter between two columns of running text, or None if there is none.
 
-    Every two neighbours on about the same height vote for the space between them. Cells of a table have such spaces
-    too; columns differ from them by longer lines that fill the width, or by lines that are not level.
+    Each pair of horizontal neighbours votes for the space between them. Table cells have such spaces too; columns
+    differ from them by longer lines that fill the width, or by lines that are not level.
     """
     if not 2 * _LEAST_COLUMN_ROWS <= len(lines) <= _MOST_LINES_IN_COLUMNS:
         return None
@@ -167,9 +168,9 @@ def _gutter(lines: Sequence[Line]) -> float | None:
 
 
 def _peaks(votes: list[int]) -> list[float]:
-    """The places of most agreement, those nearest to the middle first; `votes` are the changes from place to place.
+    """Returns the positions with most votes, those nearest to the middle first; `votes` has differences of counts.
 
-    Labels in the margin of one column agree almost as well with its text as the columns do with each other.
+    The middle decides because labels in the margin of a column get almost as many votes as a gutter.
     """
     levels = [(0, 0), *((count, len(list(group))) for count, group in groupby(accumulate(votes))), (0, 0)]
     found, place = [], 0
@@ -183,7 +184,7 @@ def _peaks(votes: list[int]) -> list[float]:
 
 
 def _neighbours(lines: Sequence[Line]) -> list[tuple[Line, Line]]:
-    """Each line with the next one to its right on about the same height, where a visible space parts them."""
+    """Returns each line with its right neighbour at about the same height, if a visible space separates them."""
     nearest: dict[int, tuple[Line, Line]] = {}
     active: list[Line] = []
     for line in sorted((line for line in lines if not line.rigid), key=lambda line: line.top):
@@ -211,18 +212,18 @@ def _are_columns(pairs: list[tuple[Line, Line]]) -> bool:
 
 
 def _fills(side: list[Line]) -> bool:
-    """Whether at least half of the lines reach about as far to the right as the longest."""
+    """Returns whether at least half of the lines reach about as far to the right as the longest."""
     begin, end = _ends(side)
     return 2 * sum(line.right >= end - 0.15 * (end - begin) for line in side) >= len(side)
 
 
 def _is_on_row(row: list[Line], line: Line) -> bool:
-    """Whether it stands beside the largest piece of a row; a raised or lowered mark does."""
+    """Returns whether a line is at the height of the largest piece of a row; sub- and superscripts are."""
     row = row[-_MOST_PIECES:]
     largest = max(row, key=lambda piece: piece.size)
     if line.rigid or largest.rigid or largest.overlap(line) < 0.5 * min(largest.height, line.height):
         return False
-    # Two lines above each other that overlap are no row, however close.
+    # Pieces that overlap horizontally are lines above each other, however close.
     return all(min(piece.right, line.right) - max(piece.left, line.left) < 0.5 * line.size for piece in row)
 
 
@@ -245,7 +246,7 @@ def _joined(row: list[Line]) -> Line:
 
 
 class Glyph(NamedTuple):
-    """A character and the ends of its place along the line."""
+    """A character or text, and its left and right end along the line."""
 
     character: str
     left: float
@@ -253,10 +254,10 @@ class Glyph(NamedTuple):
 
 
 def visual_pieces(glyphs: Sequence[Glyph], size: float) -> list[Glyph]:
-    """The pieces of a line, from left to right, each with its text as it is read and with its ends.
+    """Returns the pieces of a line, from left to right, with their text in reading order and their ends.
 
-    Wide spaces part the pieces. Blanks are found by the distances between letters of `size`, so those among `glyphs`
-    do not count. The order is the inverse of the Unicode bidirectional algorithm (UAX 9) without explicit directions.
+    Wide spaces separate the pieces. Blanks are derived from the distances between letters of `size`; blanks among
+    `glyphs` are ignored. The order inverts the Unicode bidirectional algorithm (UAX 9) without explicit directions.
     """
     pieces: list[Glyph] = []
     for glyph in _clusters(glyphs):
@@ -271,7 +272,7 @@ def visual_pieces(glyphs: Sequence[Glyph], size: float) -> list[Glyph]:
 
 
 def logical(text: str) -> str:
-    """Text in the order of its places, from left to right, in the order in which it is read."""
+    """Converts text from visual order (left to right on the page) to reading order."""
     rights = RIGHT_TO_LEFT.findall(text)
     if not rights:
         return text
@@ -281,12 +282,12 @@ def logical(text: str) -> str:
 
 
 def _turned(text: str, kept: re.Pattern[str]) -> str:
-    """The text from its end to its beginning, but for what is `kept` in order; marks stay behind their letters."""
+    """Reverses the text, except for the matches of `kept`; combining marks stay after their letters."""
     return kept.sub(lambda run: _reversed(run.group()), _reversed(text))
 
 
 def _reversed(text: str) -> str:
-    """The characters in reverse, where marks stay behind the letter that they belong to."""
+    """Reverses the characters; combining marks stay after their letters."""
     groups: list[str] = []
     for character in text:
         if groups and unicodedata.combining(character):
@@ -297,9 +298,9 @@ def _reversed(text: str) -> str:
 
 
 def _clusters(glyphs: Sequence[Glyph]) -> list[Glyph]:
-    """Letters from left to right, each followed by the marks that stand over or under it.
+    """Returns the letters from left to right, each followed by its combining marks.
 
-    Letters from right to left that share a place are one glyph, spelt from left to right.
+    Right-to-left letters at the same position (a ligature) become one glyph in visual order.
     """
     letters: list[Glyph] = []
     for place, group in groupby(glyphs, key=lambda glyph: glyph[1:]):

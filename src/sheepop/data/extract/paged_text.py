@@ -1,6 +1,6 @@
-"""Pages to documents: lines become paragraphs of one text with a mark for every page; running lines go.
+"""Turns pages into documents: paragraphs of one text with a mark for each page, without running lines.
 
-Wrapped lines are joined and divided words made whole, and line breaks that are meant are kept.
+Wrapped lines and hyphenated words are joined; intended line breaks are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORDS = re.compile(r"\w+(?:[-\u2010]\w+)*")
 HYPHENS = "-\u2010\u00ad"
 _DIVIDED = re.compile(rf"(\w+)[{HYPHENS}]$")
 _FIRST_WORD = re.compile(r"\w+")
-# Words after or before which a hyphen divides no word: "self-evident", "two- and three-dimensional".
+# Words after or before which a hyphen belongs to the text: "self-evident", "two- and three-dimensional".
 _KEEPS_HYPHEN = frozenset({"self", "well"})
 _AFTER_SUSPENDED = frozenset({"and", "or", "nor", "to", "und", "oder", "bis", "et", "ou", "y", "o", "e", "en"})
 _LIST_ITEM = re.compile(
@@ -29,10 +29,10 @@ _LIST_ITEM = re.compile(
 )
 _LONGEST_WORD = 100
 _WITHOUT_SPACES = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef]")
-# A row with cells, or an entry of a table of contents; but a label may stand before a line of text.
+# A row with cells, or an entry of a table of contents; but a label may precede a line of text.
 _TABULAR = re.compile(r"\S {3}\S|(?:\. ?){4,}\s*\w{0,6}$|\.{4,}")
 _LABEL = re.compile(r"\S{1,12} {3}(?=\S)")
-# Of the lines of running text so many are as long as they can be, not counting those that end a sentence.
+# The share of lines in running text that are full, without those that end a sentence.
 _RUNNING_SHARE = 2 / 3
 _SENTENCE_END = re.compile("[.!?\u2026\u3002][\"\u201d\u2019')\\]]?$")
 _RUNNING_WORDS = 5
@@ -42,17 +42,17 @@ _MARGIN = 0.15
 _LEAST_INDENT = 0.7
 _WIDEST_INDENT = 6.0
 _BLANK_LINE = 1.75
-# Against the pitch from line to line.
+# In multiples of the distance from line to line, and of the size of the letters.
 _WIDER_PITCH = 1.3
 _LEAST_PITCH = 1.1
 _OTHER_SIZE = 1.15
-# A running line stands on so many pages at least, and on this share of the pages from the first to the last that has
-# it: odd and even pages may have heads of their own.
+# A running line is on at least this many pages, and on this share of the pages from the first to the last that has it:
+# odd and even pages may have different headers.
 _LEAST_PAGES = 5
 _LEAST_SHARE = 0.4
-# With fewer letters a line only counts pages, and is left out even the first time.
+# A running line with fewer letters is a page number, and is removed even on its first page.
 _LEAST_LETTERS = 8
-# Of the height of the page, at either end; and how far, in the size of its letters, a line may stray from page to page.
+# Running lines are in this share of the page height at either end, and move by at most _LEVEL letter sizes.
 _MARGINS = 0.15
 _LEVEL = 0.5
 _MOST_EDGE_LINES = 6
@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"\d{1,9}")
 def documents(
     pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig
 ) -> Iterator[Extracted | Refused]:
-    """The pages of one file as one document, or several where one would be too long; what is refused passes through.
+    """Yields the pages of a file as one document, or several if one would be too long, and passes refusals on.
 
     `facts` become metadata of each document.
     """
@@ -85,7 +85,7 @@ def documents(
 def _document(
     pages: Sequence[Page], facts: Mapping[str, str], config: ExtractConfig, *, is_whole: bool
 ) -> Iterator[Extracted]:
-    """The document of these pages, if they hold any text."""
+    """Yields the document of these pages, if they have any text."""
     gone = running_lines(pages) if config.strip_running_lines else set()
     words = frozenset(word.lower() for page in pages for line in page.lines for word in _WORDS.findall(line.text))
     text, marks = marked((f"page {page.number}", _page_text(page, gone, words)) for page in pages)
@@ -103,7 +103,7 @@ def _page_text(page: Page, gone: set[int], words: frozenset[str]) -> str:
 
 
 def _facts(pages: Sequence[Page], running: int) -> dict[str, str]:
-    """What the reader of a document may want to know about how it was read; what is 0 is not mentioned."""
+    """Returns metadata about how the pages were read; counts of 0 are left out."""
     recognised = [page.confidence for page in pages if page.confidence is not None]
     counts = {
         "recognised_pages": len(recognised),
@@ -120,7 +120,7 @@ def _facts(pages: Sequence[Page], running: int) -> dict[str, str]:
 
 
 class _EdgeLine(NamedTuple):
-    """A line at the head or foot of a page, and the numbers in it."""
+    """A line at the top or bottom of a page, and the numbers in it."""
 
     page: int
     line: Line
@@ -128,10 +128,10 @@ class _EdgeLine(NamedTuple):
 
 
 def running_lines(pages: Sequence[Page]) -> set[int]:
-    """The ``id`` of every line that repeats one of an earlier page, and of every line that only counts the pages.
+    """Returns the ``id`` of each line that repeats a line of an earlier page, and of each page number.
 
-    It stands on at least five pages, and on 40 percent of those from the first to the last of them, at the same height
-    and with the same words; its numbers stay the same or count with the pages, as figures in a table do not.
+    Such a line is on at least five pages, and on 40 percent of those from the first to the last of them, at the same
+    height and with the same words. Its numbers are constant or increase with the pages, unlike the figures of a table.
     """
     groups: defaultdict[tuple[bool, str], list[_EdgeLine]] = defaultdict(list)
     for page in pages:
@@ -140,7 +140,7 @@ def running_lines(pages: Sequence[Page]) -> set[int]:
             groups[is_head, _NUMBER.sub("#", line.text)].append(_EdgeLine(page.number, line, numbers))
     found: set[int] = set()
     for (_, words), group in groups.items():
-        is_said_once = sum(map(str.isalpha, words)) >= _LEAST_LETTERS
+        keeps_first = sum(map(str.isalpha, words)) >= _LEAST_LETTERS
         group.sort(key=lambda edge: edge.line.bottom)
         for level in runs(
             group, lambda level, edge: edge.line.bottom - level[-1].line.bottom <= _LEVEL * edge.line.size
@@ -148,12 +148,12 @@ def running_lines(pages: Sequence[Page]) -> set[int]:
             kept = sorted(_counting(level), key=lambda edge: edge.page)
             had = {edge.page for edge in kept}
             if len(had) >= max(_LEAST_PAGES, _LEAST_SHARE * (max(had) - min(had) + 1)):
-                found.update(id(edge.line) for edge in kept[is_said_once:])
+                found.update(id(edge.line) for edge in kept[keeps_first:])
     return found
 
 
 def _edge_lines(page: Page) -> list[tuple[bool, Line]]:
-    """The outermost lines at the head and at the foot of a page; tables are none."""
+    """Returns (is at the top, line) of the outermost lines at the top and bottom of a page, without tables."""
     lines = [line for line in page.lines if not line.rigid and len(line.text) <= _LONGEST_LINE]
     lines.sort(key=lambda line: (line.top, line.left))
     heads = [(True, line) for line in lines if line.bottom <= _MARGINS * page.height]
@@ -162,7 +162,7 @@ def _edge_lines(page: Page) -> list[tuple[bool, Line]]:
 
 
 def _counting(level: list[_EdgeLine]) -> list[_EdgeLine]:
-    """Those whose every number is the usual one, or is usual when counted from the number of the page."""
+    """Returns the lines whose numbers are the most common ones, or have the most common offset to the page number."""
     for place in range(len(level[0].numbers)):
         alike: defaultdict[tuple[int, int], list[_EdgeLine]] = defaultdict(list)
         for step in (1, 0):
@@ -173,15 +173,15 @@ def _counting(level: list[_EdgeLine]) -> list[_EdgeLine]:
 
 
 def paragraphs(blocks: Sequence[Sequence[Line]], words: Container[str]) -> str:
-    """The text of a page whose blocks are in reading order: paragraphs, with a blank line between two.
+    """Returns the text of blocks in reading order: paragraphs separated by blank lines.
 
-    `words` are the words of the whole document in lower case, by which a hyphen at a line's end is judged.
+    `words` are the words of the whole document in lower case; they decide whether a hyphen at a line end is kept.
     """
     texts: list[str] = []
     before: _Paragraph | None = None
     for block in blocks:
         for number, paragraph in enumerate(_paragraphs(block, words)):
-            if number == 0 and before is not None and before.goes_on(paragraph):
+            if number == 0 and before is not None and before.continues_in(paragraph):
                 texts[-1] = join_lines(texts[-1], paragraph.text, words)
             else:
                 texts.append(paragraph.text)
@@ -190,10 +190,10 @@ def paragraphs(blocks: Sequence[Sequence[Line]], words: Container[str]) -> str:
 
 
 def join_lines(before: str, after: str, words: Container[str]) -> str:
-    """Two lines of one paragraph as one; the hyphen of a divided word goes, that of a compound stays."""
+    """Joins two lines of a paragraph; the hyphen of a divided word is removed, that of a compound kept."""
     divided, follows = _DIVIDED.search(before[-_LONGEST_WORD:]), _FIRST_WORD.match(after)
     if not divided or not follows:
-        # Chinese has no blanks, and a range of numbers or an address goes on.
+        # No blank in Chinese, in a range of numbers, or in an address.
         is_tight = (
             (_WITHOUT_SPACES.match(before[-1:]) and _WITHOUT_SPACES.match(after))
             or (before[-1:] in ("\u2013", "/") and before[-2:-1].isalnum() and after[:1].isalnum())
@@ -214,14 +214,14 @@ def join_lines(before: str, after: str, words: Container[str]) -> str:
 
 
 class _Paragraph(NamedTuple):
-    """A paragraph, the size of its last letters, and whether its last line is full."""
+    """A paragraph, the size of the letters in its last line, and whether that line is full."""
 
     text: str
     size: float
     is_cut: bool
 
-    def goes_on(self, other: _Paragraph) -> bool:
-        """Whether the first paragraph of the next block seems to be its continuation."""
+    def continues_in(self, other: _Paragraph) -> bool:
+        """Returns whether the first paragraph of the next block seems to continue this one."""
         if not self.is_cut or max(self.size, other.size) > _OTHER_SIZE * min(self.size, other.size):
             return False
         end = self.text[-_LONGEST_WORD:]
@@ -229,13 +229,13 @@ class _Paragraph(NamedTuple):
 
 
 def _paragraphs(block: Sequence[Line], words: Container[str]) -> Iterator[_Paragraph]:
-    """The paragraphs of a block, whose lines follow each other without a blank space, in letters of one size."""
+    """Yields the paragraphs of a block: lines without vertical gaps between them, in letters of one size."""
     steps = sorted(
         after.bottom - before.bottom
         for before, after in pairwise(block)
         if not (before.rigid or after.rigid) and after.bottom - before.bottom > 0.6 * before.size
     )
-    # The lower quartile stands for the inside of paragraphs.
+    # The lower quartile is the distance of lines inside paragraphs.
     pitch = steps[len(steps) // 4] if len(steps) >= 3 else None
     edge = max((line.right for line in block if not line.rigid), default=0.0)
     for run in runs(block, lambda run, line: not _is_apart(run[-1], line, pitch)):
@@ -250,14 +250,14 @@ def _is_apart(before: Line, after: Line, pitch: float | None) -> bool:
     step = after.bottom - before.bottom
     if before.rigid or after.rigid or large > _OTHER_SIZE * small:
         return True
-    # Paragraphs of one line each look like lines that are set wide apart.
+    # Paragraphs of one line each look like lines with a wide spacing.
     if step > _BLANK_LINE * large and _SENTENCE_END.search(before.text) and not after.text[0].islower():
         return True
     return step > (_BLANK_LINE * large if pitch is None else _WIDER_PITCH * max(pitch, _LEAST_PITCH * large))
 
 
 def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_Paragraph]:
-    """The paragraphs of a run of lines; what is not running text, such as code or verse, keeps its lines."""
+    """Yields the paragraphs of a run of lines; code, verse and other text that is not running text keeps its lines."""
     # A long run shows its own right edge; a short one may end before the block's.
     right = max(line.right for line in run) if len(run) >= 5 else edge
     full = [_is_full(before, after, right) for before, after in pairwise(run)]
@@ -267,7 +267,7 @@ def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_P
     text = run[0].text
     for index, line in enumerate(run[1:]):
         before = run[index].text
-        # Lines among others that are not running text may be one sentence; one alone is full by being the longest.
+        # Full lines in other text may still be a wrapped sentence; a single one is full only because it is the longest.
         is_wrapped = full[index] and (
             is_running
             or (
@@ -288,7 +288,7 @@ def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_P
 
 
 def _is_full(before: Line, after: Line, right: float) -> bool:
-    """Whether the line before ends because the first word of the next would not have fitted."""
+    """Returns whether a line is full: the first word of the next line would not have fitted on it."""
     if _is_tabular(before.text) or _is_tabular(after.text):
         return False
     return before.right + 0.25 * before.size + after.first_width > right - _MARGIN * before.size
@@ -300,10 +300,10 @@ def _is_tabular(text: str) -> bool:
 
 
 def _is_indented(run: list[Line], index: int, is_full: bool) -> bool:
-    """Whether the line begins a paragraph by standing further in than the lines round it."""
+    """Returns whether a line begins a paragraph because it is indented more than its neighbours."""
     before, line = run[index - 1], run[index]
     indent = (line.left - min(before.left, run[index + 1].left if index + 1 < len(run) else before.left)) / line.size
     if not _LEAST_INDENT <= indent <= _WIDEST_INDENT or line.left <= before.left + _MARGIN * line.size:
         return False
-    # The lines of a list or of references hang below their label.
+    # In lists and references the further lines are indented below their label.
     return not is_full or (_SENTENCE_END.search(before.text) is not None and not _LIST_ITEM.match(before.text))

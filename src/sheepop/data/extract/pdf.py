@@ -1,4 +1,4 @@
-"""PDF: text in reading order with tables as Markdown, and recognition of what is only a picture of text."""
+"""Extracts text from PDF files in reading order, with tables as Markdown, and recognises text on scanned pages."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from sheepop.data.extract.config import ExtractConfig
     from sheepop.data.extract.page_lines import Line
 
-# A page with fewer letters than this, under pictures on at least this share of it, is a scan with a stamp.
+# A page with fewer letters than this, and pictures on at least this share of its area, is a scan with a stamp.
 _FEW_LETTERS = 200
 _PICTURE_SHARE = 0.5
-# Where more of the characters than this have no known meaning, the font hides what it says.
+# If a larger share of the characters has no known meaning, the font hides the text.
 _MEANINGLESS_SHARE = 0.3
 _MOST_BAD_PAGES_IN_A_ROW = 20
 _LONGEST_FACT = 1000
 _PASSWORD_ERRORS = (pdfium.FPDF_ERR_PASSWORD, pdfium.FPDF_ERR_SECURITY)
-# With more than this a page is a drawing; looking further would take long and tell nothing.
+# A page with more objects or segments is a drawing; looking further would take long and find nothing.
 _MOST_OBJECTS = 20_000
 _MOST_SEGMENTS = 12_000
 _DEEPEST_FORM = 5
-# Points: how far a ruling line may be off its direction, and the shortest that counts.
+# A table has at least this many ruling lines in each direction. In points: how far such a line may deviate from its
+# direction, and its least length.
 _LEAST_RULES = 3
 _STRAY = 1.0
 _SHORTEST = 3.0
@@ -47,10 +48,10 @@ _LONGEST_SIDE = 20_000
 
 
 def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose with a mark for every page that has text.
+    """Yields one document of prose with a mark for each page that has text, or several if it is too long.
 
-    Metadata: ``title``, ``author``, ``pages``, and counts of what was recognised, written as tables or left out.
-    Raises `ExtractionError`: ``encrypted``, ``damaged`` when it cannot be opened, ``empty`` when no page shows text.
+    Metadata: ``title``, ``author``, ``pages``, and counts such as recognised pages, tables and removed running lines.
+    Raises `ExtractionError`: ``encrypted``, ``damaged`` if it cannot be opened, ``empty`` if no page shows text.
     """
     is_silent = True
     with content.open() as file, closing(_opened(file)) as document:
@@ -73,7 +74,7 @@ def _opened(file: BinaryIO) -> pypdfium2.PdfDocument:
 
 
 def _facts(document: pypdfium2.PdfDocument) -> Mapping[str, str]:
-    """What the file says of itself, each value on one line."""
+    """Returns the title and author that the file states, each on one line."""
     stated = document.get_metadata_dict(skip_empty=True)
     facts = {name.lower(): "".join(filter(str.isprintable, stated.get(name, ""))) for name in ("Title", "Author")}
     return {name: value.strip() for name, value in facts.items() if value.strip() and len(value) <= _LONGEST_FACT}
@@ -95,7 +96,7 @@ def _pages(document: pypdfium2.PdfDocument, context: Context) -> Iterator[Page |
 
 
 def _read(page: pypdfium2.PdfPage, number: int, config: ExtractConfig) -> Iterator[Page | Refused]:
-    """The page, as a picture where its text, if any, is not what it shows; and why that could not be read."""
+    """Yields the page from its text, or by recognition if the page shows more than its text; or why that failed."""
     words = read_words(page)
     objects = _objects_of(page, words.frame)
     letters = _letters(words.words)
@@ -136,7 +137,7 @@ def _text(words: PageWords, objects: _Objects, number: int, config: ExtractConfi
 def _recognised(
     page: pypdfium2.PdfPage, objects: _Objects, number: int, known: int, config: ExtractConfig
 ) -> Page | Refused | None:
-    """The page as recognition reads it, None when that finds less than the `known` letters of its text."""
+    """Returns the recognised page, or a refusal; None if recognition finds no more letters than the `known` ones."""
     place = f"page {number}"
     if not config.ocr:
         return Refused(place, "unsupported", "it shows a picture, and data.extract.ocr is off")
@@ -145,7 +146,7 @@ def _recognised(
     try:
         from sheepop.data.extract.image import engine, recognise
 
-        engine(config.ocr_threads)  # where it is missing, no page need be drawn
+        engine(config.ocr_threads)  # raises before the page is rendered if rapidocr is missing
         found = recognise(render(page, _MOST_RENDERED_PIXELS), config, number)
     except ImportError:
         return Refused(place, "not_installed", "it shows a picture; to read pictures, install sheepop[ocr]")
@@ -157,12 +158,12 @@ def _recognised(
 
 
 def _letters(pieces: Iterable[Word | Line]) -> int:
-    """How many letters and digits they hold."""
+    """Returns the number of letters and digits."""
     return sum(sum(map(str.isalnum, piece.text)) for piece in pieces)
 
 
 def render(page: pypdfium2.PdfPage, max_pixels: int) -> Image:
-    """The page as a grey picture of at most `max_pixels`, however large the page is."""
+    """Renders a page of any size as a grey picture of at most `max_pixels`."""
     width, height = page.get_size()
     scale = min(_PIXELS_PER_POINT, math.sqrt(max_pixels / max(width * height, 1.0)), _LONGEST_SIDE / max(width, height))
     return page.render(scale=scale, grayscale=True).to_pil()
@@ -170,9 +171,9 @@ def render(page: pypdfium2.PdfPage, max_pixels: int) -> Image:
 
 @dataclass(slots=True)
 class _Objects:
-    """What a page shows beside text: straight lines across and down, and the share of its area under pictures.
+    """What a page shows besides text: horizontal and vertical lines, and the share of its area under pictures.
 
-    `shapes` counts everything else that is drawn. `has_more` says that not all objects were looked at.
+    `shapes` counts all drawn objects that are not pictures. `has_more` says that not all objects were examined.
     """
 
     across: list[Box] = field(default_factory=list)
@@ -183,7 +184,7 @@ class _Objects:
 
 
 def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:
-    """Looks at the objects of a page without drawing them; its lines stand where `frame` places them."""
+    """Examines the objects of a page without rendering them; `frame` converts the positions of lines."""
     found = _Objects()
     seen = segments = 0
     fill, stroke = ctypes.c_int(), ctypes.c_int()
@@ -198,7 +199,7 @@ def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:
             kind = pdfium.FPDFPageObj_GetType(item)
             if kind == pdfium.FPDF_PAGEOBJ_TEXT:
                 continue
-            own = pdfium.FS_MATRIX(1, 0, 0, 1, 0, 0)  # stays so for an object that has none
+            own = pdfium.FS_MATRIX(1, 0, 0, 1, 0, 0)  # unchanged for an object without a matrix
             pdfium.FPDFPageObj_GetMatrix(item, own)
             matrix = pypdfium2.PdfMatrix.from_raw(own).multiply(outer)
             if kind == pdfium.FPDF_PAGEOBJ_IMAGE:
@@ -221,7 +222,7 @@ def _objects_of(page: pypdfium2.PdfPage, frame: PageFrame) -> _Objects:
 
 
 def _sides(path: Any, matrix: pypdfium2.PdfMatrix) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
-    """The ends of each straight line of a path on its page; none for an object of another kind."""
+    """Yields the two ends, on the page, of each straight line of a path; nothing for other objects."""
     x, y = ctypes.c_float(), ctypes.c_float()
     start = point = (0.0, 0.0)
     for index in range(min(pdfium.FPDFPath_CountSegments(path), _MOST_SEGMENTS)):

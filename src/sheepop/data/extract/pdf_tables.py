@@ -1,4 +1,4 @@
-"""Tables with ruling lines in a PDF: pdfplumber makes cells of the lines, and the words of the page fill them."""
+"""Finds tables with ruling lines in a PDF: pdfplumber makes cells of the lines, and the words of the page fill them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 _Edges = tuple[float, float, float, float]
 # Points.
 _SNAP = 3
-# The search looks at every crossing of two lines, and at every two corners of cells.
+# The time of the search grows with the pairs of crossing lines, and with the pairs of corners of cells.
 _MOST_CROSSINGS = 200_000
 _MOST_CORNERS = 3000
 _LEAST_FILLED = 4
 _LEAST_FILLED_SHARE = 0.5
-# A frame round running text is no table, nor is one cell that holds most of it.
+# A frame around running text is not a table, and neither is a grid with most of the text in one cell.
 _LONGEST_CELL = 600
 _LARGEST_SHARE = 0.6
 _SHORT_CELL = 100
-# Lines are on one height, and words apart, in multiples of the size of the letters.
+# In multiples of the size of the letters: how far lines on the same height may differ, and the width of a blank.
 _SAME_HEIGHT = 0.3
 _BLANK = 0.25
 
 
 class TooManyLinesError(Exception):
-    """A page has so many ruling lines that looking for tables would take too long."""
+    """A page has so many ruling lines that searching for tables would take too long."""
 
 
 def find_tables(words: list[Word], across: list[Box], down: list[Box]) -> tuple[list[Line], list[Word]]:
-    """The tables of a page with these rules across and down, each as one rigid line, and the words that are in none.
+    """Returns the tables that these horizontal and vertical rules form, each as a rigid line, and the other words.
 
-    A grid whose rules part only some of its rows and columns is left to be read as text, which keeps rows together.
+    A grid whose rules separate only some of its rows and columns is not a table; as text, its rows stay together.
     Raises `TooManyLinesError`.
     """
     found: list[Line] = []
@@ -73,10 +73,10 @@ def find_tables(words: list[Word], across: list[Box], down: list[Box]) -> tuple[
 
 
 def _grids(across: list[Box], down: list[Box]) -> tuple[list[table.Table], NDArray[np.float64]]:
-    """The grids of cells, small ones first, for they may lie in larger ones; and the rules that make them, as boxes.
+    """Returns the grids of cells, small ones first as they may be inside larger ones, and the rules as boxes.
 
-    Pdfplumber's own reading of a page takes fifty times longer than pdfium's, so only its search for cells is used,
-    with the tolerances of its `TableSettings`.
+    Only pdfplumber's search for cells is used, with the tolerances of its `TableSettings`; its own reading of a page
+    takes fifty times as long as pdfium's.
     """
     lines = [_edge(box, "h") for box in across] + [_edge(box, "v") for box in down]
     edges = table.merge_edges(lines, _SNAP, _SNAP, _SNAP, _SNAP)
@@ -93,13 +93,13 @@ def _grids(across: list[Box], down: list[Box]) -> tuple[list[table.Table], NDArr
 
 
 def _edge(box: Box, orientation: str) -> dict[str, Any]:
-    """A line as pdfplumber describes it."""
+    """Returns a line in the form of pdfplumber."""
     sides = {"x0": box.left, "x1": box.right, "top": box.top, "bottom": box.bottom}
     return {**sides, "orientation": orientation, "width": box.right - box.left, "height": box.bottom - box.top}
 
 
 def _holds(box: _Edges, points: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of the points lie in a box."""
+    """Returns a mask of the points that are in a box."""
     are_inside: NDArray[np.bool_] = np.logical_and(points >= box[:2], points <= box[2:])
     return np.logical_and(are_inside[:, 0], are_inside[:, 1])
 
@@ -107,7 +107,7 @@ def _holds(box: _Edges, points: NDArray[np.float64]) -> NDArray[np.bool_]:
 def _has_words_beside(
     middles: NDArray[np.float64], hull: _Edges, hulls: list[_Edges], rules: NDArray[np.float64]
 ) -> bool:
-    """Whether the rules of a grid reach round words that are in none of its cells, nor in another grid."""
+    """Returns whether the rules of a grid enclose words that are neither in its cells nor in another grid."""
     shared = np.minimum(rules[:, 2:], hull[2:]) - np.maximum(rules[:, :2], hull[:2])
     boxes = np.vstack([hull, rules[(shared >= -_SNAP).all(axis=1)]])
     middles = middles[_holds((*boxes[:, :2].min(axis=0), *boxes[:, 2:].max(axis=0)), middles)]
@@ -118,7 +118,7 @@ def _has_words_beside(
 
 
 class _Cell(NamedTuple):
-    """A cell with text: the boxes of the words on each of its lines, whose letters are of this size."""
+    """A cell with text: its box, the size of its letters, and the boxes of the words on each line."""
 
     text: str
     box: Box
@@ -127,12 +127,12 @@ class _Cell(NamedTuple):
 
     @property
     def margin(self) -> float:
-        """The least distance from a line to the cell's sides, in multiples of the size."""
+        """The smallest distance from a line to the cell's sides, in multiples of the size."""
         sides = (min(line[0].left - self.box.left, self.box.right - line[-1].right) for line in self.lines)
         return min(sides) / self.size
 
     def is_broken_early(self, padding: float) -> bool:
-        """Whether most lines end where the next word would have fitted, as no wrapped text does."""
+        """Returns whether most lines end although the next word would have fitted, unlike wrapped text."""
         room = self.box.right - self.box.left - (2 * padding + _BLANK) * self.size
         widths = [line[-1].right - line[0].left for line in self.lines]
         firsts = [line[0].right - line[0].left for line in self.lines[1:]]
@@ -148,7 +148,7 @@ def _cell(box: Box, words: list[Word]) -> _Cell:
 
 
 def _is_table(texts: list[list[str]], num_cells: int) -> bool:
-    """Whether there are rows and columns of short texts, and not a frame, a form or a chart."""
+    """Returns whether a grid has rows and columns of short texts, unlike a frame, a form or a chart."""
     lengths = [len(text) for row in texts for text in row if text]
     return (
         len(lengths) >= max(_LEAST_FILLED, _LEAST_FILLED_SHARE * num_cells)
@@ -158,7 +158,7 @@ def _is_table(texts: list[list[str]], num_cells: int) -> bool:
 
 
 def _is_stacked(rows: list[list[_Cell | None]]) -> bool:
-    """Whether most words are in cells that hold several rows, which no rules part."""
+    """Returns whether most words are in cells with several rows of text that no rules separate."""
     filled = [[cell for cell in row if cell] for row in rows]
     padding = min(cell.margin for row in filled for cell in row)
     counts = [sum(len(line) for cell in row for line in cell.lines) for row in filled]
@@ -167,7 +167,7 @@ def _is_stacked(rows: list[list[_Cell | None]]) -> bool:
 
 
 def _are_stacked(cells: list[_Cell], padding: float) -> bool:
-    """Whether the cells of a row begin several lines at the same heights, and not for lack of room."""
+    """Returns whether the cells of a row have several lines at the same heights, and not for lack of room."""
     count = max(len(cell.lines) for cell in cells)
     longest = [cell for cell in cells if len(cell.lines) == count]
     if count < 2 or len(longest) < 2 or 2 * len(longest) <= len(cells):

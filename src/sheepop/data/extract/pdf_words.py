@@ -1,4 +1,4 @@
-"""The words of a PDF page and where they stand, from the characters that pdfium finds."""
+"""Reads the words of a PDF page and their positions from the characters that pdfium finds."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPELT_OUT = str.maketrans(
     {"\x02": "-", "\ufffe": "-"}
     | {"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl", "\ufb05": "st", "\ufb06": "st"}
-    # The places of bullets in the Symbol and Wingdings fonts.
+    # Bullets of the Symbol and Wingdings fonts.
     | {"\uf0b7": "\u2022", "\uf0a7": "\u25aa", "\uf0d8": "\u27a2", "\uf0fc": "\u2713"}
 )
-# In multiples of the size of the letters: they reach this far up and down.
+# How far letters reach above and below the baseline, in multiples of their size.
 _ASCENT, _DESCENT = 0.75, 0.25
 _LARGEST_SKEW = math.radians(5)
-# Letters that are printed twice to look bold are this close to each other, also in multiples of their size.
+# Letters that are printed twice to look bold are closer than this to each other, in multiples of their size.
 _OVERPRINT = 0.2
-# Letters of a column that is read from top to bottom stand this much apart, and this straight below each other.
+# In a column that is read from top to bottom, the largest gap between letters, and how far they may be off the line.
 _COLUMN_GAP, _COLUMN_STRAY = 0.5, 0.3
 _LEAST_COLUMN = 3
 
@@ -49,7 +49,7 @@ class Box(NamedTuple):
     bottom: float
 
     def turned(self, turns: int, width: float, height: float) -> Box:
-        """Its place after so many quarter turns clockwise of a page of this width and height."""
+        """Returns the box after this many clockwise quarter turns of a page of this width and height."""
         left, top, right, bottom = self
         for _ in range(turns % 4):
             left, top, right, bottom = height - bottom, left, height - top, right
@@ -58,9 +58,9 @@ class Box(NamedTuple):
 
 
 class PageFrame(NamedTuple):
-    """How the coordinates of a page in the file, where y grows upwards, become others by turning it clockwise.
+    """Converts coordinates of the file, where y grows upwards, into those of the page after clockwise quarter turns.
 
-    `width` and `height` are those before it is turned.
+    `width` and `height` are the sizes before it is turned.
     """
 
     left: float
@@ -75,16 +75,16 @@ class PageFrame(NamedTuple):
         return (self.height, self.width) if self.turns % 2 else (self.width, self.height)
 
     def placed(self, left: float, top: float, right: float, bottom: float) -> Box:
-        """Where a rectangle with these edges stands on the turned page."""
+        """Returns the box on the turned page of a rectangle with these edges in the file."""
         place = Box(left - self.left, self.top - top, right - self.left, self.top - bottom)
         return place.turned(self.turns, self.width, self.height) if self.turns else place
 
 
 class Word(NamedTuple):
-    """A word, its box, the size of its letters in points; `line` numbers the line that pdfium sees it on.
+    """A word, its box, the size of its letters in points; `line` is the number of its line according to pdfium.
 
-    `turns` says by how many quarter turns clockwise the page must be turned to read it, None when it is askew. Its
-    letters stand `descent` points above the lower edge of the box, seen in that direction.
+    `turns` is the number of clockwise quarter turns of the page that make it readable, None if it is slanted. Its
+    baseline is `descent` points above the lower edge of the box in that orientation.
     """
 
     text: str
@@ -96,9 +96,9 @@ class Word(NamedTuple):
 
 
 class PageWords(NamedTuple):
-    """The words of a page in the order of the file, where they stand when it is turned by `frame` to read most of it.
+    """The words of a page in the order of the file, with positions on the page as turned by `frame` to read most of it.
 
-    `meaningless` is how many of its characters have no known meaning.
+    `meaningless` is the number of characters without a known meaning.
     """
 
     words: list[Word]
@@ -107,7 +107,7 @@ class PageWords(NamedTuple):
 
 
 def read_words(page: pypdfium2.PdfPage) -> PageWords:
-    """The words of a page; raises `pypdfium2.PdfiumError` when it cannot be read."""
+    """Reads the words of a page; raises `pypdfium2.PdfiumError` if it cannot be read."""
     with closing(page.get_textpage()) as text_page:
         reader = _Reader(page, text_page.raw)
         words = list(_columns(_printed_once(reader.words())))
@@ -115,7 +115,7 @@ def read_words(page: pypdfium2.PdfPage) -> PageWords:
 
 
 def _turned(words: list[Word], frame: PageFrame) -> tuple[list[Word], PageFrame]:
-    """The words of a page in this frame, and the frame, when it is turned to read most of them."""
+    """Returns the words and the frame of a page after turning it so that most letters can be read."""
     letters: Counter[int] = Counter()
     for word in words:
         if word.turns is not None:
@@ -133,14 +133,14 @@ def _turned(words: list[Word], frame: PageFrame) -> tuple[list[Word], PageFrame]
 
 
 def lines_of(words: list[Word], frame: PageFrame) -> tuple[list[Line], list[Line]]:
-    """The lines of what is left of a page, and those in its margin or elsewhere that run in other directions."""
+    """Returns the lines that these words form, and the lines in other directions, for example in a margin."""
     words, _ = _turned(words, frame)
-    pieces = [(piece[0].turns == 0, _line(piece)) for piece in runs(words, _goes_on)]
+    pieces = [(piece[0].turns == 0, _line(piece)) for piece in runs(words, _continues)]
     return [line for is_upright, line in pieces if is_upright], [line for is_upright, line in pieces if not is_upright]
 
 
-def _goes_on(piece: list[Word], word: Word) -> bool:
-    """Whether a word stands on the line of others without a wide gap between them."""
+def _continues(piece: list[Word], word: Word) -> bool:
+    """Returns whether a word is on the line of a piece, without a wide gap between them."""
     before = piece[-1]
     begin, end = (1, 3) if word.turns in (1, 3) else (0, 2)
     gap = max(word.box[begin] - before.box[end], before.box[begin] - word.box[end])
@@ -149,11 +149,11 @@ def _goes_on(piece: list[Word], word: Word) -> bool:
 
 def _line(piece: list[Word]) -> Line:
     text = " ".join(word.text for word in piece)
-    # The usual size: capitals and raised marks are often set in others.
+    # The median size: capitals and superscripts often have other sizes.
     size = sorted(word.size for word in piece for _ in word.text)[len(text) // 2 - len(piece) // 2]
     usual = next(word for word in piece if word.size == size)
     baseline = usual.box.bottom - usual.descent
-    first = piece[0].text.split(" ", 1)[0]  # a piece from right to left may hold several words
+    first = piece[0].text.split(" ", 1)[0]  # a right-to-left piece may contain several words
     return Line(
         text,
         min(word.box.left for word in piece),
@@ -166,7 +166,7 @@ def _line(piece: list[Word]) -> Line:
 
 
 class _Style(NamedTuple):
-    """How letters are set: as in `Word`, their quarter turns in the file, and how broad their line is."""
+    """The style of letters: the fields of `Word`, their quarter turns in the file, and the breadth of their line."""
 
     size: float
     turns: int | None
@@ -176,7 +176,7 @@ class _Style(NamedTuple):
 
 
 class _Reader:
-    """Reads one page. Calls into pdfium take most of the time, so it asks for two boxes a word and little else."""
+    """Reads one page. Calls into pdfium take most of the time, so it requests two boxes a word and little else."""
 
     def __init__(self, page: pypdfium2.PdfPage, text_page: Any) -> None:
         left, bottom, right, top = page.get_bbox()
@@ -187,14 +187,14 @@ class _Reader:
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
 
     def words(self) -> Iterator[Word]:
-        """The words as the page is shown."""
+        """Yields the words, with positions on the page as it is displayed."""
         text = self._text()
         for number, span in enumerate(_LINE.finditer(text)):
             read = self._from_right if RIGHT_TO_LEFT.search(span.group()) else self._from_left
             yield from read(text, span.start(), span.end(), number)
 
     def _text(self) -> str:
-        """The characters of the page, one for each that pdfium counts; halves of surrogate pairs count as two."""
+        """Returns the characters of the page, one for each that pdfium counts; a surrogate pair counts as two."""
         count = max(0, pdfium.FPDFText_CountChars(self._page))
         buffer = (ctypes.c_ushort * (count + 1))()
         if pdfium.FPDFText_GetText(self._page, 0, count, buffer) == count + 1:
@@ -216,7 +216,7 @@ class _Reader:
                 yield Word(word, self.frame.placed(*box), style.size, line, style.turns, style.descent)
 
     def _from_right(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
-        """The pieces of a line that holds text from right to left, each as one word."""
+        """Yields the pieces of a line with right-to-left text, each as one word."""
         glyphs: list[Glyph] = []
         first = self._box(begin)
         style = self._style(begin, first, None)
@@ -230,7 +230,7 @@ class _Reader:
             yield Word(piece.character, box, style.size, line, style.turns, style.descent)
 
     def _meaningful(self, text: str) -> str:
-        """The text without what stands for no character, which is counted."""
+        """Returns the text without characters that have no meaning, and counts these."""
         if text.isascii() and text.isprintable():
             return text
         if _SURROGATE.search(text):
@@ -240,13 +240,13 @@ class _Reader:
         return _NO_TEXT.sub("", text)
 
     def _box(self, index: int) -> Box:
-        """The box of a character in the coordinates of the file, where y grows upwards."""
+        """Returns the box of a character in the coordinates of the file, where y grows upwards."""
         pdfium.FPDFText_GetLooseCharBox(self._page, index, self._into_rectangle)
         found = self._rectangle
         return Box(found.left, found.top, found.right, found.bottom)
 
     def _style(self, index: int, box: Box, known: _Style | None) -> _Style:
-        """How a character is set; characters on one line with boxes of one breadth are set alike."""
+        """Returns the style of a character; characters on one line whose boxes are equally broad share a style."""
         height, width = box.top - box.bottom, box.right - box.left
         if known is not None and abs((height, width)[known.quarters % 2] - known.breadth) < 1e-3:
             return known
@@ -265,7 +265,7 @@ class _Reader:
 
 
 def _printed_once(words: Iterable[Word]) -> list[Word]:
-    """The words without those printed again on about the same place, as programs without a bold font do."""
+    """Returns the words without repetitions at about the same place, with which programs imitate bold fonts."""
     kept: list[Word] = []
     places: set[tuple[str, float, float, float]] = set()
     for word in words:
@@ -278,9 +278,9 @@ def _printed_once(words: Iterable[Word]) -> list[Word]:
 
 
 def _columns(words: list[Word]) -> Iterator[Word]:
-    """The words, where upright letters below each other, as in Japanese from top to bottom, are one.
+    """Yields the words, with each column of upright letters, as in vertical Japanese, joined to one word.
 
-    Such a column is read when the page is turned to the left, which makes the columns from right to left lines.
+    Such a word gets `turns` of 3: with the page turned to the left, the columns from right to left are lines.
     """
     for column in runs(words, _is_below):
         text = "".join(part.text for part in column)
@@ -304,7 +304,7 @@ def _is_below(column: list[Word], word: Word) -> bool:
 
 
 def _is_upright(word: Word) -> bool:
-    """Whether a word is one letter of East Asia, or several below each other."""
+    """Returns whether a word is one East Asian letter, or several below each other."""
     if word.turns != 0 or not _EAST_ASIAN.match(word.text):
         return False
     left, top, right, bottom = word.box

@@ -1,7 +1,7 @@
-"""The rows of a query on any database that SQLAlchemy reaches: read-only, streamed, and rolled back at the end.
+"""Streams the rows of a query on any database that SQLAlchemy supports, read-only, and rolls back at the end.
 
-That nothing is written is seen to twice: the statement may only read, and the database is told so where it can be:
-PostgreSQL, MySQL, MariaDB, Oracle, SQLite and DuckDB. What functions do that the query calls, no transaction undoes.
+Two checks prevent writing: the statement may only read, and the session is read-only on PostgreSQL, MySQL, MariaDB,
+Oracle, SQLite and DuckDB. The rollback does not undo side effects of functions that the query calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FILE_DATABASES = frozenset({"sqlite", "duckdb"})
 _EXAMPLE = "postgresql://user:password@host:5432/name or sqlite:///path/to/file.db"
-# The driver that comes with the extra, so that the same address reads the same values everywhere.
+# The driver in the extra `data`, so that the same address reads the same values everywhere.
 _DRIVERS = {"postgresql": "postgresql+pg8000", "postgres": "postgresql+pg8000"}
 _TIME_LIMITS = {
     "pg8000": ("timeout",),
@@ -40,21 +40,21 @@ _TIME_LIMITS = {
 _SECRET_OPTIONS = ("password", "passwd", "pwd", "passfile", "sslkey", "sslpassword")
 _NOT_OPENED, _FAILED = "the database cannot be opened", "the query failed"
 _NO_LOG = logging.NullHandler()
-# The names of the columns, and what fetches so many rows more.
+# The names of the columns, and a function that fetches this many more rows.
 Result = tuple[list[str], Callable[[int], Sequence[Any]]]
-# What a session is told before the query; times are given in UTC, whatever the server's zone is.
+# The statements before the query; times are in UTC, whatever the server's time zone is.
 _SESSIONS = {
     "postgresql": ("SET TIME ZONE 'UTC'",),
     **dict.fromkeys(("mysql", "mariadb"), ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'")),
     "oracle": ("SET TRANSACTION READ ONLY",),
 }
 _READS = frozenset({"select", "with", "values", "table"})
-# What can change something inside a statement that begins with one of these.
+# Words that can change data inside a statement that begins with one of these.
 _WRITES = frozenset({"insert", "update", "delete", "merge", "replace", "into"})
-# Also the names of functions: replace(text, old, new), insert(text, position, length, new).
+# Words that are also names of functions: replace(text, old, new), insert(text, position, length, new).
 _CALLED = frozenset({"replace", "insert"})
 
-# No comment in a comment, none that MySQL executes, no backslash before a quote: these are read in different ways.
+# Databases differ on nested comments, comments that MySQL executes, and backslashes before quotes: these do not match.
 _PIECE = r"""(?P<space>\s+|--(?=\s|\Z)[^\n]*|/\*(?!M?!)(?:(?!/\*|\*/).)*+\*/)
     |(?P<quoted>'(?:[^'\\]|''|\\(?!['"]))*+'|"(?:[^"\\]|""|\\(?!['"]))*+"%s)
     |(?P<unclear>['"`]|--|/\*%s)
@@ -62,7 +62,7 @@ _PIECE = r"""(?P<space>\s+|--(?=\s|\Z)[^\n]*|/\*(?!M?!)(?:(?!/\*|\*/).)*+\*/)
     |(?P<other>\d[\w.]*|\$(?:(?:[^\W\d]\w*)?\$)?|.)"""
 _DOLLARS = r"|\$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$", r"|\$(?:[^\W\d]\w*)?\$"
 _BACKTICKS, _BRACKETS = r"|`(?:[^`]|``)*+`", r"|\[[^\]'\"`]*\]"
-# What else quotes in a database, and what else may hide words there.
+# Further quotes of a database, and further beginnings that may hide words there.
 _QUOTES = {
     **dict.fromkeys(("postgresql", "duckdb", "cockroachdb", "redshift"), _DOLLARS),
     **dict.fromkeys(("mysql", "mariadb"), (_BACKTICKS, r"|\#")),
@@ -74,11 +74,11 @@ _QUOTES = {
 
 
 def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    """The rows that `query` gives on the database at `url`, as `row_documents` makes them, with the place ``row N``.
+    """Yields the rows of `query` on the database at `url` through `row_documents`, with the place ``row N``.
 
-    Rows are fetched in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for an address or query refused
-    here, ``missing`` for a file or column, ``not_installed`` for a driver, and, after the documents of the rows before,
-    ``unreadable`` with the words of the database.
+    Rows are fetched in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for a refused address or query,
+    ``missing`` for a file or column, ``not_installed`` for a driver, and ``unreadable`` with the database's message,
+    after the documents of the rows before the error.
     """
     address = parse_address(url)
     backend = address.get_backend_name()
@@ -112,7 +112,7 @@ def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
     from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
-    # What fails while a broken connection is left is of no interest; without a handler it would go to stderr.
+    # Errors while a broken connection is closed do not matter; without a handler they would go to stderr.
     logging.getLogger("sqlalchemy").addHandler(_NO_LOG)
     backend = address.get_backend_name()
     with _faults_named(address, _NOT_OPENED):
@@ -127,13 +127,13 @@ def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
             for statement in _SESSIONS.get(backend, ()):
                 connection.exec_driver_sql(statement)
         with _faults_named(address, _FAILED):
-            # Without parameters the driver gets the query as it is, with its colons and percent signs.
+            # Without parameters the driver gets the query unchanged, with its colons and percent signs.
             options = {"stream_results": True, "no_parameters": True}
             result = connection.exec_driver_sql(query, execution_options=options)
             columns = list(result.keys())
         yield columns, result.fetchmany
     finally:
-        # Rolled back and closed; a server that is gone has done so itself.
+        # If this fails, the server is gone and has rolled back itself.
         for step in (connection.rollback, connection.close):
             try:
                 step()
@@ -144,7 +144,7 @@ def _server_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
 
 @contextmanager
 def _faults_named(address: URL, where: str) -> Iterator[None]:
-    """Turns what a driver raises into `ExtractionError`; `where` says what was being done."""
+    """Turns the errors of a driver into `ExtractionError`; `where` says what failed."""
     from sqlalchemy.exc import NoSuchModuleError
 
     try:
@@ -163,25 +163,25 @@ def _faults_named(address: URL, where: str) -> Iterator[None]:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Empties the frames that an exception keeps: a socket in them would stay open until it is collected."""
+    """Clears the frames that an exception keeps, because a socket in them would stay open until garbage collection."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def _message(error: Exception) -> str:
-    """What the database itself says, on one line."""
+    """Returns the database's own message on one line."""
     origin = getattr(error, "orig", None) or error
     first = origin.args[0] if origin.args else ""
-    # pg8000 hands on the fields of the server's message.
+    # pg8000 passes the fields of the server's message as a dict.
     message = first.get("M", "") if isinstance(first, dict) else str(origin)
     return " ".join(message.split())[:300] or type(origin).__name__
 
 
 def parse_address(url: str) -> URL:
-    """The address as SQLAlchemy takes it.
+    """Parses an address into a SQLAlchemy URL.
 
-    Raises `ExtractionError` when it is none, or holds an ``@`` or ``/`` of a password that should be escaped.
+    Raises `ExtractionError` if it is not valid, or contains an ``@`` or ``/`` of a password that must be escaped.
     """
     try:
         from sqlalchemy import make_url
@@ -192,7 +192,7 @@ def parse_address(url: str) -> URL:
     try:
         address = make_url(url)
     except (SQLAlchemyError, ValueError):
-        # What went wrong is not quoted: it may hold the password.
+        # The error is not quoted, because it may contain the password.
         detail = f"the address of the database cannot be read; it must look like {_EXAMPLE}"
         raise ExtractionError("invalid", detail) from None
     if address.get_backend_name() not in _FILE_DATABASES and "@" in f"{address.host}{address.database}":
@@ -201,7 +201,7 @@ def parse_address(url: str) -> URL:
 
 
 def source_label(url: str) -> str:
-    """A name for the database that can be shown: its kind, host and name, without user, password and options."""
+    """Returns a displayable name of the database: its kind, host and name, without user, password and options."""
     kind = url.partition("://")[0].partition("+")[0]
     try:
         address = parse_address(url)
@@ -213,9 +213,9 @@ def source_label(url: str) -> str:
 
 
 def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, Any]]:
-    """The address and what is handed to the driver beside it: how long to wait, and for pg8000 encryption.
+    """Returns the address and further arguments of the driver: time limits, and for pg8000 encryption.
 
-    `sslmode` means what it means to PostgreSQL's own library.
+    `sslmode` has the meaning that PostgreSQL's own library gives it.
     """
     driver = address.get_driver_name()
     arguments: dict[str, Any] = {name: max(1, round(max_seconds)) for name in _TIME_LIMITS.get(driver, ())}
@@ -233,7 +233,7 @@ def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, 
 
 
 def without_secrets(message: str, address: URL) -> str:
-    """`message` with every password of the address, plain or escaped, replaced by ``***``."""
+    """Returns `message` with every password of the address, plain or escaped, replaced by ``***``."""
     options = [address.query.get(name) for name in _SECRET_OPTIONS]
     for secret in [address.password, *options]:
         if isinstance(secret, str) and secret:
@@ -264,7 +264,7 @@ def require_reading(query: str, dialect: str) -> None:
 
 
 def is_ordered(query: str, dialect: str = "") -> bool:
-    """Whether the outermost SELECT of `query` has ORDER BY, without which a database may give rows in any order."""
+    """Returns whether the outermost SELECT has ORDER BY, without which a database may return rows in any order."""
     try:
         words = list(_words(query, dialect))
     except ExtractionError:
@@ -274,9 +274,9 @@ def is_ordered(query: str, dialect: str = "") -> bool:
 
 
 def _words(query: str, dialect: str) -> Iterator[tuple[str, int]]:
-    """The words in lower case, signs and quoted pieces outside comments, and in how many brackets each stands.
+    """Yields each word (in lower case), sign and quoted piece outside comments, with its depth in brackets.
 
-    Raises `ExtractionError` where databases differ in what is a comment, a string or a name.
+    Raises `ExtractionError` if databases differ on what is a comment, a string or a name.
     """
     depth = 0
     pattern = _PIECE % _QUOTES.get(dialect, ("", ""))

@@ -1,4 +1,4 @@
-"""JSON and JSON lines: records to documents, one for each, and other JSON as the text that it is."""
+"""Turns JSON and JSON lines into documents: one for each record, and other JSON as code."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from sheepop.data.extract.lines import Lines, byte_lines, open_utf8
 from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column
 
 _BLOCK = 2**20
-# What JSON takes in memory once it is parsed, as a multiple of its text, in all but contrived files.
+# The memory of parsed JSON, as a multiple of its text, in all but contrived files.
 _PARSED_SIZE = 12
-# JSON as editors write it: comments, and a comma behind the last item. Strings are matched so that they stay.
+# JSON as editors write it: comments, and a comma after the last item. Strings are matched so that they are kept.
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*+")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[\]}])', re.DOTALL)
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _STRUCTURE = re.compile(r'["\[\]{},]')
 _IN_STRING = re.compile(r'["\\]')
-# An error, or a number, this near to the end of what was read may come from the end.
+# An error or a number this near to the end of the text that was read may be due to the missing rest.
 _NEAR_END = 16
 
 Documents = Iterator[Extracted | Refused]
 
 
 def extract_jsonl(content: Content, context: Context) -> Documents:
-    """One document for each line that is a JSON record, as `RecordFormat` makes it, with the place ``line N``.
+    """Yields one document for each line that is a JSON record, made by `RecordFormat`, with the place ``line N``.
 
-    A line that is no valid JSON, names a key twice, or is over twice the longest document is refused, and the
-    next is read. A file that holds a JSON list instead is read as `extract_json` does.
+    A line that is not valid JSON, repeats a key, or is over twice the longest document is refused alone. A file with a
+    JSON list instead is read like in `extract_json`.
     """
     yield from _documents(content, context.config, _line_documents)
 
 
 def extract_json(content: Content, context: Context) -> Documents:
-    """One document for each record of a list, with the place ``item N``; other JSON is one document of code.
+    """Yields one document for each record of a list, with the place ``item N``; other JSON is one document of code.
 
-    A list is streamed. Records are also found in the lists, columns or fields of a single record, when they hold the
-    text asked for or a well-known field. A file with a record on every line is read as JSON lines.
+    A list is streamed. Records inside the lists, columns or fields of a single record count too, if they have the
+    configured field or a well-known one. A file with a record on every line is read as JSON lines.
     """
     yield from _documents(content, context.config, _value_documents)
 
@@ -53,9 +53,9 @@ def extract_json(content: Content, context: Context) -> Documents:
 def _documents(
     content: Content, config: ExtractConfig, otherwise: Callable[[Content, ExtractConfig], Documents]
 ) -> Documents:
-    """The documents of lines or of a list if the first two lines show them, else those that `otherwise` finds."""
+    """Reads JSON lines or a list if the first two lines show one of these, else calls `otherwise`."""
     with open_utf8(content) as file:
-        # Of a line that is too long its first character says enough.
+        # For a line that is too long, the first character is enough.
         begin = file.peek(_BLOCK).strip()[:1]
         lines = ((begin if line is None else line).strip() for line in byte_lines(file, longest_record(config)))
         first, second = [*islice(filter(None, lines), 2), b"", b""][:2]
@@ -101,7 +101,7 @@ def _list_documents(content: Content, config: ExtractConfig) -> Documents:
 
 
 def _is_record(item: object) -> bool:
-    """Whether a list that begins with `item` holds documents: records, conversations, texts of several words."""
+    """Returns whether a list that begins with `item` has documents: records, conversations, texts of several words."""
     if isinstance(item, str):
         return len(item.split(None, 1)) > 1
     return isinstance(item, Mapping) or turns_text(item) is not None
@@ -122,9 +122,9 @@ def _value_documents(content: Content, config: ExtractConfig) -> Documents:
 
 
 def _records_within(value: dict[str, Any], form: RecordFormat) -> Iterator[tuple[str, Any]]:
-    """The records that one record holds, each with its place: the rows of its columns, itself, its lists, its fields.
+    """Yields (place, record) for the records in `value` that have the text of `form`.
 
-    Only what holds the text that `form` asks for counts.
+    They are the rows of its columns, or else `value` itself, or else all of its fields, or else the items of its lists.
     """
     rows = _columns(value)
     first = next(rows, None)
@@ -141,7 +141,7 @@ def _records_within(value: dict[str, Any], form: RecordFormat) -> Iterator[tuple
 
 
 def _columns(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a table that is written column by column: lists of one length, or records with the same keys."""
+    """Yields the rows of a table that is stored by column: as lists of one length, or as records with the same keys."""
     fields = list(value.values())
     if fields and all(isinstance(field, list) for field in fields) and len(set(map(len, fields))) == 1:
         for values in zip(*fields, strict=True):
@@ -152,7 +152,7 @@ def _columns(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _whole(content: Content, config: ExtractConfig) -> tuple[str, Any]:
-    """The text of a file that is one JSON value, comments and last commas allowed, and the value."""
+    """Returns the text of a file and its JSON value; comments and trailing commas are allowed."""
     max_bytes = config.max_memory_bytes // _PARSED_SIZE
     if content.size > max_bytes:
         remedy = "a list of records or JSON lines can be of any size"
@@ -168,7 +168,7 @@ def _whole(content: Content, config: ExtractConfig) -> tuple[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; raises `ExtractionError` where it is not valid, names a key twice or nests deeply."""
+    """Returns the value of JSON text; raises `ExtractionError` if it is invalid, repeats a key or nests too deeply."""
     try:
         return _decoder.decode(text)
     except (RecursionError, ValueError) as error:
@@ -176,7 +176,7 @@ def parse_json(text: str) -> Any:
 
 
 def _named(error: Exception, begin: int = 0) -> ExtractionError:
-    """What is wrong with a value that begins at `begin` in the text that was parsed."""
+    """Returns the error as `ExtractionError`; the value begins at `begin` in the parsed text."""
     if isinstance(error, json.JSONDecodeError):
         return ExtractionError("invalid", f"{error.msg}, character {error.pos - begin + 1:,}")
     return ExtractionError("invalid", "nested too deeply" if isinstance(error, RecursionError) else str(error))
@@ -203,10 +203,10 @@ def _text_blocks(content: Content) -> Iterator[str]:
 
 
 class JsonItems:
-    """The items of the list that the blocks of text hold, one in memory at a time, numbered from 1; to be read once.
+    """Iterates once over the numbered items of a JSON list in blocks of text, with one item in memory at a time.
 
-    An item that is not valid, or longer than `max_characters`, comes as an `ExtractionError`, and reading goes on
-    behind it. Raises `ExtractionError` where the list itself breaks off or goes wrong.
+    It yields an `ExtractionError` for an item that is invalid or longer than `max_characters`, and continues after it.
+    Raises `ExtractionError` if the list itself ends early or is invalid.
     """
 
     def __init__(self, blocks: Iterator[str], max_characters: int) -> None:
@@ -223,7 +223,7 @@ class JsonItems:
             if mark == "]" and self._number == 1:
                 break
             if not mark:
-                raise ExtractionError("invalid", f"the list breaks off before item {self._number}")
+                raise ExtractionError("invalid", f"the list ends before item {self._number}")
             yield self._number, self._item()
             mark = self._mark()
             if mark == "]":
@@ -242,14 +242,14 @@ class JsonItems:
                 if self._is_ended or not self._may_come_from_end(error):
                     return self._skipped(_named(error, self._at))
             else:
-                # A number near the end of what was read may go on behind it.
+                # A number near the end of the text that was read may continue after it.
                 is_whole = not isinstance(value, int | float) or len(self._text) - end >= _NEAR_END
                 if is_whole or self._is_ended:
                     self._at = end
                     return value
             if len(self._text) - self._at > self._max:
                 return self._skipped(ExtractionError("oversized", f"the item is over {self._max:,} characters"))
-            # Twice as much each time, so that a long item is not parsed from its beginning again and again.
+            # The text is doubled each time, so that a long item is parsed from its beginning only a few times.
             self._read(len(self._text) - self._at)
 
     def _may_come_from_end(self, error: Exception) -> bool:
@@ -258,7 +258,7 @@ class JsonItems:
         )
 
     def _skipped(self, error: ExtractionError) -> ExtractionError:
-        """`error`, after passing over the item by its brackets and quotes alone."""
+        """Skips the item by its brackets and quotes alone, and returns `error`."""
         depth = 0
         while mark := self._next(_STRUCTURE):
             if mark == '"':
@@ -278,13 +278,13 @@ class JsonItems:
         raise ExtractionError(error.reason, f"item {self._number}: {error.detail}; its end was not found")
 
     def _mark(self) -> str:
-        """The next character that is no white space, or nothing at the end; it is not passed over."""
+        """Returns the next character that is not white space, without consuming it; empty at the end."""
         mark = self._next(_NO_SPACE)
         self._at -= len(mark)
         return mark
 
     def _next(self, pattern: re.Pattern[str]) -> str:
-        """The next character that fits, passed over together with all before it; nothing when there is none."""
+        """Consumes the text up to and with the next match, and returns the match; empty if there is none."""
         while (match := pattern.search(self._text, self._at)) is None:
             self._at = len(self._text)
             if not self._read():
@@ -293,7 +293,7 @@ class JsonItems:
         return match[0]
 
     def _read(self, least: int = 1) -> bool:
-        """Reads at least so many characters more, and forgets those passed over; False when there were none."""
+        """Reads at least `least` more characters and drops the consumed ones; returns False at the end."""
         blocks, size = [self._text[self._at :]], 0
         while size < least and not self._is_ended:
             blocks.append(next(self._blocks, ""))

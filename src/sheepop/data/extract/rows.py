@@ -1,4 +1,4 @@
-"""Rows of any table to documents: one for each row where a column holds text, else the table itself, as Markdown."""
+"""Turns table rows into documents: one for each row if a column has text, else the whole table as Markdown."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ SAMPLE_ROWS = 32
 _SAMPLE_CHARACTERS = 2**22
 _MARKS = str.maketrans({"|": "\\|", "\n": "<br>", "\r": "<br>"})
 
-
 Row = tuple[int, Sequence[Any]]
-"""The number of a row in its table, counted from 1, and one value for each column; see `row_documents` for others."""
+"""The number of a row in its table, from 1, and a value for each column; `row_documents` allows other lengths."""
 
 
 def row_documents(
     config: ExtractConfig, columns: Sequence[str], rows: Iterable[Row | Refused], place: str = "", delimiter: str = ""
 ) -> Iterator[Extracted | Refused]:
-    """The documents that the rows of a table make as `config` asks, in order, refused rows among them.
+    """Yields the documents and refusals of the rows of a table, in order, in the form that `config` selects.
 
-    `place` goes in front of every place. Where a `delimiter` parts cells, rows may be of any length: what is missing at
-    the end is empty, and what is too much was part of the text. Without columns, rows are lines of text of one cell.
-    Raises `ExtractionError` for a missing column, and what the rows raise, after the documents of the rows before.
+    `place` is put before every place. With a `delimiter`, rows may have any length: missing cells at the end are empty,
+    and surplus cells are part of the text. Without columns, each row is a line of text in one cell. Raises
+    `ExtractionError` for a missing column, and any error of `rows` after the documents of the rows before it.
     """
     rows = iter(rows)
     head: list[Row | Refused] = []
     size, failure = 0, None
-    # Enough rows to tell what the columns hold, fewer when they are long.
+    # Enough rows to tell what the columns contain, fewer if they are long.
     try:
         while len(head) < SAMPLE_ROWS and size < _SAMPLE_CHARACTERS and (row := next(rows, None)) is not None:
             head.append(row)
@@ -63,7 +62,7 @@ def row_documents(
 
 
 def _record(columns: Sequence[str], values: Sequence[Any], text: str | None, delimiter: str) -> dict[str, Any]:
-    """The row as a record, in which surplus values go to the column `text`, as if nothing had parted them."""
+    """Returns the row as a record; surplus values are joined again with the value of the column `text`."""
     surplus = len(values) - len(columns)
     if surplus > 0 and text in columns:
         at = columns.index(text)
@@ -76,7 +75,7 @@ def _record(columns: Sequence[str], values: Sequence[Any], text: str | None, del
 def _table_documents(
     most: int, columns: Sequence[str], rows: Iterator[Row | Refused], place: str, delimiter: str
 ) -> Iterator[Extracted | Refused]:
-    """The table, cut between rows into documents of at most `most` bytes that each begin with the header."""
+    """Yields the table, cut between rows into documents of at most `most` bytes that each begin with the header."""
     head = f"{_line(columns)}\n|{' --- |' * len(columns)}\n" if columns else ""
     most -= len(head.encode("utf-8"))
     lines, size, first, last = [head], 0, 0, 0
@@ -112,14 +111,14 @@ def _table_documents(
 
 
 def _row_line(row: Row, width: int, delimiter: str, most: int) -> tuple[int, str, int] | Refused:
-    """The number of the row, its line in Markdown of at least `width` columns, or of none as it is, and its bytes."""
+    """Returns the number of the row, its Markdown line of at least `width` columns (0: plain text), and its bytes."""
     number, values = row
     try:
         line = _line([*values, *[""] * (width - len(values))]) if width else delimiter.join(values)
         line += "\n"
         size = len(line) if line.isascii() else len(line.encode("utf-8"))
         if size > most:
-            raise ExtractionError("oversized", f"{size:,} bytes, over what data.extract.max_document_bytes leaves")
+            raise ExtractionError("oversized", f"{size:,} bytes, over the limit of data.extract.max_document_bytes")
     except ExtractionError as error:
         return Refused(f"row {number}", error.reason, error.detail)
     except UnicodeEncodeError as error:
@@ -135,5 +134,5 @@ def _line(values: Sequence[Any]) -> str:
         line = f"| {' | '.join(values)} |"
     if line.count("|") == len(values) + 1 and "\n" not in line and "\r" not in line:
         return line
-    # What would end a cell or a row in Markdown is written as Markdown writes it.
+    # Escape what would end a cell or a row in Markdown.
     return "| " + " | ".join(value.replace("\r\n", "\n").translate(_MARKS) for value in values) + " |"

@@ -1,7 +1,7 @@
-"""Spreadsheets (xlsx, xlsb, xls, ods) as Markdown tables, one document for each sheet.
+"""Turns spreadsheets (xlsx, xlsb, xls, ods) into Markdown tables, one document for each sheet.
 
-Cells have their values, not their formulas. Columns and rows in which nothing stands are left out, so that what a
-sheet claims to span does not matter.
+Cells have their values, not their formulas. Empty columns and rows are left out, so that the claimed size of a sheet
+does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sheepop.data.extract.markdown import table
 from sheepop.data.extract.opendocument import refuse_encryption
 
 _BLOCK = 2**20
-# A formula whose value the writing program left to be computed when the file is opened.
+# A formula without a stored value: the program that wrote the file did not compute it.
 _WITHOUT_VALUE = re.compile(
     rb"(?:</(?:\w+:)?f>|<(?:\w+:)?f\b[^<>]*/>)\s*(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
 )
@@ -29,30 +29,29 @@ _ZIP = b"PK\x03\x04"
 _RELATIONSHIPS, _STRICT = "_rels/.rels", b"http://purl.oclc.org/ooxml/"
 _SHEET = re.compile(r"xl/worksheets/[^/]+\.xml", re.IGNORECASE)
 
-# What separates a cell from the next.
+# The separator between two cells.
 _CELL_BYTES = 3
 
-# Its name, whether it is hidden, and its rows.
+# The name of a sheet, whether it is hidden, and its rows.
 _Sheet = tuple[str, bool, Iterable[Iterable[Any]]]
 
 
 def extract_xlsx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One table for each sheet with anything in it, hidden ones too; a long sheet in several, each with the header.
+    """Yields one table for each sheet that is not empty, also hidden ones, or several with the header for a long sheet.
 
-    Places and marks are ``sheet NAME``. Metadata: ``hidden`` is ``yes`` for a sheet that is not shown;
-    ``formulas_without_value`` is how many formulas of the workbook nobody has computed, whose cells are empty.
-    Raises `ExtractionError`.
+    Places and marks are ``sheet NAME``. Metadata: ``hidden`` is ``yes`` for a hidden sheet; ``formulas_without_value``
+    is the number of formulas in the workbook without a stored value, whose cells are empty. Raises `ExtractionError`.
     """
     with office_package(content, context) as archive, content.open() as file:
         uncomputed = sum(_count(archive, name) for name in archive.namelist() if _SHEET.fullmatch(name))
         facts = {"formulas_without_value": str(uncomputed)} if uncomputed else {}
-        # openpyxl reads row by row, and errors as well, but not the strict form.
+        # openpyxl reads row by row and keeps error values, but cannot read the strict form.
         is_strict = _RELATIONSHIPS in archive.namelist() and _STRICT in archive.read(_RELATIONSHIPS)
         yield from _documents(_by_calamine(file) if is_strict else _by_openpyxl(file), facts, context)
 
 
 def extract_sheets(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The same for xlsb, xls and ods, without that count; cells whose formula gives an error are empty."""
+    """Does the same for xlsb, xls and ods without ``formulas_without_value``; cells with an error value are empty."""
     with content.open() as file:
         if content.head(len(_ZIP)) == _ZIP:
             with safe_zip(content, context) as archive:
@@ -89,11 +88,11 @@ def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
     from openpyxl import load_workbook
 
     with warnings.catch_warnings():
-        # It warns of what it does not keep when it writes the file again.
+        # openpyxl warns of features that it would lose when saving the file.
         warnings.simplefilter("ignore")
         workbook = load_workbook(file, read_only=True, data_only=True, keep_links=False)
         for sheet in workbook.worksheets:
-            # The dimensions that a sheet claims would be filled up with empty cells.
+            # openpyxl would fill the claimed dimensions of a sheet with empty cells.
             sheet.reset_dimensions()
             yield sheet.title, sheet.sheet_state != "visible", sheet.iter_rows(values_only=True)
 
@@ -116,7 +115,7 @@ def _by_calamine(file: BinaryIO) -> Iterator[_Sheet | Refused]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns what calamine raises for a workbook that it cannot read into an `ExtractionError`."""
+    """Turns the errors of calamine for unreadable workbooks into `ExtractionError`."""
     from python_calamine import CalamineError, PasswordError
 
     try:
@@ -126,20 +125,20 @@ def _refusals() -> Iterator[None]:
     except (CalamineError, OSError) as error:
         raise ExtractionError("damaged", f"it cannot be read as a workbook: {error}") from None
     except BaseException as error:
-        # What calamine itself did not expect ends in an exception that is none of Python's own kinds.
+        # A panic in calamine becomes a BaseException of pyo3, not an Exception.
         if type(error).__name__ != "PanicException":
             raise
         raise ExtractionError("damaged", "it cannot be read as a workbook") from None
 
 
 def _tables(rows: Iterable[dict[int, str]], limit: int) -> Iterator[str]:
-    """Tables of about half of `limit` bytes at most, each with the first row as its header."""
+    """Yields tables of at most about half of `limit` bytes, each with the first row as its header."""
     pending: list[dict[int, str]] = []
     columns: set[int] = set()
     size = 0
     for row in rows:
         text_bytes = sum(len(text.encode("utf-8", "replace")) + text.count("|") for text in row.values())
-        # Every row of a table takes room for every column of it.
+        # Each row has separators for all columns of the table.
         if size + text_bytes + _CELL_BYTES * (len(pending) + 1) * len(columns | row.keys()) > limit // 2 and size:
             yield _table(pending)
             pending, size = pending[:1], 0
@@ -157,7 +156,7 @@ def _table(rows: list[dict[int, str]]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as one would write it: dates in ISO 8601, numbers with the 15 digits that spreadsheets show."""
+    """Returns a value as text: dates in ISO 8601, numbers with up to 15 digits, like spreadsheets."""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
@@ -170,7 +169,7 @@ def _text(value: Any) -> str:
 
 
 def _count(archive: zipfile.ZipFile, name: str) -> int:
-    """How many formulas of a sheet have no value."""
+    """Returns the number of formulas in a sheet without a stored value."""
     found, before = 0, b""
     with archive.open(name) as part:
         while block := part.read(_BLOCK):

@@ -1,6 +1,6 @@
-"""Presentations (pptx) as Markdown: slide by slide the title, the text, tables, figures of charts, and speaker notes.
+"""Turns presentations (pptx) into Markdown: for each slide its title, text, tables, chart data and speaker notes.
 
-Left out are comments, and what stands on every slide: numbers, dates and feet.
+Comments, slide numbers, dates, headers and footers are left out.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _R = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 _TITLES = frozenset({"title", "ctrTitle"})
 _ON_EVERY_SLIDE = frozenset({"sldNum", "dt", "ftr", "hdr"})
-# Placeholders whose paragraphs have bullets unless they say otherwise.
+# Placeholders whose paragraphs have bullets by default.
 _BULLETED = frozenset({"body", "obj"})
 _NO, _YES = ("0", "false"), ("1", "true")
 _DEEPEST_LEVEL = 8
-# How numbers are written: the way of Word for the beginning of the name here.
+# Number formats: the beginning of the name in presentations, and the name in Word.
 _NUMERALS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"}
-# How a paragraph says what stands in front of it.
+# The elements that give the bullet or number of a paragraph.
 _BULLETS = frozenset({"buNone", "buChar", "buAutoNum", "buBlip"})
 
 
 def extract_pptx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose with a mark ``slide N`` for each slide.
+    """Yields one document of prose with a mark ``slide N`` for each slide.
 
-    Metadata: ``title``, ``author`` and ``date`` where the file states them, and ``hidden_slides``, the numbers of the
-    slides that are not shown, which are included. Raises `ExtractionError`.
+    Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them, and ``hidden_slides``, the
+    numbers of hidden slides, which are included. Raises `ExtractionError`.
     """
     with office_package(content, context) as archive:
         parts = OfficeParts(archive)
@@ -72,20 +72,20 @@ def _slide_blocks(parts: OfficeParts, name: str, slide: Element) -> Blocks:
 
 
 def _shapes(tree: Element | None) -> Iterator[Element]:
-    """The shapes in the order in which they are drawn, those of groups in their place."""
+    """Yields the shapes in drawing order, including those in groups."""
     for shape in () if tree is None else tree:
         name = local_name(shape)
         if name == "grpSp":
             yield from _shapes(shape)
         elif name == "AlternateContent":
-            # The first alternative is the newest form of the same.
+            # The first alternative is the newest form of the same content.
             yield from _shapes(shape[0] if len(shape) else None)
         elif name in ("sp", "graphicFrame", "cxnSp"):
             yield shape
 
 
 def _placeholder(shape: Element) -> str | None:
-    """The kind of placeholder that a shape fills, None when it fills none."""
+    """Returns the kind of placeholder that a shape fills, or None if it fills none."""
     placeholder = shape.find(f"*/{_P}nvPr/{_P}ph")
     return None if placeholder is None else placeholder.get("type") or "obj"
 
@@ -109,20 +109,23 @@ def _shape_blocks(parts: OfficeParts, slide: str, shape: Element) -> Blocks:
 
 
 def _notes(parts: OfficeParts, part: str) -> list[str]:
-    """The paragraphs that the speaker wrote below the slide."""
+    """Returns the paragraphs of the speaker notes."""
     tree = parts.xml(part).find(f"{_P}cSld/{_P}spTree")
     bodies = [shape for shape in _shapes(tree) if _placeholder(shape) == "body"]
     return [line.strip() for body in bodies for _, line in _lines(body) if line.strip()]
 
 
 def _table_of(element: Element) -> str:
-    """A table on a slide as Markdown; the places that a merged cell covers beside its first stay empty."""
+    """Returns a table of a slide as Markdown; a merged cell fills its first place and leaves the others empty."""
     rows = [row.findall(f"{_A}tc") for row in element.findall(f"{_A}tr")]
-    return table(["" if _is_covered(cell) else one_line(_lines(cell)) for cell in row] for row in rows)
+    return table(
+        ["" if cell.get("hMerge") in _YES or cell.get("vMerge") in _YES else one_line(_lines(cell)) for cell in row]
+        for row in rows
+    )
 
 
 def _chart_table(chart: Element) -> str:
-    """The title of a chart, and its figures: a row for each category, a column for each series."""
+    """Returns the title of a chart and its data, with a row for each category and a column for each series."""
     title = chart.find(f"{_C}chart/{_C}title")
     heading = "" if title is None else " ".join(text.text or "" for text in title.iter(f"{_A}t"))
     series = list(chart.iter(f"{_C}ser"))
@@ -139,12 +142,8 @@ def _chart_table(chart: Element) -> str:
     return "\n\n".join(part for part in (heading, figures) if part)
 
 
-def _is_covered(cell: Element) -> bool:
-    return cell.get("hMerge") in _YES or cell.get("vMerge") in _YES
-
-
 def _points(series: Element, kind: str) -> dict[str, str]:
-    """The values that the chart keeps of its data, by their index."""
+    """Returns the data values stored in the chart, by index."""
     points = [point for axis in series.findall(f"{_C}{kind}") for point in axis.iter(f"{_C}pt")]
     return {point.get("idx") or "": point.findtext(f"{_C}v") or "" for point in points}
 
@@ -155,12 +154,12 @@ def _name(series: Element) -> str:
 
 
 def _lines(shape: Element) -> list[tuple[str, str]]:
-    """The paragraphs in a shape as blocks; a line break in one is a line break in the text."""
+    """Returns the paragraphs of a shape as blocks; line breaks are kept."""
     return [("text", _text(paragraph)) for paragraph in shape.iter(f"{_A}p")]
 
 
 def _paragraphs(shape: Element, *, bulleted: bool) -> Blocks:
-    """The paragraphs as blocks; `bulleted` tells whether they have bullets unless they say otherwise."""
+    """Returns the paragraphs of a shape as text or item blocks; `bulleted` says whether bullets are the default."""
     found = [(paragraph, text) for paragraph in shape.iter(f"{_A}p") if (text := _text(paragraph).strip())]
     counts: dict[int, int] = {}
     blocks: Blocks = []
@@ -184,12 +183,12 @@ def _piece(element: Element) -> str:
         return "\n"
     if name == "AlternateContent":
         return "".join(map(_piece, element[0])) if len(element) else ""
-    # A formula: a14:m around it.
+    # A formula may be wrapped in a14:m.
     return formula(element) if name in ("m", "oMath", "oMathPara") else ""
 
 
 def _label(properties: Element | None, level: int, counts: dict[int, int], *, bulleted: bool) -> str:
-    """The bullet or the number of a paragraph, empty for neither; numbers go on in `counts`, by level."""
+    """Returns the bullet or number of a paragraph, or an empty string; `counts` has the last number of each level."""
     bullets = [child for child in (() if properties is None else properties) if local_name(child) in _BULLETS]
     kind = local_name(bullets[0]) if bullets else "buChar" if bulleted else "buNone"
     if kind == "buAutoNum":

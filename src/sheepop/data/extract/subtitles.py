@@ -1,4 +1,4 @@
-"""Subtitles (SubRip, WebVTT, SubStation Alpha): what is said, without times and markup, in lines of whole sentences."""
+"""Turns subtitles (SubRip, WebVTT, SubStation Alpha) into lines of whole sentences, without times and markup."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from sheepop.data.extract.text import extract_text
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
 _EVENT = re.compile(rf"Dialogue:[^,]*,\s*{_TIME}\s*,\s*{_TIME}\s*,(.*)", re.DOTALL)
-# The fields of an event between its end and its text, where the file does not name them (SubStation Alpha v4.00+).
+# The fields of an event between its end time and text, if the file does not name them (SubStation Alpha v4.00+).
 _FIELDS_BEFORE_TEXT = 6
-# Blocks of WebVTT that hold no cue (sections 4.1 and 6.1 of its specification).
+# Blocks of WebVTT without a cue (sections 4.1 and 6.1 of its specification).
 _NO_CUE = re.compile(r"\ufeff?(?:WEBVTT|NOTE|STYLE|REGION)(?:\s|$)")
 _MARKUP = re.compile(r"</?(?:[bisuc]|v|lang|ruby|rt|font)\b[^<>]*>|<[\d:.]+>|\{\\[^{}]*\}", re.IGNORECASE)
-# Shapes, which a style switches on and off: \p1 to \p0.
+# Drawings, which tags switch on and off: \p1 to \p0.
 _DRAWING = re.compile(r"\{[^{}]*\\p[1-9][^{}]*\}.*?(?:\{[^{}]*\\p0[^{}]*\}|$)", re.DOTALL)
 _BREAK = re.compile(r"\\[Nn]")
 _SENTENCE_END = re.compile("[.!?\u2026\u3002\uff01\uff1f\u266a:][\"\u201d\u2019')\\]\u300d]*$")
 _NEXT_SPEAKER = re.compile("[-\u2010-\u2015>\u266a\\[(]")
-# Seconds: after such a pause a new line begins; a shorter cue only moves the line before it up.
+# Seconds: the pause after which a new line begins, and the length below which a cue only moves the previous line up.
 _PAUSE = 3.0
 _SHORTEST_CUE = 0.1
 
-# Seconds from when to when, and the lines that are shown.
+# The begin and end in seconds, and the lines that are shown.
 _Cue = tuple[float, float, list[str]]
 
 
 def extract_subtitles(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose, or several where it would be too long, in the order of the file.
+    """Yields one document of prose in the order of the file, or several if it would be too long.
 
     A line that cannot be read is refused; a file without cues is read as plain text.
     """
@@ -71,7 +71,7 @@ def _readable(lines: Lines, refused: list[Refused]) -> Iterator[str]:
 
 
 def _events(lines: Iterable[str]) -> Iterator[_Cue]:
-    """The cues of SubStation Alpha."""
+    """Yields the cues of SubStation Alpha."""
     fields = _FIELDS_BEFORE_TEXT
     for line in lines:
         if event := _EVENT.match(line):
@@ -82,9 +82,9 @@ def _events(lines: Iterable[str]) -> Iterator[_Cue]:
 
 
 def _cues(lines: Iterable[str]) -> Iterator[_Cue]:
-    """The cues of SubRip and WebVTT; lines behind a blank one that are no other cue's belong to the one before."""
+    """Yields the cues of SubRip and WebVTT; lines after a blank line belong to the cue before, unless a cue begins."""
     begin = end = 0.0
-    said: list[str] = []
+    shown: list[str] = []
     in_block, is_note = 0, False
     for line in lines:
         if not line.strip():
@@ -93,26 +93,26 @@ def _cues(lines: Iterable[str]) -> Iterator[_Cue]:
             is_note = True
         elif times := _TIMES.match(line):
             # The line before may be the cue's number or name.
-            if said and (in_block == 1 or (in_block and said[-1].strip().isdigit())):
-                said.pop()
-            if said:
-                yield begin, end, said
-            begin, end, said = _seconds(times.groups()[:4]), _seconds(times.groups()[4:]), []
+            if shown and (in_block == 1 or (in_block and shown[-1].strip().isdigit())):
+                shown.pop()
+            if shown:
+                yield begin, end, shown
+            begin, end, shown = _seconds(times.groups()[:4]), _seconds(times.groups()[4:]), []
             in_block = 2
         else:
-            said.append(line)
+            shown.append(line)
             in_block += 1
-    if said and end:
-        yield begin, end, said
+    if shown and end:
+        yield begin, end, shown
 
 
 def _sentences(cues: Iterable[_Cue]) -> Iterator[str]:
-    """The lines of the document: cues go on until a sentence ends, another speaks, or nothing is said for long."""
+    """Yields the lines of the document: joins cues until a sentence ends, the speaker changes, or a pause follows."""
     text, last, until = "", "", 0.0
     for begin, end, lines in cues:
         shown = [" ".join(html.unescape(_MARKUP.sub("", line)).replace("\\h", " ").split()) for line in lines]
         shown = list(filter(None, shown))
-        # Captions that roll show a line again above the next one.
+        # Roll-up captions show a line again above the next one.
         if shown and shown[0] == last and (len(shown) > 1 or end - begin < _SHORTEST_CUE):
             del shown[0]
         for line in shown:

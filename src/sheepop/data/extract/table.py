@@ -1,4 +1,4 @@
-"""CSV and its relatives: how a file is written, and its rows to documents."""
+"""Detects the dialect of CSV and similar files, and turns their rows into documents."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sheepop.data.extract.template import TEXT_FIELDS, RecordFormat, longest_rec
 _SAMPLE_LINES = 2000
 _SAMPLE_CHARACTERS = 2**17
 _LONGEST_NAME = 100
-# A row whose quote is never closed is read up to the limit and then again line by line. So often may that be.
+# A row with an unclosed quote is read up to the limit and then again line by line, at most this many limits in a file.
 _MOST_RETURNS = 8
 _NUMBER = re.compile(r"[\s+\-$€£%]*\d[\d\s.,:/\-+eE%]*")
 _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
-# Among equals a delimiter that is rarer in words wins, and quotes that are doubled.
+# Among dialects with equal scores, the delimiter that is rarer in text wins, and doubled quotes win.
 _DELIMITERS = ("\t", ";", "|", ",")
 Quoting = Literal["doubled", "escaped", "none"]
 Line = tuple[int, str | ExtractionError]
-# A character that parts nothing gives one cell in every row, which is as regular as can be and says little.
+# A delimiter that never occurs gives one cell in each row, which is regular but weak evidence: its score is reduced.
 _SINGLE_COLUMN = 0.7
 _PARTS_NOTHING = "\x1f"
 _OPEN_AT_END = 0.02
@@ -34,15 +34,18 @@ _OPEN_AT_END = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The delimiter; whether a quote inside quotes is doubled, escaped with a backslash, or quotes mean nothing;
-    and whether a space after the delimiter belongs to neither cell."""
+    """How a file separates and quotes cells.
+
+    A quote inside quotes is ``doubled``, or ``escaped`` with a backslash; with ``none``, quotes have no meaning.
+    `skips_space` drops a space after the delimiter.
+    """
 
     delimiter: str
     quoting: Quoting = "doubled"
     skips_space: bool = False
 
     def reader(self, lines: Iterator[str]) -> Any:
-        """The reader of such `lines`, which refuses a quote where none may stand."""
+        """Returns a csv reader of `lines` that raises csv.Error for a misplaced quote."""
         return csv.reader(
             lines,
             delimiter=self.delimiter,
@@ -55,12 +58,12 @@ class Dialect:
 
 
 def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The rows of a CSV or TSV file: one document for each where a column holds text, else the table as Markdown.
+    """Yields one document for each row of a CSV or TSV file if a column has text, else the table as Markdown.
 
-    Delimiter, quotes and header are found from the first lines. With a column or a template configured there must be a
-    header; a file of one column without one is lines of text. A row of another length is kept, see `row_documents`,
-    unless a template or a pair needs to know which column is which and it is too long. One that breaks the rules of
-    quotes is refused, and the next line begins a row.
+    Delimiter, quotes and header are detected from the first lines. A configured column or template requires a header; a
+    file of one column without a header is lines of text. Rows of other lengths are kept as in `row_documents`, but with
+    a template or pair a row that is too long is refused. A row with a misplaced quote is refused, and the next line
+    begins a new row.
     """
     # The standard limit is 128 KiB a cell; rows are bounded below.
     csv.field_size_limit(2**31 - 1)
@@ -80,7 +83,7 @@ def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refu
 
 
 def _documents(rows: _Rows, width: int, context: Context) -> Iterator[Extracted | Refused]:
-    """What stands above the first row with as many cells as most, and the documents of the rows from there on."""
+    """Yields the lines above the first row of `width` cells as titles, and the documents of the rows from there on."""
     has_names = bool(RecordFormat.of(context.config).names)
     for first in rows:
         if isinstance(first, Refused):
@@ -90,7 +93,7 @@ def _documents(rows: _Rows, width: int, context: Context) -> Iterator[Extracted 
         elif (title := " ".join(filter(None, map(str.strip, first)))) and not has_names:
             yield Extracted(title, place=rows.place)
         else:
-            detail = "it stands above the table, whose rows have another number of columns"
+            detail = "it is above the table, whose rows have a different number of columns"
             yield Refused(rows.place, "invalid", detail)
     else:
         raise ExtractionError("empty", "it has no rows")
@@ -115,9 +118,9 @@ def _sample(lines: Lines) -> list[str]:
 
 
 def _shape(lines: list[str], delimiters: list[str]) -> tuple[Dialect, int]:
-    """The dialect under which most rows of the sample have the same number of columns, and that number.
+    """Returns the dialect under which most rows of the sample have the same number of columns, and that number.
 
-    In a file of one column nothing parts cells, commas neither.
+    A file of one column has no delimiter, so its commas are text.
     """
     best: tuple[float, Dialect, int] = -1.0, Dialect(_PARTS_NOTHING), 1
     for dialect in _candidates("".join(lines), delimiters):
@@ -132,7 +135,7 @@ def _shape(lines: list[str], delimiters: list[str]) -> tuple[Dialect, int]:
 
 
 def _delimiters(lines: list[str]) -> list[str]:
-    """The characters that may part cells, and where the first line or the commas are those of sentences, none."""
+    """Returns the possible delimiters, and one that never occurs if the first line or the commas look like prose."""
     text = "".join(lines)
     present = [delimiter for delimiter in _DELIMITERS if delimiter in text]
     is_plain = not any(delimiter in lines[0] for delimiter in present) if lines else True
@@ -149,9 +152,9 @@ def _candidates(text: str, delimiters: list[str]) -> Iterator[Dialect]:
 
 
 def _widths(lines: list[str], dialect: Dialect) -> tuple[Counter[int], bool]:
-    """How many rows have how many cells, 0 for those that break the rules, and whether the last is left open.
+    """Returns the number of rows by number of cells (0: invalid rows), and whether a row is still open at the end.
 
-    A row of several lines that is still open at the end may go on after the sample, or be a stray quote.
+    An open row of several lines may continue after the sample, or begin with a stray quote.
     """
     widths: Counter[int] = Counter()
     reader = dialect.reader(iter(lines))
@@ -171,11 +174,11 @@ def _widths(lines: list[str], dialect: Dialect) -> tuple[Counter[int], bool]:
 
 
 class _Rows:
-    """The cells of each row; a row that breaks the rules is refused with the lines that it stood in."""
+    """Iterates over the cells of each row; an invalid row becomes a refusal with its lines."""
 
     def __init__(self, lines: Iterator[Line], dialect: Dialect, max_characters: int) -> None:
         self._lines, self.dialect, self._max = lines, dialect, max_characters
-        # The lines of the current row, and those that will come again.
+        # The lines of the current row, and the lines to read again.
         self._row: list[Line] = []
         self._again: list[Line] = []
         self._returned = 0
@@ -215,12 +218,12 @@ class _Rows:
 
     @property
     def place(self) -> str:
-        """The lines of the current row."""
+        """The line numbers of the current row, as text."""
         first, last = self._row[0][0], self._row[-1][0]
         return f"line {first}" if first == last else f"lines {first} to {last}"
 
     def _return_all_but_first(self) -> None:
-        """Has the lines of the current row come again, without the first."""
+        """Puts the lines of the current row back to be read again, without the first."""
         if len(self._row) > 1:
             self._returned += sum(len(line) for _, line in self._row if isinstance(line, str))
             if self._returned > _MOST_RETURNS * self._max:
@@ -240,7 +243,7 @@ def _numbered(rows: Iterable[list[str] | Refused], num_columns: int) -> Iterator
 
 
 def _is_header(names: list[str]) -> bool:
-    """Whether the first row names the columns: different short words that are no numbers; the first may be empty."""
+    """Returns whether the first row names the columns: distinct short texts, no numbers; the first may be empty."""
     if len(names) == 1:
         return names[0].lower() in TEXT_FIELDS or names[0].isidentifier()
     is_short = all(len(name) <= _LONGEST_NAME and "\n" not in name for name in names)

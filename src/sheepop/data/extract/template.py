@@ -1,4 +1,4 @@
-"""How a record of a table, a database or a JSON file becomes the text of a document."""
+"""Makes the text of a document from a record of a table, a database or a JSON file."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TEXT_FIELDS = (
     *("text", "content", "body", "markdown", "code", "raw_content", "article", "document", "passage", "story"),
     *("review", "review_text", "review_body", "transcript", "sentence"),
 )
-"""Fields that hold the text of a record, the most likely first; letter case does not matter."""
+"""Fields that usually contain the text of a record, the most likely first; letter case does not matter."""
 
 PAIR: Final = "pair"
-"""The kind of a document that is a source and a target, with a mark where each begins; it is never cut."""
+"""The kind of a document that consists of a source and a target, with a mark at the beginning of each; never cut."""
 SOURCE, TARGET = "source", "target"
 CODE_FIELDS = frozenset({"code", "source_code", "func_code_string", "whole_func_string"})
 LANGUAGE_FIELDS = ("programming_language", "language", "lang")
-# Languages by other names than those of `sheepop.data.extract.languages`.
+# Language names that differ from those of `sheepop.data.extract.languages`.
 _SAME_LANGUAGES = {"bash": "shell", "cpp": "c++", "csharp": "c#", "lisp": "common lisp", "html": "html"}
-# In tables these are as often a country code, a number of stars or a kind of article: they count when they hold words.
+# In tables these are often a country code, a number of stars or a kind of article: they count if a value has two words.
 _NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "passage", "sentence"})
 _KINDS = {bool: "a truth value", int: "a number", float: "a number", type(None): "null", list: "a list", str: "text"}
 _MOST_NAMES, _MOST_LETTERS = 20, 60
@@ -41,12 +41,11 @@ _ABOUT_PAIRS = (
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """Which text a record becomes: the field `column`, or `template` filled in, or by default what the record offers.
+    """How a record becomes text: the field `column`, the `template` filled in, or a `pair` of two fields, see `PAIR`.
 
-    With `pair` it becomes a pair of the texts of two fields, see `PAIR`.
-    By default a conversation becomes its turns (see `chat_text`), a record with one of `TEXT_FIELDS` that text, and
-    any other record one line ``name: value`` for every field. Names with dots lead into nested records, after a
-    field with exactly that name was looked for.
+    Without these, a conversation becomes its turns (see `chat_text`), a record with one of `TEXT_FIELDS` that text, and
+    any other record one line ``name: value`` for each field. A name with dots means a field inside nested records,
+    unless a field has exactly that name.
     """
 
     column: str | None = None
@@ -55,20 +54,20 @@ class RecordFormat:
 
     @classmethod
     def of(cls, config: ExtractConfig) -> RecordFormat:
-        """The format that a configuration asks for."""
+        """Returns the configured format."""
         return cls(config.column, config.template, config.pair)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The fields asked for, in the order of the template; none when the record decides."""
+        """The configured fields, in the order of the template; empty if the text is chosen by the record."""
         if self.template is not None:
             return tuple(dict.fromkeys(name for _, name in parse_template(self.template) if name is not None))
         return self.pair or (() if self.column is None else (self.column,))
 
     def document(self, record: object, place: str, max_bytes: int) -> Extracted | Refused:
-        """The document that `record` makes, or why it makes none, such as a text over `max_bytes` of UTF-8.
+        """Returns the document of `record`, or a refusal, for example if its text is over `max_bytes` of UTF-8.
 
-        A pair is not cut by whoever takes it, so it may take half of that.
+        A pair cannot be cut later, so its limit is half of that.
         """
         try:
             made = self._made(record, place)
@@ -88,9 +87,9 @@ class RecordFormat:
         return made
 
     def needed(self, columns: Sequence[str]) -> list[str]:
-        """Those of a table's `columns` that must be read; all of them when the record decides.
+        """Returns the `columns` of a table that must be read: all of them if no fields are configured.
 
-        Raises `ExtractionError` when a column that was asked for is not there, or there twice.
+        Raises `ExtractionError` if a configured column is missing or occurs twice.
         """
         if not self.names:
             return list(columns)
@@ -105,7 +104,7 @@ class RecordFormat:
         return [column for column in columns if column in kept]
 
     def for_table(self, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> RecordFormat | None:
-        """The format for the rows of a table, from its first rows; None when they are cells and hold no text."""
+        """Returns the format for the rows of a table, judged by its first rows, or None if no column has text."""
         chosen = self
         if not self.names and not any(map(is_chat, sample)):
             chosen = RecordFormat(text_field(columns, sample))
@@ -115,7 +114,7 @@ class RecordFormat:
         return chosen
 
     def holds_text(self, record: object) -> bool:
-        """Whether `record` has the text that is asked for, rather than just some fields."""
+        """Returns whether `record` has the configured fields, or without these a conversation or a text field."""
         if not isinstance(record, Mapping):
             return False
         if self.names:
@@ -154,15 +153,15 @@ class RecordFormat:
 
 
 def longest_record(config: ExtractConfig) -> int:
-    """The bytes that a record, as it stands in its file, and its text may take: twice those of the longest document.
+    """Returns the most bytes of a record in its file, and of its text: twice those of the longest document.
 
-    A text longer than a document is cut by whoever takes it. Escapes may make a record twice as long as its text.
+    A text longer than a document is cut later. Escapes may make a record twice as long as its text.
     """
     return 2 * config.max_document_bytes
 
 
 def is_chat(record: Mapping[str, Any]) -> bool:
-    """Whether a record holds a conversation."""
+    """Returns whether a record is a conversation."""
     try:
         return chat_text(record) is not None
     except (TypeError, ValueError):
@@ -170,7 +169,7 @@ def is_chat(record: Mapping[str, Any]) -> bool:
 
 
 def text_field(columns: Iterable[str], sample: Sequence[Mapping[str, Any]]) -> str | None:
-    """The first of `TEXT_FIELDS` among the columns, in whose values in `sample` there is text."""
+    """Returns the first of `TEXT_FIELDS` among the columns whose values in `sample` are text, or None."""
     known = {column.lower(): column for column in reversed([*columns])}
     for name in TEXT_FIELDS:
         if name in known:
@@ -182,9 +181,9 @@ def text_field(columns: Iterable[str], sample: Sequence[Mapping[str, Any]]) -> s
 
 
 def as_text(value: object) -> str:
-    """A value as it stands in a text: strings as they are, null as nothing, lists and records as JSON.
+    """Returns a value as text: strings unchanged, null as an empty string, lists and records as JSON.
 
-    Raises `ExtractionError` for bytes that are not UTF-8 and for values that have no text.
+    Raises `ExtractionError` for bytes that are not UTF-8 and for values without a text form.
     """
     if isinstance(value, str):
         return value
@@ -208,7 +207,7 @@ def as_text(value: object) -> str:
 
 
 def cell_text(value: object) -> str:
-    """A value as it stands among other fields, where bytes that are no text are named by their number."""
+    """Returns a value as text for a table cell or ``name: value`` line; bytes that are not text become their number."""
     if not isinstance(value, bytes | bytearray | memoryview):
         return as_text(value)
     text = bytes(value).decode("utf-8", "replace")
@@ -217,17 +216,17 @@ def cell_text(value: object) -> str:
 
 
 def no_column(name: str, columns: Sequence[str]) -> str:
-    """The sentence for a column that is not there: those that are, and the nearest."""
+    """Returns the message for a missing column, with the existing columns and the most similar one."""
     if not columns:
         return f"there is no column {name!r}"
     named = first_few(columns, _MOST_NAMES, written=lambda column: repr(column[:_MOST_LETTERS]))
     return f"there is no column {name!r} among {named}{_meant(name, tuple(columns[:_MOST_NAMES]))}"
 
 
-# In a file of records without the column that is asked for, every one of them asks.
+# Cached, because each record of a file may lack the column.
 @lru_cache(maxsize=64)
 def _meant(name: str, columns: tuple[str, ...]) -> str:
-    """The question for the column that is nearest, if one is near."""
+    """Returns the question for the most similar column, or an empty string if none is similar."""
     folded = {column[:_MOST_LETTERS].lower(): column[:_MOST_LETTERS] for column in columns}
     near = difflib.get_close_matches(name.lower()[:_MOST_LETTERS], list(folded), n=1)
     return f"; did you mean {folded[near[0]]!r}?" if near else ""
@@ -241,7 +240,7 @@ def _value(record: Mapping[str, Any], name: str) -> Any:
 
 
 def _lookup(record: Mapping[str, Any], name: str) -> Any:
-    """The value of the field `name`, or of the field inside fields that its dots lead to."""
+    """Returns the value of the field `name`, or of the nested field that its dots name, or `_MISSING`."""
     value: Any = record
     for part in [name] if name in record else name.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -275,7 +274,7 @@ def _pair_document(record: Mapping[str, Any], names: tuple[str, str], place: str
 
 
 def sides(text: str, marks: tuple[tuple[int, str], ...]) -> tuple[str, str] | None:
-    """The source and the target in the text of a pair; None when its marks do not tell them apart."""
+    """Returns the source and the target in the text of a pair, or None if the marks are not those of a pair."""
     if tuple(name for _, name in marks) != (SOURCE, TARGET):
         return None
     return text[: marks[1][0]], text[marks[1][0] :]

@@ -1,4 +1,4 @@
-"""Plain text, markup that is read as it stands, and source code: decoded; and where text that is too long is cut."""
+"""Decodes plain text, markup that stays unchanged, and source code, and cuts text that is too long."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sheepop.data.extract.interface import Content, Context, Extracted, Refused
 
 
 def extract_text(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The text of `content`; when it is longer than a document may be, its pieces, which end at line ends.
+    """Yields the text of `content`, or pieces that end at line ends if it is longer than a document may be.
 
-    The encoding is in the metadata. A run of letters without a place to cut within the limit is refused by itself.
-    Raises `ExtractionError` with reason ``binary`` or ``undecodable``.
+    The encoding is in the metadata. A run without white space that is over the limit is refused alone.
+    Raises `ExtractionError`: ``binary`` or ``undecodable``.
     """
     limit = context.config.max_document_bytes
     if content.size <= limit:
@@ -35,7 +35,7 @@ def extract_text(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 
 def _pieces(blocks: Iterator[bytes], limit: int) -> Iterator[str | Refused]:
-    """Text of at most `limit` bytes at a time; a longer run without white space gives the reason it is left out."""
+    """Yields pieces of text of at most `limit` bytes, and a refusal for each longer run without white space."""
     waiting = bytearray()
     lines, left_out = 1, 0
     for block in blocks:
@@ -62,8 +62,8 @@ def _pieces(blocks: Iterator[bytes], limit: int) -> Iterator[str | Refused]:
 
 
 def _run_end(data: bytearray) -> int:
-    """Where the first white space stands, the length when there is none."""
-    return min((place for mark in b"\n\r \t" if (place := data.find(mark)) >= 0), default=len(data))
+    """Returns the index of the first white space, or the length if there is none."""
+    return min((index for mark in b"\n\r \t" if (index := data.find(mark)) >= 0), default=len(data))
 
 
 def _too_long(line: int, num_bytes: int, limit: int) -> Refused:
@@ -72,10 +72,10 @@ def _too_long(line: int, num_bytes: int, limit: int) -> Refused:
 
 
 def cut_point(data: bytes | bytearray, limit: int) -> int:
-    """How many of more than `limit` bytes of UTF-8 the first piece takes.
+    """Returns the length of the first piece of more than `limit` bytes of UTF-8.
 
-    It ends after a blank line in the second half of what is allowed, else after a line end, else after a blank; 0
-    when there is none of these. A CR LF is never torn apart.
+    It ends after an empty line in the second half of the limit, else after a line end, else after a blank; 0 if there
+    is none of these. CR LF is never separated.
     """
 
     def after(mark: bytes, begin: int = 0, end: int = limit) -> int:
@@ -83,7 +83,7 @@ def cut_point(data: bytes | bytearray, limit: int) -> int:
         return 0 if position < 0 else position + len(mark)
 
     half = limit // 2
-    # The line feed may stand just behind what is allowed.
+    # The line feed may be just after the limit.
     before_line_feed = limit - (data[limit - 1 : limit + 1] == b"\r\n")
     return (
         max(after(b"\n\n", half), after(b"\n\r\n", half))
@@ -94,9 +94,9 @@ def cut_point(data: bytes | bytearray, limit: int) -> int:
 
 
 def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
-    """The document itself when it takes at most `limit` bytes of UTF-8, else its pieces with their places and marks.
+    """Yields the document if it takes at most `limit` bytes of UTF-8, else its pieces with their places and marks.
 
-    Raises UnicodeEncodeError when the text holds half of a surrogate pair.
+    Raises UnicodeEncodeError if the text contains half of a surrogate pair.
     """
     text = document.text
     data = b"" if text.isascii() and len(text) <= limit else text.encode("utf-8")
@@ -107,7 +107,7 @@ def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
     while begin < len(data):
         rest = data[begin : begin + limit + 1]
         length = len(rest) if len(rest) <= limit else cut_point(rest, limit) or limit
-        # Where there was nowhere to cut: not inside a character at least.
+        # If there was no good place to cut, at least do not cut inside a character.
         while length < len(rest) and rest[length] & 0xC0 == 0x80:
             length -= 1
         piece = rest[:length].decode("utf-8")
@@ -119,7 +119,7 @@ def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
 
 
 def _marks_between(marks: tuple[tuple[int, str], ...], begin: int, end: int) -> tuple[tuple[int, str], ...]:
-    """The marks of a piece; one that stands before it holds on until the next."""
+    """Returns the marks of a piece; the last mark before the piece applies from its beginning."""
     inside = tuple((offset - begin, name) for offset, name in marks if begin <= offset < end)
     before = [name for offset, name in marks if offset < begin]
     return ((0, before[-1]), *inside) if before and not (inside and inside[0][0] == 0) else inside

@@ -1,7 +1,7 @@
-"""What comes out of containers, read forward and counted: compressed files as plain ones, members as content.
+"""Unpacks compressed files and members of containers, reading forward and counting the bytes.
 
-Of gzip, bzip2, xz and zstd several streams may stand in a row. Unlike the readers that come with the libraries, every
-one of these notices a file that ends too early, and none unpacks more at a time than a few megabytes.
+Files of gzip, bzip2, xz and zstd may consist of several streams. Unlike the readers of the libraries, all of these
+detect a file that ends too early, and none unpacks more than a few megabytes at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, ExtractionError
 
 LEAST_EXPANSION_BYTES = 2**26
-"""What the content of a container may always come to, however small the container is."""
+"""The number of bytes that may always be unpacked, however small the container is."""
 
 _INPUT = 2**16
 _OUTPUT = 2**20
-# A kilobyte of zstd can stand for 32 MiB, and its decompressor cannot be stopped half-way.
+# A kilobyte of zstd can unpack to 32 MiB, and its decompressor cannot be stopped in between.
 _ZSTD_INPUT = 2**10
 _LARGEST_WINDOW = 2**27
 _LZMA_MEMORY = 2**28
@@ -40,18 +40,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class MemberError(ExtractionError):
-    """One member of a container cannot be used; those after it may."""
+    """One member of a container cannot be used; the following ones may."""
 
 
 class Allowance:
-    """How many bytes and members may still come out of a container of `size` bytes."""
+    """The number of bytes and members that may still be unpacked from a container of `size` bytes."""
 
     def __init__(self, size: int, config: ExtractConfig) -> None:
         self._limit = self._left = max(int(config.max_expansion * size), LEAST_EXPANSION_BYTES)
         self._max_members = self._members_left = config.max_members
 
     def spend(self, num_bytes: int = 0, *, members: int = 0) -> None:
-        """Takes bytes and members off; raises `ExtractionError` with reason ``bomb`` when they are not left."""
+        """Subtracts bytes and members; raises `ExtractionError` with reason ``bomb`` if the allowance is exceeded."""
         self._left -= num_bytes
         self._members_left -= members
         if self._left < 0:
@@ -61,20 +61,20 @@ class Allowance:
 
 
 class Counted:
-    """What `read` gives, taken off an allowance as it is read."""
+    """A reader that subtracts the bytes read from an allowance."""
 
     def __init__(self, read: Callable[[int], bytes], allowance: Allowance) -> None:
         self._read, self._allowance = read, allowance
 
     def read(self, count: int = -1, /) -> bytes:
-        """At most `count` bytes, none at the end."""
+        """Returns at most `count` bytes, none at the end."""
         data = self._read(count)
         self._allowance.spend(len(data))
         return data
 
 
 def raise_if_full(error: Exception, scratch: Path) -> None:
-    """Raises `StorageError`, which ends the build, when `error` says that there is no room for temporary files."""
+    """Raises `StorageError`, which ends the build, if `error` means that the disk for temporary files is full."""
     if isinstance(error, OSError) and error.errno in _FULL:
         raise StorageError(
             f"There is no room for temporary files in {scratch}: {error.strerror}. Free some space there."
@@ -83,9 +83,9 @@ def raise_if_full(error: Exception, scratch: Path) -> None:
 
 @contextmanager
 def spooled(read: Callable[[int], bytes], name: str, limit: int, scratch: Path) -> Iterator[Content]:
-    """All that `read` gives as content called `name`: in memory, or in a temporary file when it is large.
+    """Reads everything from `read` into content called `name`: in memory, or in a temporary file if it is large.
 
-    Raises `MemberError` when it is longer than `limit` bytes or cannot be unpacked.
+    Raises `MemberError` if it is longer than `limit` bytes or cannot be unpacked.
     """
     blocks, beginning = _blocks(read, limit), bytearray()
     for block in blocks:
@@ -118,17 +118,17 @@ def _blocks(read: Callable[[int], bytes], limit: int) -> Iterator[bytes]:
 
 
 def decompressed(file: BinaryIO, encoding: str = "") -> io.BufferedReader:
-    """What `file` unpacks to; reading it raises `ExtractionError` where the file is damaged or ends too early.
+    """Returns a reader of the unpacked `file`, which raises `ExtractionError` if it is damaged or ends too early.
 
-    `encoding` is ``br`` or ``deflate``, which have no signature, the latter with the header of zlib (RFC 1950) or,
-    as some servers send it, without; otherwise the signature tells the format.
+    Give `encoding` for ``br`` and ``deflate``, which have no signature; deflate may come with the header of zlib (RFC
+    1950) or, from some servers, without. Otherwise the signature tells the format.
     """
     first = {"br": lambda _: _Brotli(), "deflate": _deflate}.get(encoding, _by_signature)
     return buffered(file, _plain_blocks(file, first))
 
 
 def buffered(file: BinaryIO, blocks: Iterator[bytes]) -> io.BufferedReader:
-    """A file of the bytes that `blocks`, none of them empty, makes of another, which is closed with it."""
+    """Returns a reader of `blocks`, which must not be empty; closing it closes `file`, from which they are made."""
     return io.BufferedReader(_Blocks(file, blocks), _OUTPUT)
 
 
@@ -152,7 +152,7 @@ class _Blocks(io.RawIOBase):
 
 
 def _plain_blocks(file: BinaryIO, first: Callable[[bytes], Any]) -> Iterator[bytes]:
-    """What the streams in a file unpack to; `first` makes the decompressor of the first by its beginning."""
+    """Yields the unpacked streams of a file; `first` makes the decompressor of the first stream from its beginning."""
     data = file.read(_INPUT)
     for make in chain((first,), repeat(_by_signature)):
         stream = make(data)
@@ -165,17 +165,17 @@ def _plain_blocks(file: BinaryIO, first: Callable[[bytes], Any]) -> Iterator[byt
             except MemoryError:
                 raise
             except Exception as error:
-                # Every library has its own.
+                # Each library raises its own errors.
                 if "too much memory" in str(error) or "Memory usage limit" in str(error):
                     raise ExtractionError("unsupported", "unpacking it needs more memory than is allowed") from None
                 raise ExtractionError("damaged", f"it cannot be unpacked: {error}") from None
             if is_end and not out and not stream.eof:
                 raise ExtractionError("damaged", "it ends too early")
-            # Those of bzip2 and xz keep themselves what they have not used yet.
+            # The decompressors of bzip2 and xz keep unused input themselves.
             data = stream.unused_data if stream.eof else getattr(stream, "unconsumed_tail", b"")
             if out:
                 yield out
-        # Tapes and some programs fill files up with zeros.
+        # Tapes and some programs pad files with zeros.
         data = data.lstrip(b"\0")
         while len(data) < _MAGIC_BYTES and (more := file.read(_INPUT)):
             data = (data + more).lstrip(b"\0")
@@ -184,7 +184,7 @@ def _plain_blocks(file: BinaryIO, first: Callable[[bytes], Any]) -> Iterator[byt
 
 
 class _Brotli:
-    """Brotli's decompressor with the names of the others; a stream ends where its file does."""
+    """Adapts Brotli's decompressor to the interface of the others; a stream ends with its file."""
 
     unused_data = b""
 
@@ -206,7 +206,7 @@ class _Brotli:
 
 
 class _Zstd:
-    """The decompressor of zstd with the names of the others; it heeds no limit, so it is given little at a time."""
+    """Adapts the decompressor of zstd to the interface of the others; it has no output limit, so inputs are small."""
 
     unconsumed_tail = b""
 
@@ -237,13 +237,13 @@ def _by_signature(beginning: bytes) -> Any:
     for magic, make in _FORMATS:
         if magic.match(beginning):
             return make()
-    raise ExtractionError("damaged", "what follows its compressed data is not compressed")
+    raise ExtractionError("damaged", "the data after its compressed data is not compressed")
 
 
 _FORMATS: tuple[tuple[re.Pattern[bytes], Callable[[], Any]], ...] = (
     (re.compile(rb"\x1f\x8b"), partial(zlib.decompressobj, zlib.MAX_WBITS | 16)),
     (re.compile(rb"BZh"), bz2.BZ2Decompressor),
     (re.compile(rb"\xfd7zXZ\x00"), partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _LZMA_MEMORY)),
-    # The second kind are frames that hold no data but what a program notes for itself.
+    # The second kind are skippable frames, which contain no data of the file.
     (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _Zstd),
 )

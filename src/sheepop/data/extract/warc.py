@@ -1,4 +1,4 @@
-"""Web archives (WARC, ARC): what was retrieved, page by page, each read by its own type; read forward, as a stream."""
+"""Streams web archives (WARC, ARC) and extracts each retrieved page with the reader of its type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DOCUMENTS = frozenset({"response", "resource", "conversion"})
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _OK = "200"
-# How content of a type is named, whatever its address looks like; the suffix tells what reads it.
+# The suffix for content of a type, whatever its address looks like; it selects the reader.
 _SUFFIXES = {
     **dict.fromkeys(("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml"), ".html"),
     **dict.fromkeys(("text/xml", "application/xml", "application/rss+xml", "application/atom+xml"), ".xml"),
@@ -29,31 +29,31 @@ _SUFFIXES = {
     "text/csv": ".csv",
     "text/markdown": ".md",
 }
-# What belongs to the looks of pages: how the names of its types begin.
+# Prefixes of types that are only for the layout of pages, and of media.
 _NOT_READ = (
     *("image/", "audio/", "video/", "font/", "application/font", "application/x-font", "text/css", "text/javascript"),
     *("application/javascript", "application/x-javascript", "application/ecmascript"),
 )
 _LONGEST_NAME = 100
-# Text of another encoding is decoded as a whole; longer content is left as it is.
+# Text in another encoding is decoded as a whole if it is no longer than this.
 _LONGEST_DECODED = 2**26
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """The documents of the archive's responses, resources and conversions, at places ``record N URL``.
+    """Yields the documents of the archive's responses, resources and conversions, at places ``record N URL``.
 
-    Responses other than 200 are refused one by one, as is what belongs to the looks of pages. Metadata: ``url``,
-    ``date``, and ``truncated`` with the reason where the crawler kept only the beginning. Raises `ExtractionError`
-    where the archive is damaged; what came before counts.
+    Responses with a status other than 200 are refused one by one, and so are pictures, media, fonts, styles and
+    scripts. Metadata: ``url``, ``date``, and ``truncated`` with the reason why the crawler kept only the beginning.
+    Raises `ExtractionError` if the archive is damaged; the documents before the damage remain valid.
     """
     from warcio.exceptions import ArchiveLoadFailed
 
     allowance, number = Allowance(content.size, context.config), 0
     is_packed = content.head(len(_ZSTD)).startswith((_GZIP, _ZSTD))
     with content.open() as file:
-        # Here, because warcio itself would take a damaged end for the end. What has been unpacked is handed on before
-        # more is, so that what stands before damage is not lost with it.
+        # The file is unpacked here because warcio would take damage for the end of the archive. `read1` returns the
+        # bytes unpacked so far, so that those before the damage are not lost.
         counted = Counted(decompressed(file).read1 if is_packed else file.read, allowance)
         try:
             for number, record in enumerate(_records(counted), 1):
@@ -61,32 +61,32 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
                     allowance.spend(members=1)
                     yield from _record(record, number, context)
         except (ArchiveLoadFailed, ValueError, AttributeError, TypeError) as error:
-            raise ExtractionError("damaged", f"what follows record {number:,} is not a record: {error}") from None
+            raise ExtractionError("damaged", f"the data after record {number:,} is not a record: {error}") from None
 
 
 def _records(file: Counted) -> Iterator[Any]:
-    """The records, each of which is read to its end, and checked to end where it says, before the next."""
+    """Yields the records; reads each to its end, and checks its stated length, before the next."""
     from warcio.archiveiterator import ArchiveIterator
 
     records = ArchiveIterator(file, arc2warc=True)
     for number in count(1):
         begins = records.next_line is not None
-        # Of records that do not end where they say, warcio writes a line there, and counts them.
+        # Warcio prints a line for each record with a wrong length, and counts these records.
         with redirect_stderr(io.StringIO()):
             record = next(records, None)
         if record is None and not begins:
             return
         if record is None:
-            raise ExtractionError("damaged", f"record {number:,} breaks off")
+            raise ExtractionError("damaged", f"record {number:,} ends too early")
         if record.length is None:
-            raise ExtractionError("damaged", f"record {number:,} does not say how long it is")
+            raise ExtractionError("damaged", f"record {number:,} does not state its length")
         yield record
         with redirect_stderr(io.StringIO()):
             records.read_to_end()
         if getattr(record.raw_stream, "limit", 0) > 0:
-            raise ExtractionError("damaged", f"record {number:,} breaks off")
+            raise ExtractionError("damaged", f"record {number:,} ends too early")
         if records.err_count:
-            raise ExtractionError("damaged", f"record {number:,} does not end where it says")
+            raise ExtractionError("damaged", f"record {number:,} does not have the length that it states")
 
 
 def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | Refused]:
@@ -110,7 +110,7 @@ def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | 
 
 
 def _require_readable(record: Any, media_type: str, context: Context) -> None:
-    """Raises `MemberError` for a record that is not read."""
+    """Raises `MemberError` if a record must be refused."""
     if record.rec_headers.get_header("WARC-Segment-Number"):
         raise MemberError("unsupported", "it is one segment of several")
     if (record.length or 0) > context.config.max_member_bytes:
@@ -122,7 +122,7 @@ def _require_readable(record: Any, media_type: str, context: Context) -> None:
 
 
 def _media_type(record: Any) -> tuple[str, str]:
-    """The type of the content in lower case, and the name of its encoding; either is empty when not stated."""
+    """Returns the media type and the charset in lower case; either is empty if it is not stated."""
     headers = record.http_headers if record.http_headers is not None else record.rec_headers
     media_type, *parameters = (headers.get_header("Content-Type") or "").lower().split(";")
     stated = {name.strip(): value.strip(" \"'") for name, _, value in (one.partition("=") for one in parameters)}
@@ -130,7 +130,7 @@ def _media_type(record: Any) -> tuple[str, str]:
 
 
 def _name(url: str, media_type: str) -> str:
-    """A file name for the content at an address: the last part of its path, with the suffix of its type."""
+    """Returns a file name for the content of a URL: the last part of its path, with the suffix of its type."""
     try:
         path = PurePosixPath(unquote(urlsplit(url).path))
     except ValueError:
@@ -142,7 +142,7 @@ def _name(url: str, media_type: str) -> str:
 
 @contextmanager
 def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
-    """The content of a record without the encodings of its transfer; raises `MemberError` when it cannot be had."""
+    """Provides the content of a record without its HTTP encodings; raises `MemberError` if it cannot be decoded."""
     from warcio.bufferedreaders import ChunkedDataReader
 
     encoding, transfer = (
@@ -155,7 +155,7 @@ def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
         if encoding not in _ENCODINGS:
             raise MemberError("unsupported", f"its content is encoded as {encoding[:40]}")
         packed = _ENCODINGS[encoding]
-        # Some crawlers unpack the content and leave the header.
+        # Some crawlers unpack the content but keep the header.
         if packed is None or not content.size or content.head(len(packed)) != packed:
             yield content
             return
@@ -166,7 +166,7 @@ def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
             raise MemberError(error.reason, error.detail) from None
 
 
-# How the content begins in an encoding, None where it is as it is.
+# The first bytes of content in an encoding; None if the content is not encoded.
 _ENCODINGS: dict[str, bytes | None] = {
     **dict.fromkeys(("", "identity")),
     **dict.fromkeys(("gzip", "x-gzip"), _GZIP),
@@ -176,8 +176,8 @@ _ENCODINGS: dict[str, bytes | None] = {
 
 
 def _in_utf8(content: Content, media_type: str, charset: str) -> Content:
-    """Text in UTF-8, where the encoding that the server states fits; it counts more than the page's own."""
-    # XML says itself in which it is.
+    """Recodes text as UTF-8 if the charset of the server fits; it takes precedence over the page's own."""
+    # XML declares its own encoding.
     is_text = media_type.startswith("text/") and media_type != "text/xml"
     if not charset or not (is_text or media_type == "application/xhtml+xml") or content.size > _LONGEST_DECODED:
         return content

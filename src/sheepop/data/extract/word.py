@@ -1,6 +1,6 @@
-"""Word documents (docx) as Markdown: headings, numbered lists, tables and notes in the order of the text.
+"""Turns Word documents (docx) into Markdown: headings, numbered lists, tables and notes in the order of the text.
 
-Left out are headers and footers, comments and what was deleted with changes being tracked.
+Headers, footers, comments and tracked deletions are left out.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LEFT_OUT = frozenset(
 )
 _BREAKS_OF_PAGES = frozenset({"page", "column"})
 _MARKS = {"tab": "\t", "ptab": "\t", "cr": "\n", "noBreakHyphen": "-", "softHyphen": ""}
-# What Word allows in a table.
+# The most columns that Word allows in a table.
 _MOST_COLUMNS = 63
 _SEPARATORS = frozenset({"separator", "continuationSeparator", "continuationNotice"})
 
 
 def extract_docx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """One document of prose, and what is embedded as documents in other formats.
+    """Yields one document of prose, and the embedded documents in other formats.
 
-    Metadata: ``title``, ``author``, ``language`` and ``date`` where the file states them. Raises `ExtractionError`.
+    Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them. Raises `ExtractionError`.
     """
     with office_package(content, context) as archive:
         parts = OfficeParts(archive)
@@ -42,7 +42,7 @@ def extract_docx(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 
 class _Walk:
-    """The walk through the body; text boxes and notes wait for the end of their paragraph or of the document."""
+    """Walks through the body; text boxes come after their paragraph, and notes at the end of the document."""
 
     def __init__(self, parts: OfficeParts) -> None:
         self._parts = parts
@@ -55,7 +55,7 @@ class _Walk:
         self.embedded: list[str] = []
 
     def everything(self) -> Blocks:
-        """What the main part holds, and the notes to which it refers."""
+        """Returns the blocks of the main part, and the notes to which it refers."""
         body = self._parts.xml(self._parts.main).find(f"{W}body")
         if body is None:
             raise ExtractionError("damaged", "the main part has no body")
@@ -67,7 +67,7 @@ class _Walk:
             for note in (() if root is None else root.findall(f"{W}{kind}"))
             if note.get(f"{W}type") not in _SEPARATORS
         }
-        # A note may itself refer to further notes, which then come behind.
+        # A note may refer to further notes, which are appended to this list during the loop.
         for number, key in enumerate(self._notes, 1):
             if key in notes:
                 blocks.append(("item", f"[^{number}]: {join(self._blocks(notes[key]))}"))
@@ -79,7 +79,9 @@ class _Walk:
     def _block(self, element: Element) -> Blocks:
         name = local_name(element)
         if name == "p":
-            return self._paragraph(element)
+            text = self._inline(element)
+            boxes, self._boxes = self._boxes, []
+            return [self._written(element, text), *(block for box in boxes for block in self._blocks(box))]
         if name == "tbl":
             return self._table(element)
         if name == "altChunk":
@@ -89,16 +91,11 @@ class _Walk:
             return self._blocks(_chosen(element))
         return self._blocks(element) if name in _WRAPPERS else []
 
-    def _paragraph(self, paragraph: Element) -> Blocks:
-        text = self._inline(paragraph)
-        boxes, self._boxes = self._boxes, []
-        return [self._written(paragraph, text), *(block for box in boxes for block in self._blocks(box))]
-
     def _written(self, paragraph: Element, text: str) -> tuple[str, str]:
         style = self._styles.of(paragraph)
         if style.is_code:
             return "line", text
-        # An item without text takes its number too.
+        # An item without text uses up a number too.
         list_number, level = self._styles.numbering(paragraph)
         if level is None:
             level = self._numbering.level_of_style(list_number, style.identifier)
@@ -111,14 +108,14 @@ class _Walk:
         rows = [row for row in _children(element, "tr") if row.find(f"{W}trPr/{W}del") is None]
         cells = [list(_children(row, "tc")) for row in rows]
         if max(map(len, cells), default=0) < 2 or element.find(f".//{W}tbl") is not None:
-            # A frame around text, rather than rows and columns.
+            # A frame around text, not rows and columns.
             return [block for row in cells for cell in row for block in self._blocks(cell)]
         grid = [[text for cell in row for text in self._cell(cell)] for row in cells]
         before = [integer(value(row, "trPr/gridBefore"), 0, _MOST_COLUMNS) for row in rows]
         return [("table", table([""] * count + line for count, line in zip(before, grid, strict=True)))]
 
     def _cell(self, cell: Element) -> list[str]:
-        """The text of a cell, and empty ones for the columns that it covers beside its first."""
+        """Returns the text of a cell, and empty texts for the further columns that it covers."""
         text = one_line(self._blocks(cell))
         continues = value(cell, "tcPr/vMerge") not in (None, "restart")
         return ["" if continues else text, *[""] * (integer(value(cell, "tcPr/gridSpan"), 1, _MOST_COLUMNS) - 1)]
@@ -153,12 +150,12 @@ class _Walk:
 
 
 def _chosen(alternatives: Element) -> Element:
-    """The first of the alternatives, which say the same in a newer and an older way."""
+    """Returns the first of the alternatives, which have the same content in a newer and an older form."""
     return alternatives[0] if len(alternatives) else alternatives
 
 
 def _children(element: Element, wanted: str) -> Iterator[Element]:
-    """The rows of a table or the cells of a row, also inside content controls."""
+    """Yields the rows of a table or the cells of a row, also those inside content controls."""
     for child in element:
         name = local_name(child)
         if name == wanted:

@@ -1,4 +1,4 @@
-"""What a Word document says elsewhere of its paragraphs: heading, code, and the number in front."""
+"""Reads the styles and list numbering of Word documents: heading levels, code, and the labels of list items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sheepop.data.extract.office_parts import Element, integer
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
-# Names that Word, pandoc and LibreOffice give to the style of code.
+# The names of code styles in Word, pandoc and LibreOffice.
 CODE_STYLES = frozenset(
     {"code", "code block", "html preformatted", "macro", "preformatted text", "source code", "verbatim"}
 )
@@ -28,13 +28,13 @@ def _path(names: str) -> str:
 
 
 def value(element: Element, names: str) -> str | None:
-    """The value of the first element at a path such as ``pPr/pStyle``, empty without one; None for no element."""
+    """Returns the value of the first element at a path such as ``pPr/pStyle`` ("" without one), or None if absent."""
     found = element.find(_path(names))
     return None if found is None else found.get(f"{W}val") or ""
 
 
 class ParagraphStyle(NamedTuple):
-    """A style by its identifier: the level of heading (0 for none), and whether it is one of code."""
+    """A style: its identifier, its heading level (0 for none), and whether it is for code."""
 
     identifier: str
     heading: int
@@ -42,7 +42,7 @@ class ParagraphStyle(NamedTuple):
 
 
 class Styles:
-    """The styles of a document, from the root of its part for them."""
+    """The styles of a document, from the root of its part ``styles``."""
 
     def __init__(self, root: Element | None) -> None:
         elements = [] if root is None else root.findall(f"{W}style")
@@ -51,14 +51,14 @@ class Styles:
         self._known: dict[tuple[str, int], ParagraphStyle] = {}
 
     def of(self, paragraph: Element) -> ParagraphStyle:
-        """The style of a paragraph, with what the paragraph itself says of its level."""
+        """Returns the style of a paragraph, with the outline level that the paragraph itself may set."""
         key = self._identifier(paragraph), _outline_level(paragraph)
         if key not in self._known:
             self._known[key] = self._described(*key)
         return self._known[key]
 
     def numbering(self, paragraph: Element) -> tuple[str, int | None]:
-        """The number of the list to which a paragraph belongs, empty for none, and its level where it is given."""
+        """Returns the list number of a paragraph ("" for none), and its level in the list, or None if not stated."""
         level: int | None = None
         for element in (paragraph, *self._chain(self._identifier(paragraph))):
             properties = element.find(_path("pPr/numPr"))
@@ -84,7 +84,7 @@ class Styles:
         return ParagraphStyle(identifier, heading, not CODE_STYLES.isdisjoint(names))
 
     def _chain(self, identifier: str) -> list[Element]:
-        """The style and those on which it is based, the nearest first."""
+        """Returns the style followed by its parent styles."""
         chain: list[Element] = []
         while identifier in self._elements and len(chain) < LONGEST_CHAIN:
             chain.append(self._elements[identifier])
@@ -111,7 +111,7 @@ class Numbering:
     """Gives paragraphs their labels, in the order of the document (ECMA-376, part 1, 17.9)."""
 
     def __init__(self, root: Element | None) -> None:
-        # What several lists have in common are their levels, and the last number on each.
+        # Several lists may share their levels and the last number on each.
         shared: dict[str, tuple[list[_Level], dict[int, int]]] = {}
         self._lists: dict[str, tuple[list[_Level], dict[int, int]]] = {}
         self._restarts: dict[str, dict[int, int]] = {}
@@ -127,12 +127,12 @@ class Numbering:
             }
 
     def level_of_style(self, number: str, style: str) -> int:
-        """The level of a list that paragraphs of that style have."""
+        """Returns the level of list `number` that belongs to this paragraph style, or 0."""
         levels, _ = self._lists.get(number, ([], {}))
         return next((at for at, level in enumerate(levels) if level.paragraph_style == style), 0)
 
     def label(self, number: str, level: int) -> str | None:
-        """The label of the next paragraph of list `number` on `level`: ``-``, ``3.``, ``b)``; None for no such list."""
+        """Returns the label of the next item of list `number` on `level`, such as ``-``, ``3.`` or ``b)``, or None."""
         levels, counts = self._lists.get(number, ([], {}))
         if not 0 <= level < len(levels):
             return None
@@ -159,7 +159,7 @@ def _levels(element: Element) -> list[_Level]:
 
 
 def count(counts: dict[int, int], level: int, first: int, *, restarts: bool = False) -> int:
-    """The next number on a level of a list, whose last numbers are `counts`; deeper levels begin again behind it."""
+    """Returns the next number on a level of a list and updates its last numbers `counts`; deeper levels restart."""
     for deeper in [at for at in counts if at > level]:
         del counts[deeper]
     counts[level] = first if restarts or level not in counts else counts[level] + 1
@@ -167,12 +167,12 @@ def count(counts: dict[int, int], level: int, first: int, *, restarts: bool = Fa
 
 
 def numeral(number: int, style: str) -> str:
-    """A number in one of the ways in which Word writes numbers (ECMA-376, part 1, 17.18.59); rare ones as decimal."""
+    """Returns a number in a numbering format of Word (ECMA-376, part 1, 17.18.59); rare formats become decimal."""
     return _NUMERALS.get(style, str)(number) if 0 < number <= _LARGEST else str(number)
 
 
 def _letters(number: int) -> str:
-    """A to Z, then AA, BB and so on, as Word counts."""
+    """Returns A to Z, then AA, BB and so on, like Word."""
     return chr(ord("A") + (number - 1) % 26) * ((number - 1) // 26 + 1)
 
 

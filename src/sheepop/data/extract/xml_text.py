@@ -1,7 +1,7 @@
-"""XML of any kind: its text in the order of the file, one line or paragraph per element, read as a stream.
+"""Streams XML of any kind and extracts its text in the order of the file, with a line or paragraph per element.
 
-No entity outside the file is ever loaded. Documents (DocBook, JATS, TEI, DITA, feeds) become prose, known by their
-outermost element or by their sentences; all else is data, and handed on as it stands, as code in the language ``xml``.
+No entity outside the file is ever loaded. Documents (DocBook, JATS, TEI, DITA, feeds) become prose, recognised by their
+root element or by their sentences. All other XML is data and stays unchanged, as code in the language ``xml``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sheepop.data.extract.page_blocks import page_blocks, page_text, words
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-# Elements of DocBook, JATS, TEI, XHTML and feeds: of running text, of lines kept as they are, and of escaped HTML.
+# Elements of DocBook, JATS, TEI, XHTML and feeds: paragraphs, blocks, roots of documents, verbatim text, escaped HTML.
 _PARAGRAPHS = words(
     "abstract caption chapter-title descript description entry head h1 h2 h3 h4 h5 h6 item lem line li p para paragraph"
     " seg simpara speech subtitle summary td term th title verse article-title"
@@ -48,10 +48,11 @@ _LEAST_PROSE = 0.5
 
 
 def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """XHTML as a web page; any other XML as prose, in documents of limited length, or as code where it is data.
+    """Yields XHTML as a web page, other XML as prose in documents of limited length, or as code if it is data.
 
     Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
-    the parser, ``damaged`` for what is not well-formed, ``empty`` for what has no elements.
+    the parser, ``damaged`` if it is not well-formed, ``empty`` if it has no elements, ``unsupported`` for entities with
+    elements that are defined too late.
     """
     root = next((str(element.tag) for _, element in _events(content)), None)
     if root is None:
@@ -81,7 +82,7 @@ def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refu
 
 @dataclass(slots=True)
 class Paragraph:
-    """A paragraph of text; `is_prose` by its element, `gap` tells of an empty line before it."""
+    """A paragraph of text; its element decides `is_prose`, and with `gap` an empty line precedes it."""
 
     text: str
     is_prose: bool
@@ -89,13 +90,13 @@ class Paragraph:
 
 
 def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
-    """The paragraphs of the file as they are read; raises `ExtractionError` as `extract_xml` does."""
+    """Yields the paragraphs of the file while reading it; raises `ExtractionError` like `extract_xml`."""
     flow = _Flow()
     events = _events(content)
     for event, element in events:
         if event == "start":
             if element.getparent() is not flow.open[-1].element:
-                # An error in what follows explains it better.
+                # An XML error in the rest would be a better explanation.
                 deque(events, maxlen=0)
                 raise ExtractionError("unsupported", "it defines entities with elements far from its beginning")
             flow.text(_between(element.getprevious(), element.getparent()))
@@ -103,7 +104,7 @@ def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
         else:
             flow.text(_between(element[-1] if len(element) else None, element))
             flow.end()
-            # Frees what was read, but not the text behind it, which was not.
+            # Frees the element and those before it, but not the text after it, which is not yet read.
             element.clear(keep_tail=True)
             while element.getprevious() is not None:
                 del element.getparent()[0]
@@ -114,18 +115,18 @@ def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
 
 
 def _events(content: Content) -> Iterator[tuple[str, _Element]]:
-    """The beginnings and ends of the elements of a file in their order."""
+    """Yields ("start" or "end", element) for the elements of a file in order."""
     from lxml import etree
 
     head = content.head(_SNIFFED_BYTES).replace(b"\0", b"")
-    # Entities of the file's own are expanded by the parser, within its limits. Where some are defined outside, it would
-    # have to stop at their names; then none is expanded, and those that HTML knows too are put in here.
+    # The parser expands entities defined in the file, within its limits. With entities defined outside it would stop at
+    # their names; then none is expanded, and `_between` inserts those that HTML defines too.
     settings: Any = {**SAFE, "resolve_entities": False if _OUTER_SUBSET.search(head) else "internal", "load_dtd": False}
     events = ("start", "end")
     with content.open() as file:
         try:
             if b"<!ENTITY" in head:
-                # Elements in entities find their place only when all is read.
+                # Elements in entities are in their place only after the whole file is parsed.
                 walk = etree.iterwalk(etree.parse(file, etree.XMLParser(**settings)), events=events)
                 yield from ((event, node) for event, node in walk if isinstance(node.tag, str))
             else:
@@ -141,7 +142,7 @@ def _events(content: Content) -> Iterator[tuple[str, _Element]]:
 
 @dataclass(slots=True)
 class _Open:
-    """An element that is being read; its text begins at `begin` in the line, or is `skipped`."""
+    """An open element; its text begins at piece `begin` of the current line, or is `skipped`."""
 
     element: _Element | None = None
     name: str = ""
@@ -154,9 +155,9 @@ class _Open:
 
 
 class _Flow:
-    """Text and the borders of elements become paragraphs.
+    """Turns text and the starts and ends of elements into paragraphs.
 
-    An element that stands within text belongs to its line; an element between others stands for itself.
+    An element inside text belongs to its line; an element between other elements is a line of its own.
     """
 
     def __init__(self) -> None:
@@ -178,7 +179,7 @@ class _Flow:
                 self.flush()
         is_paragraph = name in _PARAGRAPHS
         has_text = is_paragraph or (around.has_text and name not in _BLOCKS)
-        # A formula in MathML beside the same in TeX.
+        # A formula in MathML that is also given in TeX.
         skipped = around.skipped or (around.name == "alternatives" and name == "math")
         is_prose = around.is_prose or is_paragraph
         self.open.append(_Open(element, name, verbatim, has_text, skipped, is_prose, len(self._line)))
@@ -204,7 +205,7 @@ class _Flow:
             if not around.verbatim:
                 self._add(_code("".join(self._line)))
         elif level.name == "code" and "\n" in (text := "".join(self._line[level.begin :])).strip():
-            # In JATS a block of code, in DocBook and TEI, on one line, a part of the sentence.
+            # Code on several lines is a block, as in JATS; on one line it is part of the sentence, as in DocBook.
             del self._line[level.begin :]
             self.flush()
             self._gap = True
@@ -220,7 +221,7 @@ class _Flow:
                 self._gap = True
 
     def flush(self) -> None:
-        """Ends the paragraph."""
+        """Ends the current paragraph."""
         self._add(" ".join("".join(self._line).split()))
 
     def _add(self, text: str) -> None:
@@ -237,10 +238,10 @@ def _code(text: str) -> str:
 
 
 def _between(before: _Element | None, parent: _Element | None) -> str:
-    """The text of `parent` that ends behind its child `before`, since the element before or the start of `parent`."""
+    """Returns the text of `parent` after its child element at or before `before`, or since the start of `parent`."""
     pieces: list[str] = []
     while before is not None and not isinstance(before.tag, str):
-        # An entity that was not expanded; one that HTML does not know stays as it was written.
+        # An entity that was not expanded; it stays as written if HTML does not define it.
         pieces += [before.tail or "", html5.get(f"{before.name};", before.text or "")]
         before = before.getprevious()
     first = before.tail if before is not None else parent.text if parent is not None else None
