@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sheepop.core.plugins import commands
 from sheepop.model.config import ACTIVATION_NAMES, GATED
 from sheepop.model.feedforward import ACTIVATIONS
 from sheepop.train.config import TrainingConfig
@@ -27,6 +28,7 @@ from sheepop.train.optimizers.build import add_builder
 
 Activation = TypeVar("Activation", bound=Callable[[Tensor], Tensor])
 Build = TypeVar("Build", bound=Callable[[list[dict[str, Any]], OptimizerSettings], torch.optim.Optimizer])
+Command = TypeVar("Command", bound=Callable[..., None])
 MakeObjective = TypeVar("MakeObjective", bound=Callable[[TrainingConfig], Objective])
 
 
@@ -69,5 +71,15 @@ def objective(name: str) -> Callable[[MakeObjective], MakeObjective]:
         OBJECTIVE_NAMES.add(name)
         OBJECTIVES[name] = make
         return make
+
+    return register
+
+
+def command(name: str) -> Callable[[Command], Command]:
+    """Registers a function as the command ``sheepop NAME``; Typer makes arguments and options of its parameters."""
+
+    def register(function: Command) -> Command:
+        commands[name] = function
+        return function
 
     return register
