@@ -146,9 +146,13 @@ def _without_plugins(arguments: list[str]) -> list[str]:
         else:
             paths.append(value)
     load_plugins(paths)
-    known = {registered.name for registered in app.registered_commands} | {
-        group.name for group in app.registered_groups
-    }
+    _add_commands()
+    return left
+
+
+def _add_commands() -> None:
+    """Adds the commands that plugins have registered."""
+    known = {each.name for each in (*app.registered_commands, *app.registered_groups)}
     for name, function in commands.items():
         if _COMMANDS_OF_PLUGINS.get(name) is function:
             continue
@@ -156,7 +160,6 @@ def _without_plugins(arguments: list[str]) -> list[str]:
             raise UsageError(f"A plugin registers the command {name!r}, which exists already. Give it another name.")
         _COMMANDS_OF_PLUGINS[name] = function
         app.command(name, cls=Command)(function)
-    return left
 
 
 @contextmanager
