@@ -45,7 +45,7 @@ SETTINGS = (
     "training.eval_interval=2",
     "data.validation_fraction=0.2",
     "tuning.method=sft",
-    "tuning.neftune_alpha=5",
+    "tuning.neftune_noise_alpha=5",
 )
 
 
@@ -164,8 +164,8 @@ def test_settings_without_an_effect_are_refused(
 def test_tuning_needs_a_model_and_its_settings_a_method(examples: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"teaches a finished model\. Say which: sheepop tune sft MODEL"):
         run_training(config(examples, tmp_path / "run"))
-    with pytest.raises(ConfigError, match=r"neftune_alpha has no effect without tuning\.method"):
-        load_config(overrides=["tuning.neftune_alpha=5"])
+    with pytest.raises(ConfigError, match=r"neftune_noise_alpha has no effect without tuning\.method"):
+        load_config(overrides=["tuning.neftune_noise_alpha=5"])
 
 
 def test_a_template_of_a_file_is_kept_and_one_that_is_missing_is_named(
@@ -193,7 +193,7 @@ def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples:
 def test_a_teacher_that_is_the_model_itself_differs_by_nothing_at_first(
     base: Path, examples: Path, tmp_path: Path
 ) -> None:
-    teacher = (f"tuning.teacher.model={base}", "tuning.teacher.weight=1", "tuning.neftune_alpha=null")
+    teacher = (f"tuning.teacher.model={base}", "tuning.teacher.weight=1", "tuning.neftune_noise_alpha=null")
     outcome = run_training(config(examples, tmp_path / "run", *teacher, "training.max_steps=2"), fork=base)
     first, *_ = (row for row in rows_of(outcome.run) if row["split"] == "train")
     assert (first["objective"], first["divergence_from_teacher"]) == pytest.approx((0, 0), abs=1e-5)
@@ -230,7 +230,7 @@ def test_other_models_must_read_what_the_tuned_one_writes(
         foreign: "has another tokenizer, so its probabilities are of other tokens",
     }
     for place, problem in problems.items():
-        other = (f"tuning.method={method}", "tuning.neftune_alpha=null", f"{key}={place}", "training.max_steps=1")
+        other = (f"tuning.method={method}", "tuning.neftune_noise_alpha=null", f"{key}={place}", "training.max_steps=1")
         with pytest.raises(SheepOpError, match=problem):
             run_training(config(data, tmp_path / "run", *other), fork=base)
         assert not (tmp_path / "run").exists()

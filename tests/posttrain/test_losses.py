@@ -128,10 +128,10 @@ MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]]
 
 
 def test_advantages_are_the_sums_of_the_paper() -> None:
-    """Sum over l of (discount decay)^l times the error at the l-th token from there, over the tokens that count."""
+    """Sum over l of (gamma gae_lambda)^l times the error at the l-th token from there, over the tokens that count."""
     rewards, values = drawn(3, 6), drawn(3, 6, seed=1)
     spoiled = torch.where(MASK, rewards, torch.nan), torch.where(MASK, values, torch.nan)
-    advantages, returns = generalised_advantages(*spoiled, MASK, discount=0.9, decay=0.8)
+    advantages, returns = generalised_advantages(*spoiled, MASK, gamma=0.9, gae_lambda=0.8)
     for row in range(3):
         places = MASK[row].nonzero()[:, 0].tolist()
         r, v = [float(rewards[row, t]) for t in places], [float(values[row, t]) for t in places] + [0.0]

@@ -274,7 +274,7 @@ class GroupPolicyData(PolicyData):
     @classmethod
     def needs_reference(cls, config: SheepOpConfig) -> bool:
         """Where divergence is in the loss, or watched."""
-        return config.tuning.grpo.divergence_weight > 0 or config.tuning.grpo.divergence_ceiling is not None
+        return config.tuning.grpo.kl_coef > 0 or config.tuning.grpo.kl_ceiling is not None
 
     def method(self, config: SheepOpConfig) -> RewardMethod:
         """GRPO."""
@@ -287,10 +287,10 @@ class GroupPolicyData(PolicyData):
             temperature=grpo.temperature,
             clip_low=grpo.clip_low,
             clip_high=grpo.clip_high,
-            entropy_weight=grpo.entropy_weight,
-            divergence_weight=grpo.divergence_weight,
-            estimator=grpo.divergence_estimator,
-            unit="token" if grpo.mean_over == "tokens" else "answer",
+            entropy_coef=grpo.entropy_coef,
+            kl_coef=grpo.kl_coef,
+            estimator=grpo.kl_estimator,
+            unit="token" if grpo.loss_type == "dapo" else "answer",
         )
 
 
@@ -311,7 +311,7 @@ class ProximalPolicyData(PolicyData):
     def needs_reference(cls, config: SheepOpConfig) -> bool:
         """Where divergence has a price, or is watched."""
         ppo = config.tuning.ppo
-        return ppo.divergence_weight > 0 or ppo.divergence_ceiling is not None
+        return ppo.kl_coef > 0 or ppo.kl_ceiling is not None
 
     def method(self, config: SheepOpConfig) -> RewardMethod:
         """PPO."""
@@ -324,8 +324,8 @@ class ProximalPolicyData(PolicyData):
             temperature=ppo.temperature,
             clip_low=ppo.clip_low,
             clip_high=ppo.clip_high,
-            entropy_weight=ppo.entropy_weight,
-            value_weight=ppo.value_weight,
+            entropy_coef=ppo.entropy_coef,
+            vf_coef=ppo.vf_coef,
             value_clip=ppo.value_clip,
         )
 

@@ -43,12 +43,12 @@ class PreferenceData(TunedData):
     @staticmethod
     def row_type(config: SheepOpConfig) -> type[Row]:
         """Pairs, but for KTO."""
-        return Judged if config.tuning.dpo.loss == "kto" else Preference
+        return Judged if config.tuning.dpo.loss_type == "kto" else Preference
 
     @classmethod
     def needs_reference(cls, config: SheepOpConfig) -> bool:
         """All losses but some of pairs."""
-        return config.tuning.dpo.loss not in REFERENCE_FREE
+        return config.tuning.dpo.loss_type not in REFERENCE_FREE
 
     @classmethod
     def keeps_base(cls, config: SheepOpConfig) -> bool:
@@ -80,9 +80,9 @@ class PreferenceData(TunedData):
     def objective(self, config: SheepOpConfig) -> Objective:
         """The loss that is asked for."""
         dpo = config.tuning.dpo
-        if dpo.loss == "kto":
+        if dpo.loss_type == "kto":
             return JudgedAnswers(dpo.beta, (dpo.desirable_weight, dpo.undesirable_weight))
-        loss = PreferenceLoss(dpo.loss, dpo.beta, dpo.label_smoothing, dpo.margin)
+        loss = PreferenceLoss(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.margin)
         return PairwisePreference(loss, dpo.supervised_weight)
 
     def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, placement: Placement) -> StepSource:
@@ -184,7 +184,7 @@ class RewardData(PreferenceData):
 
     def objective(self, config: SheepOpConfig) -> Objective:
         """Bradley and Terry's loss."""
-        return PairwiseReward(config.tuning.reward.centring, config.tuning.reward.margins)
+        return PairwiseReward(config.tuning.reward.center_rewards_coefficient, config.tuning.reward.margins)
 
     def network(self, config: SheepOpConfig, device: str) -> Transformer:
         """The model with a head for rewards; its output projection is not trained."""

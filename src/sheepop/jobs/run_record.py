@@ -22,7 +22,7 @@ from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin, loaded_plugins
 from sheepop.core.program import typed
 from sheepop.core.version_control import git_state
-from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.config import SheepOpConfig, with_current_keys
 
 if TYPE_CHECKING:
     from sheepop.jobs.fork import Fork
@@ -160,7 +160,8 @@ class RunRecord:
         if not isinstance(found, dict) or not known - added_later <= found.keys() <= known:
             raise CheckpointError(f"{wrong}. Restore that file.")
         try:
-            return TypeAdapter(cls).validate_python(found)
+            record = TypeAdapter(cls).validate_python(found)
+            return replace(record, asked=with_current_keys(record.asked))
         except ValidationError as error:
             place = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise CheckpointError(f"{wrong}: {place} has the wrong type. Restore that file.") from None
@@ -206,7 +207,7 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
             "settings that may change go on the command line, for example training.max_steps=2000. To train with other "
             f"settings, start a new run with another --output and --config {shlex.quote(str(file))}."
         )
-    config = validate(SheepOpConfig, parse_config(text, where=str(file)))
+    config = validate(SheepOpConfig, with_current_keys(parse_config(text, where=str(file))))
     try:
         config.training.resolved()
     except ValueError as error:
@@ -218,7 +219,7 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
 
 def view_run_config(run: RunDirectory) -> SheepOpConfig:
     """The configuration as it stands in the run, to look at; raises `ConfigError` when it is not valid."""
-    return validate(SheepOpConfig, read_config_file(run.config_file))
+    return validate(SheepOpConfig, with_current_keys(read_config_file(run.config_file)))
 
 
 def repeat_command(path: Path, record: RunRecord) -> str:

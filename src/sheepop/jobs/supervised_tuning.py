@@ -31,7 +31,7 @@ class SupervisedData(TunedData):
     def objective(self, config: SheepOpConfig) -> Objective:
         """The cross-entropy of the answers."""
         objective = with_experts(self._answers(config), config.model)
-        alpha = config.tuning.neftune_alpha
+        alpha = config.tuning.neftune_noise_alpha
         return objective if alpha is None else NoisyEmbeddings(objective, alpha)
 
     def _answers(self, config: SheepOpConfig) -> Objective:

@@ -15,19 +15,19 @@ Divergence = Literal["k1", "k2", "k3"]
 
 
 def generalised_advantages(
-    rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float = 1.0, decay: float = 0.95
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, gae_lambda: float = 0.95
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns (B, T) of tokens with `rewards` and estimated `values` (B, T).
 
-    ``A_t = d_t + discount decay A_{t+1}`` with ``d_t = r_t + discount V_{t+1} - V_t``, where V is 0 behind the last
+    ``A_t = d_t + gamma gae_lambda A_{t+1}`` with ``d_t = r_t + gamma V_{t+1} - V_t``, where V is 0 behind the last
     token (Schulman et al. 2016, eq. 16); returns are ``A + V``. Tokens that are not masked need not be neighbours.
     """
     rewards, values = (torch.where(mask, x.float(), 0) for x in (rewards, values))
     advantages = torch.zeros_like(rewards)
     next_value, next_advantage = (rewards.new_zeros(len(rewards)) for _ in range(2))
     for t in reversed(range(rewards.shape[1])):
-        error = rewards[:, t] + discount * next_value - values[:, t]
-        found = error + discount * decay * next_advantage
+        error = rewards[:, t] + gamma * next_value - values[:, t]
+        found = error + gamma * gae_lambda * next_advantage
         advantages[:, t] = torch.where(mask[:, t], found, 0)
         next_advantage = torch.where(mask[:, t], found, next_advantage)
         next_value = torch.where(mask[:, t], values[:, t], next_value)

@@ -19,7 +19,7 @@ _SMOOTHED: tuple[PreferenceKind, ...] = ("sigmoid", "robust")
 class PreferenceConfig(Config):
     """Direct preference optimisation and its relatives: a loss on the log-probabilities of answers."""
 
-    loss: PreferenceKind = "sigmoid"
+    loss_type: PreferenceKind = "sigmoid"
     """`sigmoid` is DPO; `robust`, `hinge` and `ipo` are relatives of it; `simpo` and `orpo` need no reference; `kto`
     learns from answers that are judged one by one."""
     beta: float = Field(0.1, gt=0)
@@ -38,14 +38,14 @@ class PreferenceConfig(Config):
 
     @model_validator(mode="after")
     def _fit_the_loss(self) -> PreferenceConfig:
-        if self.label_smoothing and self.loss not in _SMOOTHED:
-            raise ValueError(f"label_smoothing is of the losses {' and '.join(_SMOOTHED)}, not of {self.loss}")
-        if self.supervised_weight and self.loss in ("orpo", "kto"):
-            raise ValueError(f"supervised_weight is not of the loss {self.loss}")
-        if self.margin and self.loss != "simpo":
-            raise ValueError(f"margin is of the loss simpo, not of {self.loss}")
-        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
-            raise ValueError(f"desirable_weight and undesirable_weight are of the loss kto, not of {self.loss}")
+        if self.label_smoothing and self.loss_type not in _SMOOTHED:
+            raise ValueError(f"label_smoothing is of the losses {' and '.join(_SMOOTHED)}, not of {self.loss_type}")
+        if self.supervised_weight and self.loss_type in ("orpo", "kto"):
+            raise ValueError(f"supervised_weight is not of the loss {self.loss_type}")
+        if self.margin and self.loss_type != "simpo":
+            raise ValueError(f"margin is of the loss simpo, not of {self.loss_type}")
+        if self.loss_type != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
+            raise ValueError(f"desirable_weight and undesirable_weight are of the loss kto, not of {self.loss_type}")
         return self
 
 
@@ -63,7 +63,7 @@ class TeacherConfig(Config):
 class RewardConfig(Config):
     """A reward model, learnt from pairs of a better and a worse answer."""
 
-    centring: float = Field(0.0, ge=0)
+    center_rewards_coefficient: float = Field(0.0, ge=0)
     """Weight of what holds rewards near 0; 0.01 is usual."""
     margins: bool = False
     """Whether the margins in the examples are how much better the chosen answers are at least."""
@@ -91,11 +91,11 @@ class RolloutConfig(Config):
     """How far below 1 the ratio of new and old probabilities counts."""
     clip_high: float = Field(0.2, gt=0)
     """How far above 1 it counts."""
-    entropy_weight: float = Field(0.0, ge=0)
+    entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy of what the policy writes, which keeps it from settling early."""
-    missing_end_penalty: float = Field(0.0, ge=0)
+    missing_eos_penalty: float = Field(0.0, ge=0)
     """What an answer loses that is cut off at `max_new_tokens`."""
-    divergence_ceiling: float | None = Field(None, gt=0)
+    kl_ceiling: float | None = Field(None, gt=0)
     """The run ends where the mean divergence from the reference is above this, in nats for an answer."""
     length_ceiling: float | None = Field(None, gt=0)
     """The run ends where the mean length of answers is above this, in tokens."""
@@ -111,29 +111,29 @@ class PPOConfig(RolloutConfig):
     normalise_rewards: bool = True
     """Whether rewards are brought to mean 0 and variance 1, over all answers so far, before anything is taken off them;
     a weight then means the same beside every judge."""
-    divergence_weight: float = Field(0.05, ge=0)
+    kl_coef: float = Field(0.05, ge=0)
     """What a token pays for each nat of divergence from the reference."""
-    divergence_target: float | None = Field(None, gt=0)
+    kl_target: float | None = Field(None, gt=0)
     """The divergence in nats for an answer that the weight is adapted to; `null` leaves the weight as it is."""
-    divergence_horizon: int = Field(10_000, ge=1)
+    kl_horizon: int = Field(10_000, ge=1)
     """After how many answers an adapted weight has changed by the whole error."""
-    discount: float = Field(1.0, gt=0, le=1)
+    gamma: float = Field(1.0, gt=0, le=1)
     """What a reward is worth one token earlier."""
-    decay: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = Field(0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
     whiten: bool = True
     """Whether advantages are brought to mean 0 and variance 1 over all tokens of a rollout."""
-    value_model: Literal["shared", "apart"] = "shared"
-    """`shared` is a head beside the policy's own, `apart` a network of its own."""
-    value_weight: float = Field(0.1, gt=0)
+    value_model: Literal["shared", "separate"] = "shared"
+    """`shared` is a head beside the policy's own, `separate` a network of its own."""
+    vf_coef: float = Field(0.1, gt=0)
     """Weight of the loss of the value model."""
     value_clip: float | None = Field(0.2, gt=0)
     """How far a value may move from what it was when the answers were written; `null` is any distance."""
 
     @model_validator(mode="after")
     def _adapt_a_weight(self) -> PPOConfig:
-        if self.divergence_target is not None and not self.divergence_weight:
-            raise ValueError("divergence_target adapts divergence_weight, which is 0 and would stay so; raise it")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target adapts kl_coef, which is 0 and would stay so; raise it")
         return self
 
 
@@ -145,12 +145,12 @@ class GRPOConfig(RolloutConfig):
     baseline: Literal["scaled", "centred", "leave_one_out"] = "scaled"
     """`scaled` is GRPO, rewards less their mean over their deviation; `centred` leaves out the deviation, as Dr. GRPO
     does; `leave_one_out` is RLOO."""
-    mean_over: Literal["answers", "tokens", "longest"] = "answers"
-    """What a step is a mean of: the means of answers, as in GRPO; all tokens, as in DAPO; the sums of answers over
-    `max_new_tokens`, as in Dr. GRPO."""
-    divergence_weight: float = Field(0.04, ge=0)
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
+    """How a step averages the losses of tokens: `grpo` within each answer, then over answers; `dapo` over all tokens of
+    the step; `dr_grpo` sums each answer, divides by `max_new_tokens`, then averages over answers."""
+    kl_coef: float = Field(0.04, ge=0)
     """Weight of the divergence from the reference in the loss; at 0 no reference is kept."""
-    divergence_estimator: Literal["k3", "k2"] = "k3"
+    kl_estimator: Literal["k3", "k2"] = "k3"
     """`k3` is never negative and unbiased; `k2` has the gradient of the divergence."""
     truncated_answers: Literal["keep", "leave_out"] = "keep"
     """What becomes of answers that are cut off: learnt from, or left out, as in DAPO."""
@@ -172,7 +172,7 @@ class TuningConfig(Config):
     the model, or a simple one where it has none."""
     long_examples: LongExamples = "refuse"
     """Examples longer than `data.max_length`: `refuse` the run, `cut` their ends, or `leave_out` and count them."""
-    neftune_alpha: Annotated[float, Field(gt=0)] | None = None
+    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = None
     """Noise on the embeddings of training steps, for less learning by heart; 5 is usual; `null` is none."""
     lora: LoraConfig | None = None
     """Learn a change of low rank beside the weights, which stay as they are; `null` trains all weights."""
@@ -204,7 +204,7 @@ class TuningConfig(Config):
 
 
 _OF_METHODS: dict[str, tuple[Method, ...]] = {
-    "neftune_alpha": ("sft",),
+    "neftune_noise_alpha": ("sft",),
     "reference": ("dpo", "ppo", "grpo"),
     "teacher": ("sft",),
     "reward": ("reward",),

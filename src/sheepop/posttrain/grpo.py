@@ -31,7 +31,7 @@ class GroupPolicy(RewardMethod):
     def advantages(self, written: Written) -> list[float | None]:
         """How much better every answer is than its group; None where it is not learnt from."""
         config = self._config
-        penalty = config.missing_end_penalty
+        penalty = config.missing_eos_penalty
         rewards = torch.tensor(
             [
                 reward - (0.0 if is_finished else penalty)
@@ -56,11 +56,11 @@ class GroupPolicy(RewardMethod):
     def numbers(
         self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
     ) -> dict[str, Tensor]:
-        """Every token of an answer has its advantage, and the weight that `mean_over` gives it."""
+        """Every token of an answer has its advantage, and the weight that `loss_type` gives it."""
         advantages = torch.tensor(written.advantages)[:, None] * mask
         weights = mask.float()
-        if self._config.mean_over == "answers":
+        if self._config.loss_type == "grpo":
             weights = weights / mask.sum(1, keepdim=True).clamp(min=1)
-        elif self._config.mean_over == "longest":
+        elif self._config.loss_type == "dr_grpo":
             weights = weights / self._config.max_new_tokens
         return {ADVANTAGES: advantages, WEIGHTS: weights}

@@ -77,9 +77,9 @@ class PolicyObjective(Objective):
     """The clipped surrogate of PPO with what is added to it, for every token of an answer.
 
     - the surrogate itself, with `clip_low` and `clip_high` (see `clipped_policy_loss`);
-    - `divergence_weight` times the divergence from the reference that `estimator` gives (Shao et al. 2024, eq. 3);
-    - `value_weight` times the loss of the value model (see `clipped_value_loss`);
-    - ``entropy_weight (log pi)^2 / 2``, whose expected gradient over what the policy writes is that of its negative
+    - `kl_coef` times the divergence from the reference that `estimator` gives (Shao et al. 2024, eq. 3);
+    - `vf_coef` times the loss of the value model (see `clipped_value_loss`);
+    - ``entropy_coef (log pi)^2 / 2``, whose expected gradient over what the policy writes is that of its negative
       entropy.
 
     Log-probabilities are those of logits divided by `temperature`, at which answers are drawn. A step is a mean over
@@ -89,10 +89,10 @@ class PolicyObjective(Objective):
     temperature: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
-    entropy_weight: float = 0.0
-    divergence_weight: float = 0.0
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
     estimator: Divergence = "k3"
-    value_weight: float = 0.0
+    vf_coef: float = 0.0
     value_clip: float | None = None
     unit: Unit = "token"
 
@@ -120,15 +120,15 @@ class PolicyObjective(Objective):
             "entropy": -log_p,
             "divergence_from_old": divergence(log_p - old, "k3"),
         }
-        if self.entropy_weight:
-            losses = losses + self.entropy_weight * log_p.square() / 2
-        if self.divergence_weight:
-            losses = losses + self.divergence_weight * divergence(log_p - given[REFERENCE], self.estimator)
-        if self.value_weight:
+        if self.entropy_coef:
+            losses = losses + self.entropy_coef * log_p.square() / 2
+        if self.kl_coef:
+            losses = losses + self.kl_coef * divergence(log_p - given[REFERENCE], self.estimator)
+        if self.vf_coef:
             values = predicted_values(network, batch, hidden)
             of_values = clipped_value_loss(values, given[VALUES], given[RETURNS], clip=self.value_clip)
             measured["value_loss"] = of_values
-            losses = losses + self.value_weight * of_values
+            losses = losses + self.vf_coef * of_values
         total = torch.where(mask, losses * given[WEIGHTS], 0).sum()
         sums = {name: torch.where(mask, value.detach().float(), 0).sum() for name, value in measured.items()}
         return LossSums(total, total.detach(), {**sums, "tokens": mask.sum().float()})

@@ -24,11 +24,11 @@ _EPS = 1e-8
 
 
 class ProximalPolicy(RewardMethod):
-    """PPO's reading of a rollout. With `divergence_target` the price of divergence is adapted to it."""
+    """PPO's reading of a rollout. With `kl_target` the price of divergence is adapted to it."""
 
     def __init__(self, config: PPOConfig) -> None:
         self._config = config
-        self._price, self._seen = config.divergence_weight, Moments()
+        self._price, self._seen = config.kl_coef, Moments()
 
     def advantages(self, written: Written) -> list[float | None]:
         """All answers are learnt from; what their tokens are worth is said by `numbers`."""
@@ -45,13 +45,13 @@ class ProximalPolicy(RewardMethod):
         if config.normalise_rewards:
             self._seen = self._seen.and_more(judged)
             judged = self._seen.normalised(judged)
-        penalties = torch.where(torch.tensor(written.is_finished), 0.0, config.missing_end_penalty)
+        penalties = torch.where(torch.tensor(written.is_finished), 0.0, config.missing_eos_penalty)
         rewards = token_rewards(judged - penalties, mask, self._price * divergence)
         advantages, returns = generalised_advantages(
-            rewards, values, mask, discount=config.discount, decay=config.decay
+            rewards, values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda
         )
-        if config.divergence_target is not None:
-            self._adapt(float(divergence.sum() / len(written)), config.divergence_target, len(written))
+        if config.kl_target is not None:
+            self._adapt(float(divergence.sum() / len(written)), config.kl_target, len(written))
         if config.whiten:
             advantages = whitened(advantages, mask)
         return {ADVANTAGES: advantages, RETURNS: returns, WEIGHTS: mask.float()}
@@ -59,11 +59,11 @@ class ProximalPolicy(RewardMethod):
     def _adapt(self, found: float, target: float, count: int) -> None:
         """Raises or lowers the price in proportion to the error (Ziegler et al. 2019, section 2.2)."""
         error = min(max(found / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
-        self._price *= 1 + error * count / self._config.divergence_horizon
+        self._price *= 1 + error * count / self._config.kl_horizon
 
     def metrics(self) -> dict[str, float]:
         """The price of divergence."""
-        return {"divergence_weight": self._price}
+        return {"kl_coef": self._price}
 
     def state(self) -> dict[str, Tensor]:
         """The price of divergence, and the moments of the rewards so far."""
@@ -73,7 +73,7 @@ class ProximalPolicy(RewardMethod):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Takes it back, or begins anew."""
         numbers = {name: float(number) for name, number in state.items()}
-        self._price = numbers.pop("price", self._config.divergence_weight)
+        self._price = numbers.pop("price", self._config.kl_coef)
         self._seen = Moments(**numbers)
 
 

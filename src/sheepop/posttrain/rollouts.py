@@ -242,7 +242,7 @@ class RolloutSource(StepSource):
         assert self._batch is not None
         batch = self._batch
         log_p = torch.zeros(batch.labels.shape)
-        judges = self.objective.value_weight > 0 and network is self.placement
+        judges = self.objective.vf_coef > 0 and network is self.placement
         values = torch.zeros(batch.labels.shape) if judges else None
         begin()
         for chosen in self._micro_batches(rollout):
@@ -269,16 +269,17 @@ class RolloutSource(StepSource):
 
     def _check_ceilings(self) -> None:
         """Raises `TrainingError` where the policy has gone too far."""
-        ceilings = {
-            "divergence": (self.config.divergence_ceiling, "nats from the reference in an answer"),
-            "length": (self.config.length_ceiling, "tokens in an answer"),
-            "repetition": (self.config.repetition_ceiling, "of its four-grams repeated"),
-        }
-        for name, (most, words) in ceilings.items():
-            found = self._metrics.get(name)
+        config = self.config
+        ceilings = (
+            ("kl_ceiling", config.kl_ceiling, "divergence", "nats from the reference in an answer"),
+            ("length_ceiling", config.length_ceiling, "length", "tokens in an answer"),
+            ("repetition_ceiling", config.repetition_ceiling, "repetition", "of its four-grams repeated"),
+        )
+        for key, most, metric, words in ceilings:
+            found = self._metrics.get(metric)
             if most is not None and found is not None and found > most:
                 raise TrainingError(
-                    f"The policy has {found:.3g} {words}, more than {name}_ceiling = {most:g}, so training ends here. "
+                    f"The policy has {found:.3g} {words}, more than {key} = {most:g}, so training ends here. "
                     "Whoever uses the run gets its best checkpoint, from before; raise the ceiling to go on."
                 )
 
