@@ -27,14 +27,12 @@ from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
-from sheepop.posttrain.distillation import Distillation
-from sheepop.posttrain.example_batches import batch_of
+from sheepop.posttrain.example_batches import GroupBatch, batch_of
 from sheepop.posttrain.example_store import Learnt
-from sheepop.posttrain.group_batches import GroupBatch
 from sheepop.posttrain.policy import AnswerBatch, PolicyObjective, no_numbers
-from sheepop.posttrain.preference import PairwisePreference
-from sheepop.posttrain.preference_losses import PreferenceLoss
+from sheepop.posttrain.preference import PairwisePreference, PreferenceLoss
 from sheepop.posttrain.reward_model import PairwiseReward
+from sheepop.posttrain.supervised import Distillation
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, Objective

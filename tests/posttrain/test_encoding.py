@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
-from sheepop.posttrain.preview import plain_preview, preview
+from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template, plain_preview, preview
 from sheepop.posttrain.rows import RowError, Supervised
 from sheepop.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 

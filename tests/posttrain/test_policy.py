@@ -13,9 +13,8 @@ import torch
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
-from sheepop.posttrain.grpo import GroupPolicy
 from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective, repetition
-from sheepop.posttrain.ppo import ProximalPolicy, token_rewards
+from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, token_rewards
 from sheepop.posttrain.rewards import Answer
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.posttrain.written import Written

@@ -287,7 +287,7 @@ def _show(
 
     from sheepop.jobs.config import load_config
     from sheepop.jobs.train import examples_of
-    from sheepop.posttrain.preview import plain_preview, preview, preview_tokens
+    from sheepop.posttrain.encoding import plain_preview, preview, preview_tokens
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")

@@ -29,16 +29,15 @@ from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.grpo import GroupPolicy
 from sheepop.posttrain.policy import (
     AnswerBatch,
     PolicyObjective,
     RewardScores,
     no_numbers,
 )
-from sheepop.posttrain.ppo import ProximalPolicy
+from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, RewardMethod
 from sheepop.posttrain.rewards import Reward, open_reward
-from sheepop.posttrain.rollouts import RewardMethod, RolloutSource, questions_of
+from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
 from sheepop.posttrain.written import Writer, Written
 from sheepop.train import Scores

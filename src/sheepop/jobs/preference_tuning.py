@@ -22,10 +22,9 @@ from sheepop.jobs.tuned_data import TunedData, row_length
 from sheepop.model import ModelConfig, Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import REFERENCE_FREE
+from sheepop.posttrain.example_batches import GroupedExamples
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.group_batches import GroupedExamples
-from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PreferenceScores
-from sheepop.posttrain.preference_losses import PreferenceLoss
+from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PreferenceLoss, PreferenceScores
 from sheepop.posttrain.reward_model import PairwiseReward, reward_scores
 from sheepop.posttrain.rows import Judged, Preference, Row
 from sheepop.posttrain.sequences import MeanLosses, log_probabilities_of, mean_losses

@@ -11,8 +11,7 @@ from sheepop.core.device import resolve_device
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.tuned_data import TunedData, require_same_tokens, row_length
 from sheepop.model import Transformer
-from sheepop.posttrain.distillation import Distillation
-from sheepop.posttrain.supervised import NoisyEmbeddings
+from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import OBJECTIVES, Objective
 

@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.text import Text
+
 from sheepop.core.errors import SheepOpError, TokenizerError
+from sheepop.core.facts import visible
 from sheepop.posttrain.rows import Judged, Message, Prompt, Row, RowError, Supervised, Turns
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
 from sheepop.tokenizer.chat import Rendered
 
 # What may stand before a text so that a tokenizer's own space goes there; the first that shares no token with it.
 _ANCHORS = (".", "\n", "0", "(")
+_LEARNT, _GIVEN = ("bold green", "bold green underline"), ("dim", "dim underline")
 
 
 @dataclass(frozen=True)
@@ -258,3 +262,41 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for inner in value:
             yield from _texts(inner)
+
+
+def preview(example: Example, tokenizer: Tokenizer) -> Text:
+    """The tokens of an example one by one, those that are learnt in green; every other one is underlined."""
+    text = Text()
+    for number, token in enumerate(preview_tokens(example, tokenizer)):
+        styles = _LEARNT if token["supervised"] else _GIVEN
+        text.append(token["text"], style=styles[number % 2])
+    return text
+
+
+def plain_preview(example: Example, tokenizer: Tokenizer) -> str:
+    """The same without colours: what is learnt stands between ``[[`` and ``]]``."""
+    parts, learnt = [], False
+    for token in preview_tokens(example, tokenizer):
+        if token["supervised"] != learnt:
+            parts.append("[[" if token["supervised"] else "]]")
+            learnt = token["supervised"]
+        parts.append(token["text"])
+    return "".join(parts) + ("]]" if learnt else "")
+
+
+def preview_tokens(example: Example, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """For each token its id, its text and whether it is learnt; a character of several tokens stands at the last."""
+    names = {token_id: name for name, token_id in tokenizer.special_tokens.items()}
+    found: list[dict[str, Any]] = []
+    held: list[int] = []
+    for token_id, supervised in zip(example.ids, example.supervised, strict=True):
+        if token_id in names:
+            text, held = names[token_id], []
+        else:
+            held.append(token_id)
+            try:
+                text, held = b"".join(map(tokenizer.token_bytes, held)).decode("utf-8"), []
+            except UnicodeDecodeError:
+                text = ""
+        found.append({"id": token_id, "text": visible(text), "supervised": supervised})
+    return found

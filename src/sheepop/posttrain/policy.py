@@ -15,14 +15,13 @@ from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, scalar_head
 from sheepop.core.facts import counted
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums
-from sheepop.posttrain.advantages import Divergence, divergence
-from sheepop.posttrain.policy_losses import clipped_policy_loss, clipped_value_loss
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
 from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.validation import Scores
 
 Unit = Literal["token", "answer"]
+Divergence = Literal["k1", "k2", "k3"]
 OLD, REFERENCE, ADVANTAGES, WEIGHTS = "old_log_probabilities", "reference_log_probabilities", "advantages", "weights"
 VALUES, RETURNS = "old_values", "returns"
 
@@ -70,6 +69,51 @@ def no_numbers(shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
     """Zeros for everything that an objective may read, of rows with nothing to learn in them."""
     names = (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)
     return {name: np.zeros(shape, np.float32) for name in names}
+
+
+def clipped_policy_loss(
+    log_probabilities: Tensor,
+    old_log_probabilities: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> tuple[Tensor, Tensor]:
+    """``max(-A rho, -A clip(rho, 1 - low, 1 + high))`` with ``rho = pi / pi_old``, and where it was clipped (B, T).
+
+    Schulman et al. 2017, eq. 7; with a higher upper bound as DAPO has it (Yu et al. 2025). Only
+    `log_probabilities` has a gradient.
+    """
+    ratio = (log_probabilities - old_log_probabilities.detach()).exp()
+    advantages = advantages.detach()
+    free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(free, bounded), bounded > free
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None = 0.2) -> Tensor:
+    """``max((V - R)^2, (V_c - R)^2) / 2`` with ``V_c = clip(V, V_old - c, V_old + c)``; None does not clip.
+
+    What clips is in the code of Schulman et al. 2017, and described by Engstrom et al. 2020, section 2.
+    """
+    returns, old_values = returns.detach(), old_values.detach()
+    free = (values - returns).square()
+    if clip is None:
+        return free / 2
+    bounded = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(free, (bounded - returns).square()) / 2
+
+
+def divergence(log_ratios: Tensor, kind: Divergence) -> Tensor:
+    """Estimates of KL(policy, reference) for each token, from ``log pi - log pi_ref`` of tokens that the policy wrote.
+
+    k1 is the log-ratio itself; k2, half its square, has the gradient of the divergence; k3, ``e^-r - 1 + r``, is never
+    negative and has k1's expectation (Schulman 2020, "Approximating KL divergence").
+    """
+    if kind == "k1":
+        return log_ratios
+    if kind == "k2":
+        return log_ratios.square() / 2
+    return torch.expm1(-log_ratios) + log_ratios
 
 
 @dataclass(frozen=True)

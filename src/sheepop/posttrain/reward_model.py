@@ -12,7 +12,6 @@ from torch import Tensor
 from sheepop.adapt.scalar_head import REWARD_HEAD, scalar_head
 from sheepop.data import Batch
 from sheepop.model import LossSums, Transformer
-from sheepop.posttrain.policy_losses import pairwise_reward_loss
 from sheepop.posttrain.preference import PreferenceScores, preference_metrics, rewards_measured
 from sheepop.posttrain.sequences import MeanLosses, last_states
 from sheepop.train.objective import Objective, StepLoss
@@ -20,6 +19,18 @@ from sheepop.train.placement import Network
 from sheepop.train.tensor_batch import TensorBatch
 
 _BINS = 10
+
+
+def pairwise_reward_loss(
+    chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 0.0, centring: float = 0.0
+) -> Tensor:
+    """``-log s(r_c - r_r - margin) + centring (r_c + r_r)^2`` for each pair (P,).
+
+    Bradley and Terry 1952; a margin as in Touvron et al. 2023 (Llama 2), eq. 2; rewards are held near 0 as in
+    Eisenstein et al. 2023, section 3.
+    """
+    loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin)
+    return loss + centring * (chosen + rejected).square() if centring else loss
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from sheepop.posttrain.policy import (
     no_numbers,
     predicted_values,
 )
+from sheepop.posttrain.reward_methods import RewardMethod
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.posttrain.written import Question, Writer, Written
 from sheepop.train.placement import Network, Placement
@@ -37,35 +38,6 @@ from sheepop.train.tensor_batch import TensorBatch
 
 # How often prompts are drawn again before a rollout is learnt from with fewer answers.
 _MOST_DRAWS = 4
-
-
-class RewardMethod(Protocol):
-    """What PPO and GRPO differ in: what the rewards of a rollout mean for every token. The last four have a body."""
-
-    def advantages(self, written: Written) -> list[float | None]:
-        """What the rewards say of every answer as a whole; None where it is not learnt from."""
-
-    def numbers(
-        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
-    ) -> dict[str, Tensor]:
-        """What the objective reads of each token (N, T) beside the log-probabilities; `mask` (N, T) is of labels."""
-
-    @property
-    def draws_again(self) -> bool:
-        """Whether other prompts take the place of answers that are not learnt from."""
-        return False
-
-    def metrics(self) -> dict[str, float]:
-        """What it has measured of the last rollout."""
-        return {}
-
-    def state(self) -> dict[str, Tensor]:
-        """What it remembers."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it back."""
-        return
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning beyond its data: noise on the embeddings, so that less is learnt by heart."""
+"""Objectives for supervised fine-tuning: noise on the embeddings (NEFTune), and distillation from a teacher."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sheepop.data import Batch
-from sheepop.model import LossSums
+from sheepop.model import LossSums, Transformer
+from sheepop.model.head import OutputHead
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network, Placement
 from sheepop.train.tensor_batch import TensorBatch
+
+# Logits that are held at a time, of the model and of its teacher each.
+_LOGITS = 2**24
 
 
 @dataclass(frozen=True)
@@ -59,3 +66,54 @@ def _noise(embedding: nn.Module, alpha: float) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation(Objective):
+    """``(1 - w) CE + w T^2 KL(teacher, model)`` at every learnt token (Hinton et al. 2015, section 2).
+
+    w is the `weight` of the teacher, and both distributions of the divergence are at the temperature T. The teacher
+    has the same tokens and gets no gradient.
+    """
+
+    teacher: Transformer
+    weight: float
+    temperature: float
+
+    def supervised(self, batch: Batch) -> int:
+        """Learnt tokens."""
+        return batch.num_labels
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """The losses of all learnt tokens, summed; logits of some tokens at a time, and once more on the way back."""
+        hidden_MD = network.hidden_states(batch.inputs).flatten(0, 1)[batch.supervised]
+        labels_M = batch.labels.flatten()[batch.supervised]
+        with torch.no_grad():
+            taught_ME = self.teacher.hidden_states(**batch.inputs).flatten(0, 1)[batch.supervised]
+        size = max(1, _LOGITS // network.head.weight.shape[0])
+        total, cross_entropy, divergence = (hidden_MD.new_zeros((), dtype=torch.float32) for _ in range(3))
+        for start in range(0, len(labels_M), size):
+            part = slice(start, start + size)
+            ce, kl = checkpoint(
+                self._losses, network.head, hidden_MD[part], taught_ME[part], labels_M[part], use_reentrant=False
+            )
+            total = total + (1 - self.weight) * ce + self.weight * self.temperature**2 * kl
+            cross_entropy += ce.detach()
+            divergence += kl.detach()
+        return LossSums(total, cross_entropy, {"divergence_from_teacher": divergence})
+
+    def _losses(self, head: OutputHead, hidden: Tensor, taught: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy and divergence of some tokens, summed, in float32."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = head(hidden.to(head.weight.dtype)).float()
+            with torch.no_grad():
+                theirs = self.teacher.lm_head(taught).float()
+            expected = F.log_softmax(theirs / self.temperature, -1)
+            found = F.log_softmax(logits / self.temperature, -1)
+            divergence = F.kl_div(found, expected, reduction="sum", log_target=True)
+            return F.cross_entropy(logits, labels, reduction="sum"), divergence
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """What was minimised, and the mean divergence from the teacher."""
+        divergence = losses.measured["divergence_from_teacher"].item() / max(1, losses.num_tokens)
+        return {"objective": losses.means()[0], "divergence_from_teacher": divergence}
