@@ -116,7 +116,7 @@ def test_a_prompt_keeps_what_else_its_line_says(lines: Lines) -> None:
         ("{", "is not valid JSON"),
         ("[1]", "is not a JSON object"),
         ({"text": "hello"}, "has the keys text, which is no shape that is known"),
-        ({"messages": []}, "messages: is not a list of messages"),
+        ({"messages": []}, "messages: is empty"),
         ({"messages": [TWO[0]]}, r"messages\[0\].role: is user, but the last message is the assistant's"),
         ({"messages": [TWO[1]]}, r"messages\[0\].role: is assistant, where developer or system or user must stand"),
         ({"messages": [TWO[0], TWO[0]]}, r"messages\[1\].role: is user, where assistant must stand"),

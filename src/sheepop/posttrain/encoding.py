@@ -10,9 +10,10 @@ from rich.text import Text
 
 from sheepop.core.errors import SheepOpError, TokenizerError
 from sheepop.core.facts import visible
-from sheepop.posttrain.rows import Judged, Message, Prompt, Row, RowError, Supervised, Turns
+from sheepop.posttrain.rows import Judged, Prompt, Row, RowError, Supervised, Turns
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
 from sheepop.tokenizer.chat import Rendered
+from sheepop.tokenizer.messages import Message, message_text
 
 # What may stand before a text so that a tokenizer's own space goes there; the first that shares no token with it.
 _ANCHORS = (".", "\n", "0", "(")
@@ -196,8 +197,7 @@ class ExampleEncoder:
         marked = "\0".join(text[begin:end] for begin, end in spans)
         place = 0
         for number in learnt:
-            content = messages[number].get("content")
-            said = (content if isinstance(content, str) else "".join(part["text"] for part in content or ())).strip()
+            said = message_text(messages[number]).strip()
             found = marked.find(said, place)
             if found < 0:
                 raise RowError(

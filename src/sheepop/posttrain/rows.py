@@ -13,13 +13,13 @@ import orjson
 
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.facts import counted
+from sheepop.core.json_lines import BadLine, parsed_lines
 from sheepop.data.extract.interface import ExtractionError
 from sheepop.data.extract.unpacking import decompressed
 from sheepop.posttrain.shapes import NoShapeError, recognised
+from sheepop.tokenizer.messages import Message, MessageError, check_last, check_messages, message_text
 
-Message = Mapping[str, Any]
 Turns = str | tuple[Message, ...]
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _PARQUET_ROWS = 1024
 _FIRST_PROBLEMS = 5
 
@@ -96,7 +96,7 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
                 continue
             try:
                 row = _row(value, place, wanted)
-            except RowError as error:
+            except (RowError, MessageError) as error:
                 num_bad += 1
                 if len(problems) < _FIRST_PROBLEMS:
                     problems.append(f"{place}: {error}")
@@ -119,8 +119,8 @@ def _is_undecided(value: Any) -> bool:
 
 
 def _row(value: Any, place: str, wanted: type[T]) -> T:
-    if isinstance(value, UnreadableLine):
-        raise RowError(value.reason)
+    if isinstance(value, BadLine):
+        raise RowError(f"is {value.reason}")
     if not isinstance(value, dict):
         raise RowError("is not a JSON object")
     try:
@@ -142,7 +142,7 @@ def _row(value: Any, place: str, wanted: type[T]) -> T:
 
 def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
     if "messages" in found:
-        messages = check_messages(found["messages"], "messages", ends_with=("assistant",))
+        messages = _conversation(found["messages"], "messages", ends_with=("assistant",))
         return Supervised(place, "", messages, _tools(found))
     if "chosen" in found:
         raise RowError("is a preference, with a chosen and a rejected answer; give the answer to learn as completion")
@@ -157,7 +157,7 @@ def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
         return Supervised(place, prompt, answer)
     before = _as_messages(prompt, "prompt", "user")
     after = _as_messages(answer, "completion", "assistant")
-    joined = check_messages([*before, *after], "prompt + completion", ends_with=("assistant",))
+    joined = _conversation([*before, *after], "prompt + completion", ends_with=("assistant",))
     return Supervised(place, "", joined, _tools(found), learnt_from=len(before))
 
 
@@ -185,7 +185,7 @@ def _preference(found: Mapping[str, Any], place: str) -> Preference:
         if not before:
             raise RowError("prompt: chosen and rejected begin differently, so there is no prompt that both answer")
     for name, answer in zip(("chosen", "rejected"), answers, strict=True):
-        check_messages([*before, *answer], name, ends_with=("assistant",))
+        _conversation([*before, *answer], name, ends_with=("assistant",))
     return Preference(place, tuple(before), tuple(answers[0]), tuple(answers[1]), margin, _tools(found))
 
 
@@ -208,7 +208,7 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
         last = messages[-1] if isinstance(messages, list) and messages else None
         if isinstance(last, dict) and last.get("role") == "assistant":
             others, messages = {**others, "completion": last.get("content")}, messages[:-1]
-        return Prompt(place, check_messages(messages, "messages", ends_with=("user", "tool")), others, tools)
+        return Prompt(place, _conversation(messages, "messages", ends_with=("user", "tool")), others, tools)
     if "prompt" not in found:
         raise RowError("has no prompt")
     prompt = found["prompt"]
@@ -216,34 +216,29 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
         if not prompt.strip():
             raise RowError("prompt: is empty")
         return Prompt(place, prompt, others)
-    return Prompt(place, check_messages(prompt, "prompt", ends_with=("user", "tool")), others, tools)
+    return Prompt(place, _conversation(prompt, "prompt", ends_with=("user", "tool")), others, tools)
 
 
-def check_messages(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
-    """`messages` as a conversation: the system first, then user and assistant in turn, tools after their calls.
+def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
+    """`messages` as a conversation to learn from: the system first, then user and assistant in turn, tools after calls.
 
-    Raises `RowError` naming the field.
+    Raises `MessageError` or `RowError` with the field.
     """
-    if not isinstance(messages, list) or not messages:
-        raise RowError(f"{name}: is not a list of messages")
-    before = ""
-    for number, message in enumerate(messages):
-        where = f"{name}[{number}]"
-        if not isinstance(message, dict):
-            raise RowError(f"{where}: is not an object with role and content")
-        role = message.get("role")
-        if role not in _ROLES:
-            raise RowError(f"{where}.role: is {role!r}, not one of {', '.join(_ROLES)}")
-        _check_content(message, where)
-        allowed = _FOLLOWS[before]
-        if before == "assistant" and messages[number - 1].get("tool_calls"):
-            allowed = allowed | {"tool"}
+    checked = check_messages(messages, name)
+    before, has_calls = "", False
+    for number, message in enumerate(checked):
+        where, role = f"{name}[{number}]", message["role"]
+        if message.get("weight", 1) not in (0, 1):
+            raise RowError(f"{where}.weight: is {message['weight']!r}; an answer is learnt (1) or not (0)")
+        if not message_text(message).strip() and not message.get("tool_calls"):
+            raise RowError(f"{where}.content: is empty")
+        allowed = _FOLLOWS[before] | ({"tool"} if has_calls else set())
         if role not in allowed:
             raise RowError(f"{where}.role: is {role}, where {' or '.join(sorted(allowed))} must stand")
         before = "system" if role == "developer" else role
-    if before not in ends_with:
-        raise RowError(f"{name}[{len(messages) - 1}].role: is {before}, but the last message is the {ends_with[0]}'s")
-    return tuple(messages)
+        has_calls = role == "assistant" and bool(message.get("tool_calls"))
+    check_last(checked, name, ends_with)
+    return checked
 
 
 _FOLLOWS = {
@@ -253,23 +248,6 @@ _FOLLOWS = {
     "assistant": {"user"},
     "tool": {"tool", "assistant"},
 }
-
-
-def _check_content(message: Message, where: str) -> None:
-    if message.get("weight", 1) not in (0, 1):
-        raise RowError(f"{where}.weight: is {message['weight']!r}; an answer is learnt (1) or not (0)")
-    content = message.get("content")
-    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
-        return
-    if isinstance(content, list):
-        for number, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise RowError(f"{where}.content[{number}]: is not a part of type text")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise RowError(f"{where}.content: is not a text")
-    if not content.strip() and not message.get("tool_calls"):
-        raise RowError(f"{where}.content: is empty")
 
 
 def _as_messages(turns: Any, name: str, role: str) -> list[Message]:
@@ -309,13 +287,6 @@ def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
-@dataclass(frozen=True)
-class UnreadableLine:
-    """Stands for a line that is no JSON."""
-
-    reason: str
-
-
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Every line of a file with its place; raises `DataError` for a file that cannot be read at all."""
     name = path.name.lower()
@@ -327,27 +298,22 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         elif name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson")):
             with path.open("rb") as file:
                 lines = decompressed(file) if name.endswith((".gz", ".zst")) else file
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield f"{path}, line {number:,}", _parsed(line)
+                for number, value in parsed_lines(lines):
+                    yield f"{path}, line {number:,}", value
         else:
             raise DataError(f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it.")
     except (OSError, ExtractionError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
-def _parsed(line: bytes) -> Any:
-    try:
-        return orjson.loads(line.removeprefix(codecs.BOM_UTF8))
-    except orjson.JSONDecodeError as error:
-        return UnreadableLine(f"is not valid JSON ({error})")
-
-
 def _list_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    value = _parsed(path.read_bytes())
+    try:
+        value = orjson.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except orjson.JSONDecodeError:
+        value = None
     if isinstance(value, dict):  # one example, such as a saved chat
         value = [value]
-    if isinstance(value, UnreadableLine) or not isinstance(value, list):
+    if not isinstance(value, list):
         raise DataError(f"{path} is not a JSON list of objects. Give such a list, or JSON lines in a .jsonl file.")
     for number, entry in enumerate(value, 1):
         yield f"{path}, entry {number:,}", entry
