@@ -202,7 +202,7 @@ def test_a_teacher_that_is_the_model_itself_differs_by_nothing_at_first(
         config(examples, tmp_path / "other", *teacher, "tuning.method=dpo")
     with pytest.raises(ConfigError, match=r"training\.z_loss = 0\.1 has no effect on tune sft with a teacher"):
         run_training(config(examples, tmp_path / "other", *teacher, "training.z_loss=0.1"), fork=base)
-    with pytest.raises(ConfigError, match="reference has no effect with method sft; it is of dpo or ppo or grpo"):
+    with pytest.raises(ConfigError, match="reference has no effect with method sft; it works with dpo or ppo or grpo"):
         config(examples, tmp_path / "other", f"tuning.reference={base}")
 
 

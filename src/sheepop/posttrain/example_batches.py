@@ -1,4 +1,4 @@
-"""Rows of whole examples: several to a row with their borders kept, or one to a row."""
+"""Batches of whole examples: packed into rows, padded one to a row, or in groups that are compared."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from sheepop.posttrain.example_store import ExampleSplit, Learnt
 
 
 class PackedExamples:
-    """Sample i holds the examples ``rows[i]``, one after the other, and padding up to T tokens.
+    """Sample i is the examples ``rows[i]`` one after the other, padded to T tokens.
 
     Examples are placed longest first, each into the fullest row that has room for it (best-fit decreasing, Johnson
-    1974), so that no example is cut and few tokens are padding. Nothing is seen or learnt across the border of two.
+    1974), so that no example is cut and few tokens are padding. Neither attention nor labels cross from one example to
+    the next.
     """
 
     def __init__(self, split: ExampleSplit, *, max_length: int, pad_id: int) -> None:
@@ -41,7 +42,7 @@ class PackedExamples:
 
     @property
     def tokens_per_sample(self) -> float:
-        """Those of a row, padding too."""
+        """T, padding included."""
         return self._max_length
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
@@ -51,10 +52,10 @@ class PackedExamples:
 
 
 class _WholeRows(Batch):
-    """Rows as long as the longest of them, which are never cut."""
+    """Rows padded to the longest of them, which are never cut."""
 
     def cut(self, length: int) -> Batch:
-        """The batch as it is; raises ValueError for rows that are longer."""
+        """Returns the batch unchanged; raises ValueError for longer rows."""
         if self.input_ids.shape[1] > length:
             raise ValueError(f"rows of {self.input_ids.shape[1]} tokens cannot be cut into rows of {length}")
         return self
@@ -79,7 +80,7 @@ class PaddedExamples:
 
     @property
     def tokens_per_sample(self) -> float:
-        """The mean of the examples."""
+        """The mean length of the examples."""
         return float(self._split.lengths.mean()) if self.num_samples else 1.0
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
@@ -91,12 +92,12 @@ class PaddedExamples:
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
-    """Which examples share a row: numbers of `lengths`, of which each row's sum is at most `room`.
+    """Packs examples into rows of at most `room` tokens; returns the indices into `lengths` of each row.
 
-    Longest first, equal ones in their order; each goes where the least room is left that is enough.
+    Longest first, equal ones in their order; each goes into the row with the least room that is enough.
     """
     rows: list[list[int]] = []
-    left: list[tuple[int, int]] = []  # the room of every row that another may fit, with its number, in order
+    left: list[tuple[int, int]] = []  # (room left, index) of the rows that may take another example, sorted
     shortest = min(lengths, default=0)
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         place = bisect_left(left, (lengths[number], 0))
@@ -116,7 +117,7 @@ def _batch(split: ExampleSplit, rows: list[list[int]], length: int, pad_id: int)
 
 
 def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batch:
-    """Rows of `length` tokens, each with its examples one after the other and padding behind them."""
+    """Rows of `length` tokens, each with its examples one after the other and padding at the end."""
     shape = (len(rows), length)
     input_ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
     begins = np.zeros(shape, dtype=bool)
@@ -139,10 +140,10 @@ def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batc
 
 @dataclass(frozen=True, eq=False)
 class GroupBatch(Batch):
-    """P groups of G answers: arrays are (P, G, T), and padding is behind every answer.
+    """P groups of G answers with their prompts: arrays are (P, G, T), with padding at the end.
 
     `lengths` (P, G) counts the tokens without padding, `values` (P,) are those of the groups, and `reference` (P, G)
-    the log-probabilities of the answers under the reference, where there is one.
+    the log-probabilities of the answers under the reference model, if there is one.
     """
 
     lengths: NDArray[np.int64]
@@ -155,7 +156,7 @@ class GroupBatch(Batch):
         return found if self.reference is None else {**found, "reference": self.reference}
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> GroupBatch:
-        """The chosen groups, without the padding that all of them have."""
+        """Selects groups and cuts off the padding that all of them share."""
         lengths = self.lengths[chosen]
         length = int(lengths.max(initial=1))
         return GroupBatch(
@@ -170,16 +171,16 @@ class GroupBatch(Batch):
         )
 
     def cut(self, length: int) -> Batch:
-        """The batch as it is: groups are made no longer than rows may be."""
+        """Returns the batch unchanged: groups are never longer than rows may be."""
         return self
 
 
 class GroupedExamples:
-    """Sample i is the group i of a split, padded to the longest answer of its batch.
+    """Sample i is group i of a split, padded to the longest answer of its batch.
 
-    With `mismatched` the examples of the split stand alone, and each is grouped with its prompt in front of the answer
-    of the next one, at most `max_length` tokens of them: what such answers are worth tells how far a policy is from
-    the reference (KTO, Ethayarajh et al. 2024, section 4.1). `reference` (groups, 2) are log-probabilities.
+    With `mismatched`, for KTO, each example is grouped with a second one: its prompt followed by the answer of the next
+    example, cut to `max_length` tokens. KTO estimates the divergence from the reference on these (Ethayarajh et al.
+    2024, section 4.1). `reference` (groups, 2) are log-probabilities.
     """
 
     def __init__(
@@ -202,12 +203,12 @@ class GroupedExamples:
 
     @property
     def max_length(self) -> int:
-        """The most tokens that an answer with its prompt may have here."""
+        """The length of the longest answer with its prompt, in tokens; with `mismatched` its upper bound."""
         return self._most if self._mismatched else int(self._split.lengths.max(initial=1))
 
     @property
     def tokens_per_sample(self) -> float:
-        """The mean of the groups."""
+        """The mean number of tokens in a group."""
         tokens = self._split.num_tokens * (2 if self._mismatched else 1)
         return max(1.0, tokens / max(1, self.num_samples))
 
@@ -218,7 +219,7 @@ class GroupedExamples:
         )
 
     def group(self, number: int) -> list[Learnt]:
-        """The answers of a group, each behind its prompt."""
+        """The answers of a group, each after its prompt."""
         if not self._mismatched:
             size = self._split.group_size
             return [self._split.example(number * size + place) for place in range(size)]

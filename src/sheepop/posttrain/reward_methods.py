@@ -1,4 +1,8 @@
-"""How rewards of completions become advantages of tokens: PPO, and GRPO with its relatives."""
+"""Advantages of tokens from rewards of answers: GRPO and its relatives, and PPO.
+
+Shapes: N or B answers, T tokens of the longest. A `mask` (N, T) is True for tokens that the policy sampled; values
+elsewhere are ignored.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +23,31 @@ _EPS = 1e-8
 
 
 class RewardMethod(Protocol):
-    """What PPO and GRPO differ in: what the rewards of a rollout mean for every token. The last four have a body."""
+    """The differences between PPO and GRPO: how rewards of a rollout become advantages. The last four have defaults."""
 
     def advantages(self, written: Written) -> list[float | None]:
-        """What the rewards say of every answer as a whole; None where it is not learnt from."""
+        """The advantage of each answer as a whole; None for answers to leave out."""
 
     def numbers(
         self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
     ) -> dict[str, Tensor]:
-        """What the objective reads of each token (N, T) beside the log-probabilities; `mask` (N, T) is of labels."""
+        """The numbers (N, T) that the objective reads per token, by name, except the log-probabilities."""
 
     @property
     def draws_again(self) -> bool:
-        """Whether other prompts take the place of answers that are not learnt from."""
+        """Whether answers that are left out are replaced by answers to other prompts."""
         return False
 
     def metrics(self) -> dict[str, float]:
-        """What it has measured of the last rollout."""
+        """Metrics of the last rollout."""
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """What it remembers."""
+        """The state for a checkpoint."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it back."""
+        """Restores the state of a checkpoint, or resets it if `state` is empty."""
         return
 
 
@@ -59,11 +63,11 @@ class GroupPolicy(RewardMethod):
 
     @property
     def draws_again(self) -> bool:
-        """Where groups of equal rewards are replaced by others."""
+        """Whether groups of equal rewards are replaced by others."""
         return self._config.equal_groups == "draw_again"
 
     def advantages(self, written: Written) -> list[float | None]:
-        """How much better every answer is than its group; None where it is not learnt from."""
+        """The advantage of each answer over its group; None for answers to leave out."""
         config = self._config
         penalty = config.missing_eos_penalty
         rewards = torch.tensor(
@@ -90,7 +94,7 @@ class GroupPolicy(RewardMethod):
     def numbers(
         self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
     ) -> dict[str, Tensor]:
-        """Every token of an answer has its advantage, and the weight that `loss_type` gives it."""
+        """Gives every token the advantage of its answer, and the weight of `loss_type`."""
         advantages = torch.tensor(written.advantages)[:, None] * mask
         weights = mask.float()
         if self._config.loss_type == "grpo":
@@ -101,9 +105,9 @@ class GroupPolicy(RewardMethod):
 
 
 def group_advantages(rewards: Tensor, *, scaled: bool = True, eps: float = 1e-6) -> Tensor:
-    """Rewards (groups, completions) less the mean of their group, `scaled` to its deviation (Shao et al. 2024, GRPO).
+    """Rewards (groups, answers) minus the mean of their group, divided by its standard deviation (Shao et al. 2024).
 
-    Without `scaled` as Dr. GRPO has it (Liu et al. 2025). A group of equal rewards has advantages of 0.
+    Without `scaled` they are not divided (Dr. GRPO, Liu et al. 2025). Equal rewards have advantages of 0.
     """
     centred = rewards.float() - rewards.float().mean(dim=1, keepdim=True)
     if not scaled:
@@ -112,27 +116,27 @@ def group_advantages(rewards: Tensor, *, scaled: bool = True, eps: float = 1e-6)
 
 
 def leave_one_out_advantages(rewards: Tensor) -> Tensor:
-    """Rewards (groups, completions) less the mean of the others in their group (Ahmadian et al. 2024, RLOO)."""
+    """Rewards (groups, answers) minus the mean of the others in their group (RLOO, Ahmadian et al. 2024)."""
     count = rewards.shape[1]
     if count < 2:
-        raise ValueError(f"the others of a group are its baseline, so it needs two completions at least, got {count}")
+        raise ValueError(f"the baseline is the mean of the other answers, so a group needs at least two, got {count}")
     rewards = rewards.float()
     return rewards - (rewards.sum(dim=1, keepdim=True) - rewards) / (count - 1)
 
 
 class ProximalPolicy(RewardMethod):
-    """PPO (Schulman et al. 2017): a value model that learns along gives the baseline of every token.
+    """PPO (Schulman et al. 2017): a value model, trained along with the policy, gives the baseline of every token.
 
-    The last token of an answer gets its reward; every token pays for its divergence from the reference (Ziegler et al.
-    2019, eq. 2). `kl_target` adapts the coefficient of that penalty.
+    The last token of an answer gets its reward; every token gets a penalty for its divergence from the reference
+    (Ziegler et al. 2019, eq. 2). `kl_target` adapts the coefficient of the penalty.
     """
 
     def __init__(self, config: PPOConfig) -> None:
         self._config = config
-        self._price, self._seen = config.kl_coef, Moments()
+        self._kl_coef, self._seen = config.kl_coef, Moments()
 
     def advantages(self, written: Written) -> list[float | None]:
-        """All answers are learnt from; what their tokens are worth is said by `numbers`."""
+        """Keeps all answers; `numbers` computes the advantages of their tokens."""
         return [0.0] * len(written)
 
     def numbers(
@@ -147,7 +151,7 @@ class ProximalPolicy(RewardMethod):
             self._seen = self._seen.and_more(judged)
             judged = self._seen.normalised(judged)
         penalties = torch.where(torch.tensor(written.is_finished), 0.0, config.missing_eos_penalty)
-        rewards = token_rewards(judged - penalties, mask, self._price * divergence)
+        rewards = token_rewards(judged - penalties, mask, self._kl_coef * divergence)
         advantages, returns = generalised_advantages(
             rewards, values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda
         )
@@ -158,23 +162,23 @@ class ProximalPolicy(RewardMethod):
         return {ADVANTAGES: advantages, RETURNS: returns, WEIGHTS: mask.float()}
 
     def _adapt(self, found: float, target: float, count: int) -> None:
-        """Raises or lowers the price in proportion to the error (Ziegler et al. 2019, section 2.2)."""
+        """Changes the coefficient in proportion to the error (Ziegler et al. 2019, section 2.2)."""
         error = min(max(found / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
-        self._price *= 1 + error * count / self._config.kl_horizon
+        self._kl_coef *= 1 + error * count / self._config.kl_horizon
 
     def metrics(self) -> dict[str, float]:
-        """The price of divergence."""
-        return {"kl_coef": self._price}
+        """The coefficient of the divergence."""
+        return {"kl_coef": self._kl_coef}
 
     def state(self) -> dict[str, Tensor]:
-        """The price of divergence, and the moments of the rewards so far."""
-        numbers = {"price": self._price, **asdict(self._seen)}
+        """The coefficient of the divergence, and the moments of the rewards so far."""
+        numbers = {"price": self._kl_coef, **asdict(self._seen)}
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it back, or begins anew."""
+        """Restores both, or resets them if `state` is empty."""
         numbers = {name: float(number) for name, number in state.items()}
-        self._price = numbers.pop("price", self._config.kl_coef)
+        self._kl_coef = numbers.pop("price", self._config.kl_coef)
         self._seen = Moments(**numbers)
 
 
@@ -187,21 +191,21 @@ class Moments:
     squares: float = 0.0
 
     def and_more(self, values: Tensor) -> Moments:
-        """With `values` (N,) seen too (Chan et al. 1979, eq. 2.1)."""
+        """The moments after adding `values` (N,) (Chan et al. 1979, eq. 2.1)."""
         number, mean = len(values), float(values.mean())
         count, apart = self.count + number, mean - self.mean
         squares = self.squares + float((values - mean).square().sum()) + apart**2 * self.count * number / count
         return Moments(count, self.mean + apart * number / count, squares)
 
     def normalised(self, values: Tensor) -> Tensor:
-        """`values` less the mean, over the deviation of the sample; equal ones are 0."""
+        """`values` minus the mean, divided by the standard deviation of the sample; 0 if all are equal."""
         deviation = math.sqrt(self.squares / max(1.0, self.count - 1))
         return (values - self.mean) / (deviation + _EPS)
 
 
-def token_rewards(rewards: Tensor, mask: Tensor, price: Tensor) -> Tensor:
-    """Rewards (N, T) of tokens: each pays its `price`, and an answer's last gets what it is worth, `rewards` (N,)."""
-    found = torch.where(mask, -price, 0)
+def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor) -> Tensor:
+    """Rewards (N, T) of tokens: minus the `penalty` (N, T), plus the answer's `rewards` (N,) at its last token."""
+    found = torch.where(mask, -penalty, 0)
     last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
     found[torch.arange(len(mask)), last] += rewards.to(found)
     return found
@@ -212,8 +216,8 @@ def generalised_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns (B, T) of tokens with `rewards` and estimated `values` (B, T).
 
-    ``A_t = d_t + gamma gae_lambda A_{t+1}`` with ``d_t = r_t + gamma V_{t+1} - V_t``, where V is 0 behind the last
-    token (Schulman et al. 2016, eq. 16); returns are ``A + V``. Tokens that are not masked need not be neighbours.
+    ``A_t = d_t + gamma gae_lambda A_{t+1}`` with ``d_t = r_t + gamma V_{t+1} - V_t``, where V is 0 after the last
+    token (Schulman et al. 2016, eq. 16); returns are ``A + V``. Tokens of the mask need not be adjacent.
     """
     rewards, values = (torch.where(mask, x.float(), 0) for x in (rewards, values))
     advantages = torch.zeros_like(rewards)
@@ -227,8 +231,8 @@ def generalised_advantages(
     return advantages, advantages + values
 
 
-def whitened(values: Tensor, mask: Tensor, *, keep_mean: bool = False, eps: float = 1e-8) -> Tensor:
-    """Values with mean 0 and variance 1 over all tokens of the mask, 0 elsewhere; with `keep_mean` the mean stays.
+def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """Normalises values to mean 0 and variance 1 over all tokens of the mask; 0 elsewhere.
 
     The variance is that of the sample, divided by n - 1. Fewer than two tokens are only centred.
     """
@@ -237,5 +241,4 @@ def whitened(values: Tensor, mask: Tensor, *, keep_mean: bool = False, eps: floa
     mean = kept.sum() / count.clamp(min=1)
     centred = torch.where(mask, kept - mean, 0)
     deviation = (centred.square().sum() / (count - 1).clamp(min=1)).sqrt()
-    scaled = centred / (deviation + eps) if count > 1 else centred
-    return torch.where(mask, scaled + mean, 0) if keep_mean else scaled
+    return centred / (deviation + eps) if count > 1 else centred

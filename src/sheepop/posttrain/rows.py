@@ -1,4 +1,4 @@
-"""The lines of a post-training file, read and validated: conversations, completions of prompts, preferences."""
+"""Reads and validates post-training files: conversations, prompts with completions, preferences."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FIRST_PROBLEMS = 5
 
 @dataclass(frozen=True)
 class Supervised:
-    """A prompt and the answer to learn, both plain text; or a conversation.
+    """A prompt and an answer to learn, both plain text; or a conversation, with an empty `prompt`.
 
-    Of a conversation (`prompt` is empty then) what the assistant says in the messages from `learnt_from` on is learnt.
+    In a conversation the model learns the assistant's messages from index `learnt_from` on.
     """
 
     place: str
@@ -40,7 +40,7 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Preference:
-    """Two answers to one prompt, the first of which is better, by `margin` where that is known."""
+    """A better and a worse answer to one prompt; `margin` is the difference, if known."""
 
     place: str
     prompt: Turns
@@ -52,7 +52,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Judged:
-    """An answer to a prompt, which is wanted or not."""
+    """An answer to a prompt with a label: desirable or not."""
 
     place: str
     prompt: Turns
@@ -63,7 +63,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Something to answer, with whatever else its line says, such as the right answer."""
+    """A prompt to answer, with the other keys of its line, such as the right answer."""
 
     place: str
     prompt: Turns
@@ -76,15 +76,15 @@ T = TypeVar("T", bound=Row)
 
 
 class RowError(Exception):
-    """What is wrong with a line; the message begins with the field."""
+    """An invalid line; the message begins with the field."""
 
 
 def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
-    """The lines of all files as rows of one kind, in order; memory holds a few of them at a time.
+    """Yields the lines of all files as rows of the type `wanted`, in order, with a few lines in memory at a time.
 
     Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
-    Every line is read even where some are bad: then a `DataError` counts the bad ones and names the first, with line
-    and field. Votes of an arena by which neither answer is better are no preferences, and passed over as such.
+    All lines are read even if some are bad; a `DataError` at the end counts the bad ones and names the first, with line
+    and field. Arena votes that prefer neither answer are skipped when preferences are wanted.
     """
     problems: list[str] = []
     num_bad = num_rows = num_undecided = 0
@@ -109,12 +109,12 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
             f"{num_bad:,} of {counted(num_rows, 'line')} cannot be used. Mend or remove:\n" + "\n".join(problems) + more
         )
     if num_rows == num_undecided:
-        reason = f" Of {counted(num_rows, 'vote')} none says which answer is to be learnt." if num_rows else ""
+        reason = f" None of {counted(num_rows, 'vote')} prefers one answer." if num_rows else ""
         raise DataError(f"There are no examples in {', '.join(map(str, paths))}.{reason}")
 
 
 def _is_undecided(value: Any) -> bool:
-    """Whether a line is a vote with both answers, none of which is chosen."""
+    """Whether a line is an arena vote that prefers neither answer."""
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
@@ -149,7 +149,7 @@ def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
     if "completion" not in found:
         raise RowError("has a prompt, but no answer to learn (completion)")
     if found.get("label") is False:
-        raise RowError("label: is false, so this answer is not one to learn; leave the line out")
+        raise RowError("label: is false, so the answer should not be learnt; remove the line")
     prompt, answer = found.get("prompt", ""), found["completion"]
     if isinstance(answer, str) and isinstance(prompt, str):
         if not answer.strip():
@@ -183,7 +183,7 @@ def _preference(found: Mapping[str, Any], place: str) -> Preference:
         shared = _shared(*answers)
         before, answers = answers[0][:shared], [answer[shared:] for answer in answers]
         if not before:
-            raise RowError("prompt: chosen and rejected begin differently, so there is no prompt that both answer")
+            raise RowError("prompt: chosen and rejected begin differently, so they do not answer the same prompt")
     for name, answer in zip(("chosen", "rejected"), answers, strict=True):
         _conversation([*before, *answer], name, ends_with=("assistant",))
     return Preference(place, tuple(before), tuple(answers[0]), tuple(answers[1]), margin, _tools(found))
@@ -191,7 +191,7 @@ def _preference(found: Mapping[str, Any], place: str) -> Preference:
 
 def _judged(found: Mapping[str, Any], place: str) -> Judged:
     if "label" not in found:
-        raise RowError("label: is missing; an answer is wanted (true) or not (false)")
+        raise RowError("label: is missing; it is true for a desirable answer, else false")
     if not isinstance(label := found["label"], bool):
         raise RowError(f"label: is {label!r}, not true or false")
     row = _supervised({**found, "label": True}, place)
@@ -220,21 +220,21 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
 
 
 def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
-    """`messages` as a conversation to learn from: the system first, then user and assistant in turn, tools after calls.
+    """Checks the order of a conversation: system first, then user and assistant in turn, tools after their calls.
 
-    Raises `MessageError` or `RowError` with the field.
+    Returns the messages; raises `MessageError` or `RowError` naming the field.
     """
     checked = check_messages(messages, name)
     before, has_calls = "", False
     for number, message in enumerate(checked):
         where, role = f"{name}[{number}]", message["role"]
         if message.get("weight", 1) not in (0, 1):
-            raise RowError(f"{where}.weight: is {message['weight']!r}; an answer is learnt (1) or not (0)")
+            raise RowError(f"{where}.weight: is {message['weight']!r}; it must be 1 (learn the answer) or 0")
         if not message_text(message).strip() and not message.get("tool_calls"):
             raise RowError(f"{where}.content: is empty")
         allowed = _FOLLOWS[before] | ({"tool"} if has_calls else set())
         if role not in allowed:
-            raise RowError(f"{where}.role: is {role}, where {' or '.join(sorted(allowed))} must stand")
+            raise RowError(f"{where}.role: is {role}, but must be {' or '.join(sorted(allowed))}")
         before = "system" if role == "developer" else role
         has_calls = role == "assistant" and bool(message.get("tool_calls"))
     check_last(checked, name, ends_with)
@@ -261,7 +261,7 @@ def _as_messages(turns: Any, name: str, role: str) -> list[Message]:
 
 
 def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """How many messages both begin with before the assistant answers, at most all but the last of each."""
+    """Counts the leading messages that both share, up to a user's or tool's message, and fewer than either has."""
     most = min(len(first), len(second)) - 1
     shared = next((number for number in range(most) if first[number] != second[number]), most)
     while shared and not (isinstance(last := first[shared - 1], dict) and last.get("role") in ("user", "tool")):
@@ -275,11 +275,11 @@ def _said(messages: Sequence[Any]) -> list[Any]:
 
 def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     tools = found.get("tools")
-    if isinstance(tools, str):  # Parquet files often hold them as JSON
+    if isinstance(tools, str):  # Parquet files often store them as JSON
         try:
             tools = orjson.loads(tools)
         except orjson.JSONDecodeError:
-            raise RowError("tools: is a text that is not JSON") from None
+            raise RowError("tools: is a text, but not valid JSON") from None
     if tools is None:
         return ()
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -288,7 +288,7 @@ def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every line of a file with its place; raises `DataError` for a file that cannot be read at all."""
+    """Yields the lines of a file with their places; raises `DataError` if the file cannot be read."""
     name = path.name.lower()
     try:
         if name.endswith(".parquet"):
@@ -337,7 +337,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_absent(value: Any) -> Any:
-    """Parquet gives every object all keys of its column; those that were never there are null."""
+    """`value` without null entries: Parquet gives every object all keys of its column, with null for absent ones."""
     if isinstance(value, dict):
         return {key: _without_absent(entry) for key, entry in value.items() if entry is not None}
     return [_without_absent(entry) for entry in value] if isinstance(value, list) else value

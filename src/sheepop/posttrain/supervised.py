@@ -20,7 +20,7 @@ from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network, Placement
 from sheepop.train.tensor_batch import TensorBatch
 
-# Logits that are held at a time, of the model and of its teacher each.
+# The number of logits in memory at a time, for the model and for its teacher each.
 _LOGITS = 2**24
 
 
@@ -29,14 +29,14 @@ class NoisyEmbeddings(Objective):
     """`objective` with uniform noise on the embeddings of its forward passes (Jain et al. 2023, NEFTune, section 2).
 
     Each number of the embeddings (B, T, D) gets noise from ``[-a, a]`` with ``a = alpha / sqrt(T D)``. Scoring and
-    sampling, which go past the objective, have none.
+    sampling do not use the objective, so they have no noise.
     """
 
     objective: Objective
     alpha: float
 
     def supervised(self, batch: Batch) -> int:
-        """As `objective` counts."""
+        """The count of `objective`."""
         return self.objective.supervised(batch)
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
@@ -45,17 +45,17 @@ class NoisyEmbeddings(Objective):
             return self.objective.loss_sums(network, batch)
 
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:
-        """Hands on."""
+        """Calls that of `objective`."""
         self.objective.step_taken(placement, losses)
 
     def metrics(self, losses: StepLoss) -> dict[str, object]:
-        """Those of `objective`."""
+        """The metrics of `objective`."""
         return self.objective.metrics(losses)
 
 
 @contextmanager
 def _noise(embedding: nn.Module, alpha: float) -> Iterator[None]:
-    """Adds noise to what `embedding` gives within the block."""
+    """Adds noise to the outputs of `embedding` within the block."""
 
     def add(module: nn.Module, inputs: tuple[Tensor, ...], vectors_BTD: Tensor) -> Tensor:
         bound = alpha / math.sqrt(vectors_BTD.shape[-2] * vectors_BTD.shape[-1])
@@ -72,8 +72,8 @@ def _noise(embedding: nn.Module, alpha: float) -> Iterator[None]:
 class Distillation(Objective):
     """``(1 - w) CE + w T^2 KL(teacher, model)`` at every learnt token (Hinton et al. 2015, section 2).
 
-    w is the `weight` of the teacher, and both distributions of the divergence are at the temperature T. The teacher
-    has the same tokens and gets no gradient.
+    w is the `weight` of the teacher, and both distributions of the divergence have the temperature T. The teacher has
+    the same tokenizer and gets no gradient.
     """
 
     teacher: Transformer
@@ -81,11 +81,11 @@ class Distillation(Objective):
     temperature: float
 
     def supervised(self, batch: Batch) -> int:
-        """Learnt tokens."""
+        """The number of learnt tokens."""
         return batch.num_labels
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
-        """The losses of all learnt tokens, summed; logits of some tokens at a time, and once more on the way back."""
+        """The sum of the losses of all learnt tokens, computed in parts and recomputed in the backward pass."""
         hidden_MD = network.hidden_states(batch.inputs).flatten(0, 1)[batch.supervised]
         labels_M = batch.labels.flatten()[batch.supervised]
         with torch.no_grad():
@@ -103,7 +103,7 @@ class Distillation(Objective):
         return LossSums(total, cross_entropy, {"divergence_from_teacher": divergence})
 
     def _losses(self, head: OutputHead, hidden: Tensor, taught: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy and divergence of some tokens, summed, in float32."""
+        """The sums of cross-entropy and divergence over some tokens, in float32."""
         with torch.autocast(hidden.device.type, enabled=False):
             logits = head(hidden.to(head.weight.dtype)).float()
             with torch.no_grad():
@@ -114,6 +114,6 @@ class Distillation(Objective):
             return F.cross_entropy(logits, labels, reduction="sum"), divergence
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
-        """What was minimised, and the mean divergence from the teacher."""
+        """The mean of the minimised loss, and the mean divergence from the teacher."""
         divergence = losses.measured["divergence_from_teacher"].item() / max(1, losses.num_tokens)
         return {"objective": losses.means()[0], "divergence_from_teacher": divergence}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,7 +208,7 @@ def _texts(path: str, fields: tuple[str, ...], digest: Any) -> Iterator[Evaluati
         )
 
 
-def _hashed_lines(file: IO[bytes], path: str, digest: Any) -> Iterator[bytes]:
+def _hashed_lines(file: BinaryIO, path: str, digest: Any) -> Iterator[bytes]:
     """The lines of a file, which `digest` is updated with; raises `DataError` for one that is too long."""
     for number, line in enumerate(byte_lines(file, _LONGEST_LINE), 1):
         if line is None:
