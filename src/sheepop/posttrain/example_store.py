@@ -116,16 +116,15 @@ class ExampleStore:
         splits = []
         for split in ("train", "validation"):
             arrays = {}
-            for name, dtype in _TYPES.items():
-                file = directory / f"{split}-{name}.bin"
+            for name in (*(f"{name}.bin" for name in _TYPES), _FIELDS):
+                file = directory / f"{split}-{name}"
                 if not file.is_file() or sha256_file(file) != found["checksums"].get(file.name):
                     raise DataError(f"{file} is missing or damaged. Restore it, or start a new run.")
-                empty = file.stat().st_size == 0
-                arrays[name] = np.zeros(0, dtype) if empty else np.memmap(file, dtype, mode="r")
-            file = directory / f"{split}-{_FIELDS}"
-            if not file.is_file() or sha256_file(file) != found["checksums"].get(file.name):
-                raise DataError(f"{file} is missing or damaged. Restore it, or start a new run.")
-            splits.append(ExampleSplit(**arrays, fields_file=file, group_size=found["group_size"]))
+            for name, dtype in _TYPES.items():
+                file = directory / f"{split}-{name}.bin"
+                arrays[name] = np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
+            fields = directory / f"{split}-{_FIELDS}"
+            splits.append(ExampleSplit(**arrays, fields_file=fields, group_size=found["group_size"]))
         return cls(directory, found, *splits)
 
     @property
@@ -255,14 +254,14 @@ class _Writer:
         counts = self._counts
         if counts["bad"]:
             raise DataError(
-                f"{counted(counts['bad'], 'example')} of {sum(num_rows.values()):,} cannot be learnt. Mend or remove:\n"
+                f"{counted(counts['bad'], 'example')} of {sum(num_rows.values()):,} cannot be learnt. Fix or remove:\n"
                 + "\n".join(self._problems)
             )
         if counts["long"] and self._policy == "refuse":
             raise DataError(
                 f"{counted(counts['long'], 'example')} of {sum(num_rows.values()):,} have more than "
-                f"{self._max_length:,} tokens; the longest has {self._longest:,}. Raise data.max_length if the model "
-                "reads as many, or choose: tuning.long_examples=cut cuts their ends, leave_out leaves them out."
+                f"{self._max_length:,} tokens; the longest has {self._longest:,}. Raise data.max_length if the "
+                "model's context allows it, or set tuning.long_examples: cut cuts their ends, leave_out leaves them out."
             )
         if not counts["train"]:
             raise DataError("No example is left to train on. Lower data.validation_fraction, or give more examples.")

@@ -107,7 +107,7 @@ class ProgramReward(Reward):
         except TimeLimitError:
             raise TrainingError(
                 f"The reward program {self._path} took more than {self._seconds:g} s for "
-                f"{_shown(answers, len(found))}. Mend it, or give it more time."
+                f"{_shown(answers, len(found))}. Fix it, or give it more time."
             ) from None
         except HandlerError as error:
             where = _shown(answers, len(found))
@@ -187,7 +187,7 @@ def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> 
         raise TrainingError(f"{source} gave {len(rewards):,} rewards for {len(answers):,} answers")
     for number, found in enumerate(rewards):
         if not isinstance(found, bool | int | float) or not math.isfinite(found):
-            raise TrainingError(f"{source} gave {found!r} for {_shown(answers, number)}, which is no finite number")
+            raise TrainingError(f"{source} gave {found!r} for {_shown(answers, number)}, which is not a finite number")
     return [float(found) for found in rewards]
 
 

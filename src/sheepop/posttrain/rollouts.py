@@ -252,7 +252,7 @@ class RolloutSource(StepSource):
             if most is not None and found is not None and found > most:
                 raise TrainingError(
                     f"The policy has {found:.3g} {words}, more than {key} = {most:g}, so training stops. "
-                    "The run's best checkpoint, from before, is what it is used with; raise the ceiling to continue."
+                    "The run keeps its best checkpoint from before; raise the ceiling to continue."
                 )
 
 

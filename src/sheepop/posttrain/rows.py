@@ -106,7 +106,7 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
     if num_bad:
         more = "" if num_bad == len(problems) else f"\n... and {counted(num_bad - len(problems), 'further line')}."
         raise DataError(
-            f"{num_bad:,} of {counted(num_rows, 'line')} cannot be used. Mend or remove:\n" + "\n".join(problems) + more
+            f"{num_bad:,} of {counted(num_rows, 'line')} cannot be used. Fix or remove:\n" + "\n".join(problems) + more
         )
     if num_rows == num_undecided:
         reason = f" None of {counted(num_rows, 'vote')} prefers one answer." if num_rows else ""
