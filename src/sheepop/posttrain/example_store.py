@@ -261,7 +261,8 @@ class _Writer:
             raise DataError(
                 f"{counted(counts['long'], 'example')} of {sum(num_rows.values()):,} have more than "
                 f"{self._max_length:,} tokens; the longest has {self._longest:,}. Raise data.max_length if the "
-                "model's context allows it, or set tuning.long_examples: cut cuts their ends, leave_out leaves them out."
+                "model's context allows it, or choose: tuning.long_examples=cut cuts their ends, leave_out leaves them "
+                "out."
             )
         if not counts["train"]:
             raise DataError("No example is left to train on. Lower data.validation_fraction, or give more examples.")

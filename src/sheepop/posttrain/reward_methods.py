@@ -23,7 +23,7 @@ _EPS = 1e-8
 
 
 class RewardMethod(Protocol):
-    """The differences between PPO and GRPO: how rewards of a rollout become advantages. The last four have defaults."""
+    """How rewards of a rollout become advantages, in PPO or GRPO. The last four methods have defaults."""
 
     def advantages(self, written: Written) -> list[float | None]:
         """The advantage of each answer as a whole; None for answers to leave out."""

@@ -162,7 +162,7 @@ class EndpointReward(Reward):
 
 
 def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int) -> Reward:
-    """Opens a source of rewards (a URL, a Python file, or a reward model) and tries it on no answers.
+    """Opens a source of rewards (a URL, a Python file, or a reward model) and tests it with an empty list.
 
     `seconds` is the time limit per answer of the first two. Raises `ConfigError` if it does not work.
     """

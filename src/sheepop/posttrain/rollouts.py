@@ -109,7 +109,7 @@ class RolloutSource(StepSource):
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restores the state, or the beginning if `state` is empty."""
+        """Restores a state, or the initial one if `state` is empty."""
         self._held, self._taken = (int(value) for value in state["counters"]) if state else (-1, 0)
         self.method.restore(_below("method", state))
         self._metrics = {name: float(value) for name, value in _below("metrics", state).items()}

@@ -45,7 +45,7 @@ class NoisyEmbeddings(Objective):
             return self.objective.loss_sums(network, batch)
 
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:
-        """Calls that of `objective`."""
+        """Calls `step_taken` of `objective`."""
         self.objective.step_taken(placement, losses)
 
     def metrics(self, losses: StepLoss) -> dict[str, object]:
