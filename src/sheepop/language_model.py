@@ -25,8 +25,9 @@ from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
 from sheepop.posttrain.encoding import ExampleEncoder, template_of
 from sheepop.posttrain.reward_model import answer_rewards
-from sheepop.posttrain.rows import Message, RowError
+from sheepop.posttrain.rows import RowError
 from sheepop.tokenizer import ChatTemplate, Tokenizer
+from sheepop.tokenizer.messages import Message
 
 _TOGETHER = 32
 

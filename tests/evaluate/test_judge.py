@@ -313,15 +313,15 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 2: not a JSON object"),
+        ("{", "line 2: not valid JSON"),
         ("{}", 'line 2: there must be either a "prompt"'),
         ('{"prompt": "x", "messages": []}', "line 2: there must be either"),
         ('{"prompt": " "}', 'line 2: "prompt" must be a text'),
         ('{"prompt": "x", "reference": 3}', 'line 2: "reference" must be a text'),
         ('{"prompt": "x", "id": "1"}', "line 2: the id '1' is that of an earlier line"),
-        ('{"messages": []}', 'line 2: "messages" must be a list'),
-        ('{"messages": [{"role": "robot", "content": "x"}]}', 'line 2: "messages"'),
-        ('{"messages": [{"role": "assistant", "content": "y"}]}', "the last is the user's"),
+        ('{"messages": []}', 'line 2: messages: is empty'),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "messages[0].role: is 'robot', not one of system, "),
+        ('{"messages": [{"role": "assistant", "content": "y"}]}', "but the last message is the user's."),
     ],
 )  # fmt: skip
 def test_a_file_with_a_bad_line(tmp_path: Path, line: str, words: str) -> None:

@@ -214,7 +214,7 @@ _METHODS = {
         "tuning.grpo.equal_groups=leave_out",
         *_POLICY,
     ],
-    "ppo": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.ppo.value_model=apart", *_POLICY],
+    "ppo": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.ppo.value_model=separate", *_POLICY],
     "ppo with lora": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.lora={}", *_POLICY],
 }
 _TENSOR, _CONTEXT, _PIPELINE, _PIECES = (

@@ -27,14 +27,12 @@ from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
-from sheepop.posttrain.distillation import Distillation
-from sheepop.posttrain.example_batches import batch_of
+from sheepop.posttrain.example_batches import GroupBatch, batch_of
 from sheepop.posttrain.example_store import Learnt
-from sheepop.posttrain.group_batches import GroupBatch
 from sheepop.posttrain.policy import AnswerBatch, PolicyObjective, no_numbers
-from sheepop.posttrain.preference import PairwisePreference
-from sheepop.posttrain.preference_losses import PreferenceLoss
+from sheepop.posttrain.preference import PairwisePreference, PreferenceLoss
 from sheepop.posttrain.reward_model import PairwiseReward
+from sheepop.posttrain.supervised import Distillation
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, Objective
@@ -118,7 +116,7 @@ def _as_it_is(model: Transformer) -> None:
     return
 
 
-_POLICY = PolicyObjective(value_weight=0.5, divergence_weight=0.1)
+_POLICY = PolicyObjective(vf_coef=0.5, kl_coef=0.1)
 _DPO = PairwisePreference(PreferenceLoss("sigmoid", 0.3), supervised_weight=0.1)
 _LORA = LoraConfig(rank=2, targets=("*_proj",))
 _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callable[[Transformer], object]]] = {
@@ -231,7 +229,11 @@ def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(t
             r"grpo does not go with parallel\.pipeline = 2: what was written is read",
         ),
         ({"method": "ppo"}, {"tensor": 2, "context": 2}, r"ppo .* Use parallel\.context=1\."),
-        ({"method": "sft", "neftune_alpha": 5}, {"pipeline": 2}, r"neftune_alpha draws .* or use parallel\.pipeline=1"),
+        (
+            {"method": "sft", "neftune_noise_alpha": 5},
+            {"pipeline": 2},
+            r"neftune_noise_alpha draws .* or use parallel\.pipeline=1",
+        ),
         ({"method": "sft", "lora": {"dropout": 0.1}}, {"tensor": 2}, r"tuning\.lora\.dropout draws numbers"),
         ({"method": "sft", "teacher": {"model": "m"}}, {"context": 2}, r"teacher reads whole rows"),
     ],

@@ -54,8 +54,8 @@ def test_a_program_gets_prompt_answer_and_fields(opened: Any) -> None:
     ("body", "problem"),
     [
         ("raise ValueError('no judge')", r"judge\.py failed for the answer ' three': ValueError: no judge"),
-        ("return float('nan')", r"gave nan for the answer ' three', which is no finite number"),
-        ("return 'good'", r"gave 'good' for the answer ' three', which is no finite number"),
+        ("return float('nan')", r"gave nan for the answer ' three', which is not a finite number"),
+        ("return 'good'", r"gave 'good' for the answer ' three', which is not a finite number"),
         ("return None", r"gave None for the answer ' three'"),
         ("import time; time.sleep(60)", r"took more than 1 s for the answer ' three'"),
         ("return 1.0 if len(completion) < 9 else 1 / 0", r"failed for the answer ' x x.*\.\.\.: ZeroDivisionError"),

@@ -140,7 +140,7 @@ def test_tuning_learns_from_preferences_and_passes_over_ties(client: Any, votes:
 
     for vote in ("tie", "neither"):
         play(vote)
-    with pytest.raises(DataError, match="Of 2 votes none says which answer is to be learnt"):
+    with pytest.raises(DataError, match="None of 2 votes prefers one answer"):
         list(read_rows([votes], Preference))
     play("left")
     (learnt,) = read_rows([votes], Preference)
@@ -160,7 +160,7 @@ def test_a_vote_on_answers_that_teach_nothing_still_counts(tmp_path: Path, left:
     file = VotesFile(tmp_path / "votes.jsonl")
     file.append(played.row("left"))
     assert standings(file.path)[0].name == "a"
-    with pytest.raises(DataError, match="none says which"):
+    with pytest.raises(DataError, match="prefers one answer"):
         list(read_rows([file.path], Preference))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.questions import json_rows
+from sheepop.core.json_lines import json_rows
 from sheepop.evaluate.ranking import Outcome, Rated, rank
 
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5, "neither": 0.5}

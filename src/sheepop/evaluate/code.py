@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.json_lines import json_rows
 from sheepop.core.random import derive_seed
-from sheepop.evaluate.questions import json_rows
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.sandbox import Limits, Sandbox, Verdict
 from sheepop.evaluate.statistics import mean_interval, pass_at_k, share_interval

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.questions import json_rows
+from sheepop.core.json_lines import json_rows
 from sheepop.evaluate.results import Evaluation, Item, Measure
 from sheepop.evaluate.statistics import share_interval
 

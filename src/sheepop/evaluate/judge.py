@@ -14,15 +14,15 @@ from threading import Lock
 from typing import Any, Literal, Protocol, cast
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.json_lines import json_rows
 from sheepop.evaluate.endpoint import RefusedError
-from sheepop.evaluate.questions import json_rows
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.tokenizer import ChatTemplate
+from sheepop.tokenizer.messages import MessageError, check_last, plain_messages
 
 Letter = Literal["A", "B", "C"]
 Message = Mapping[str, str]
 
-_ROLES = ("system", "user", "assistant")
 _VERDICT = re.compile(r"\[\[\s*([ABC])\s*\]\]")
 _SCORES: dict[Letter, float] = {"A": 1.0, "B": 0.0, "C": 0.5}
 _TASK = (
@@ -107,20 +107,12 @@ def _messages(row: dict[str, Any], place: str) -> tuple[Message, ...]:
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             raise DataError(f'{place}: "prompt" must be a text, not {row["prompt"]!r}.')
         return ({"role": "user", "content": row["prompt"]},)
-    messages = row["messages"]
-    if (
-        not isinstance(messages, list)
-        or not messages
-        or not all(
-            isinstance(m, dict) and m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in messages
-        )
-        or messages[-1]["role"] != "user"
-    ):
-        raise DataError(
-            f'{place}: "messages" must be a list of objects, each with a text as content and the role system, user or '
-            "assistant; the last is the user's."
-        )
-    return tuple({"role": m["role"], "content": m["content"]} for m in messages)
+    try:
+        messages = plain_messages(row["messages"], "messages")
+        check_last(messages, "messages", ("user",))
+    except MessageError as error:
+        raise DataError(f"{place}: {error}.") from None
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
 def _written(

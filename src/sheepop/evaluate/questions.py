@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,6 +10,7 @@ from random import Random
 from typing import Any, TypeGuard
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.json_lines import json_rows
 from sheepop.core.random import derive_seed
 
 _MADE_QUESTIONS = 500
@@ -167,26 +167,6 @@ def read_questions(path: str | Path) -> list[Question]:
     if not found:
         raise DataError(f"{path} has no questions. Write one JSON object a line, with prompt, choices and answer.")
     return list(found.values())
-
-
-def json_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects of a file with one a line, and their line numbers; raises `DataError` for anything else."""
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = None
-                if not isinstance(row, dict):
-                    raise DataError(f"{path}, line {number}: not a JSON object. Write one object on each line.")
-                yield number, row
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text. Write one JSON object on each line, in UTF-8.") from None
 
 
 def _question(row: dict[str, Any], name: str, place: str) -> Question:

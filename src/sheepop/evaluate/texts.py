@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from sheepop.core.errors import DataError
+from sheepop.core.json_lines import json_rows
 from sheepop.data import Corpus, is_corpus
 from sheepop.evaluate.perplexity import Text
-from sheepop.evaluate.questions import json_rows
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
+from sheepop.tokenizer.messages import check_content, message_text
+
 # The paths of requests that a model works for: these need a key, count towards its limits, and are counted by path.
 ASKING = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 _MOST_TEXTS = 128
@@ -124,15 +126,14 @@ class ChatMessage(_Asked):
 
     @model_validator(mode="after")
     def _check_content(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("content: only an answer of the assistant that calls tools has none")
+        check_content(self.model_dump())
         return self
 
     def to_template(self) -> dict[str, Any]:
         """The message as chat templates read it: parts joined, and arguments of calls as objects."""
         found = self.model_dump(exclude_none=True, exclude={"refusal"})
         if isinstance(self.content, list):
-            found["content"] = "".join(part.text for part in self.content)
+            found["content"] = message_text(found)
         for call in found.get("tool_calls", ()):
             try:
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])

@@ -22,6 +22,7 @@ from sheepop.core.bounded import (
 )
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
+from sheepop.tokenizer.messages import Message
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE
 
 _CHILD = "sheepop.tokenizer.chat_child"
@@ -42,8 +43,6 @@ _REASONS = {
     "OutputError": "writes too much",
     "RecursionError": "calls itself too deeply",
 }
-
-Message = Mapping[str, Any]
 
 
 class Rendered(NamedTuple):

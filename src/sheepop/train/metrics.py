@@ -10,6 +10,7 @@ from typing import Any
 
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import finite, storage_errors, sync_directory
+from sheepop.core.json_lines import BadLine, parsed_lines
 
 SCORE = "score"
 """The `split` of the last row of a finished run: its best checkpoint on the whole held-out text."""
@@ -112,16 +113,6 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _rows(text: bytes) -> tuple[list[dict[str, Any]], int]:
-    rows, num_unreadable = [], 0
-    for line in text.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            num_unreadable += 1
-    return rows, num_unreadable
+    lines = [line for _, line in parsed_lines(text.split(b"\n"))]
+    rows = [line for line in lines if not isinstance(line, BadLine)]
+    return rows, len(lines) - len(rows)

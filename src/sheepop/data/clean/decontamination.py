@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
+from sheepop.core.json_lines import BadLine, parsed_lines
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
@@ -193,17 +192,15 @@ def _texts(path: str, fields: tuple[str, ...], digest: Any) -> Iterator[Evaluati
     """The texts of a JSONL file: of the given fields, or of all."""
     missing = set(fields)
     with Path(path).open("rb") as file:
-        for number, line in enumerate(byte_lines(file, _LONGEST_LINE), 1):
-            if line is None:
-                what = f"longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item"
-                raise DataError(f"{path}, line {number}: {what}.")
-            digest.update(line)
-            if line.strip():
-                record = _record(line, path, number)
-                missing.difference_update(record)
-                values = [record[field] for field in fields if field in record] if fields else [record]
-                for text in _strings(values):
-                    yield EvaluationText(path, number, text)
+        for number, record in parsed_lines(_hashed_lines(file, path, digest)):
+            if isinstance(record, BadLine):
+                raise DataError(
+                    f"{path}, line {number}: {record.reason}; an evaluation set must have one JSON object per line."
+                )
+            missing.difference_update(record)
+            values = [record[field] for field in fields if field in record] if fields else [record]
+            for text in _strings(values):
+                yield EvaluationText(path, number, text)
     if missing:
         raise DataError(
             f"The evaluation set {path} has no field {', '.join(filter(missing.__contains__, fields))}. Give its own "
@@ -211,16 +208,14 @@ def _texts(path: str, fields: tuple[str, ...], digest: Any) -> Iterator[Evaluati
         )
 
 
-def _record(line: bytes, path: str, number: int) -> dict[str, Any]:
-    try:
-        record = json.loads(line.removeprefix(codecs.BOM_UTF8))
-    except (ValueError, RecursionError):
-        raise DataError(
-            f"{path}, line {number}: not valid JSON; an evaluation set must have one JSON object per line."
-        ) from None
-    if not isinstance(record, dict):
-        raise DataError(f"{path}, line {number}: a {type(record).__name__}, not a JSON object.")
-    return record
+def _hashed_lines(file: BinaryIO, path: str, digest: Any) -> Iterator[bytes]:
+    """The lines of a file, which `digest` is updated with; raises `DataError` for one that is too long."""
+    for number, line in enumerate(byte_lines(file, _LONGEST_LINE), 1):
+        if line is None:
+            what = f"longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item"
+            raise DataError(f"{path}, line {number}: {what}.")
+        digest.update(line)
+        yield line
 
 
 def _strings(value: Any) -> Iterator[str]:

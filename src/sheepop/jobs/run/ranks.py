@@ -131,7 +131,7 @@ def _check_tuning(config: SheepOpConfig) -> None:
                 f"Use parallel.{name}=1."
             )
     draws = {
-        "tuning.neftune_alpha": tuning.neftune_alpha is not None,
+        "tuning.neftune_noise_alpha": tuning.neftune_noise_alpha is not None,
         "tuning.lora.dropout": tuning.lora is not None and tuning.lora.dropout > 0,
     }
     for key in (key for key, is_so in draws.items() if is_so and several):
