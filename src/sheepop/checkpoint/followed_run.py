@@ -1,4 +1,4 @@
-"""A run as every rank but the first has it: to read."""
+"""The run directory as seen by every rank except the first: read-only."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from sheepop.checkpoint.run_directory import RunDirectory
 
 
 class FollowedRun(RunDirectory):
-    """The directory of a run that the first rank looks after: what changes it does nothing here."""
+    """A run directory whose changing methods do nothing, because only the first rank changes the run."""
 
     def mark_best(self, step: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def forget_best(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def forget_after(self, step: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def mark_latest(self, step: int) -> None:
-        """Nothing."""
+        """Does nothing."""
