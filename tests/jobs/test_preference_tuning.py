@@ -218,7 +218,7 @@ def test_a_reward_model_writes_nothing_and_is_not_exported(judge: TrainOutcome, 
     loaded = load_model(judge.run)
     with pytest.raises(UsageError, match="A reward model judges answers and writes none"):
         Generator(loaded.model, loaded.tokenizer)
-    with pytest.raises(CheckpointError, match="is a reward model, which no format"):
+    with pytest.raises(CheckpointError, match="is a reward model, which none of SheepOp's export formats"):
         export_model(judge.run, tmp_path / "exported")
     with pytest.raises(ConfigError, match="is a reward model, which judges answers"):
         run_training(config("dpo", pairs, tmp_path / "run"), fork=judge.run)

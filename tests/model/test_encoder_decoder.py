@@ -339,7 +339,7 @@ def test_left_out_sizes_are_derived() -> None:
 
 def test_the_wrong_class_and_wrong_arguments_are_refused() -> None:
     model = built()
-    with pytest.raises(ValueError, match="use sheepop.model.blank_model"):
+    with pytest.raises(ValueError, match=r"use sheepop\.model\.blank_model"):
         Transformer(model.config)
     sources, targets = tokens(2, 6), tokens(2, 4)
     with pytest.raises(ValueError, match="needs either source_ids or the memory"):

@@ -168,7 +168,7 @@ class RunDirectory:
             return
         if not overwrite:
             raise UsageError(
-                f"The output directory {self.path} already contains a run. Resume it (--resume auto), replace it "
+                f"The output directory {self.path} already holds a run. Resume it (--resume auto), replace it "
                 "(--overwrite), or choose another one."
             )
         if foreign := self._foreign_entry():
