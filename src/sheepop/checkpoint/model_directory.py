@@ -131,8 +131,10 @@ def load_model(
     if (quantization := read_quantization(directory)) is not None:
         weights = quantization.assembled(weights, dtype, directory)
     load_weights(model, weights, directory)
-    stored = [parameter.dtype for parameter in model.parameters()]
-    _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))
+    common = dtype or functools.reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
+    for parameter in model.parameters():  # buffers, such as position tables, keep their precision
+        if not isinstance(parameter, StoredWeight):
+            parameter.data = parameter.data.to(common)
     if adapter is not None:
         put_changes(model, adapter, read_weights(directory / ADAPTER), directory / ADAPTER)
         model = merged(model) if merge and quantization is None else model
@@ -207,13 +209,6 @@ def describe_model(
     tokenizer.save(directory)
     write_json(directory / PROVENANCE, dict(provenance))
     write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
-
-
-def _set_dtype(model: Transformer, dtype: torch.dtype) -> None:
-    """Converts the parameters; buffers, such as position tables, keep their precision."""
-    for parameter in model.parameters():
-        if not isinstance(parameter, StoredWeight):
-            parameter.data = parameter.data.to(dtype)
 
 
 class Quantization(Config):

@@ -51,7 +51,9 @@ def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimensi
             )
         found: dict[bytes, NDArray[np.float32]] = {}
         num_words = num_repeated = 0
-        for word, numbers in _records(file, header, path):
+        file.seek(header.start)
+        read = _binary_records if header.is_binary else _text_records
+        for word, numbers in read(file, header, path):
             num_words += 1
             if word in found:
                 num_repeated += 1
@@ -116,13 +118,8 @@ def _refuse_other_formats(magic: bytes, path: Path) -> None:
             raise DataError(f"{path} is compressed with {name}. Unpack it first.")
 
 
-def _records(file: BinaryIO, header: _Header, path: Path) -> Iterator[_Record]:
-    file.seek(header.start)
-    yield from _binary_records(file, header, path) if header.is_binary else _text_records(file, header.dimension, path)
-
-
-def _text_records(file: BinaryIO, dimension: int, path: Path) -> Iterator[_Record]:
-    limit, number = _line_limit(dimension), 0
+def _text_records(file: BinaryIO, header: _Header, path: Path) -> Iterator[_Record]:
+    dimension, limit, number = header.dimension, _line_limit(header.dimension), 0
     while line := file.readline(limit):
         number += 1
         if not line.strip():

@@ -9,7 +9,7 @@ from typing import Any
 
 from sheepop.checkpoint.gguf.metadata import Value, text, texts
 from sheepop.checkpoint.gguf.pre_tokenizers import find_name, find_pre_tokenizer, known_names
-from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, looking_notes
+from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, described_tokens, looking_notes
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
@@ -34,7 +34,7 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
         )
     notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return _tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
+    return described_tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
 
 
 def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Value], list[str]]:
@@ -84,19 +84,6 @@ def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
             "merges": merges,
         },
     }
-
-
-def _tokens(description: dict[str, Any]) -> TokenList:
-    found: dict[int, tuple[str, TokenKind]] = {
-        token_id: (token, TokenKind.NORMAL) for token, token_id in description["model"]["vocab"].items()
-    }
-    for token in description["added_tokens"]:
-        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
-        found[token["id"]] = (token["content"], kind)
-    tokens = TokenList([], [])
-    for token_id in range(len(found)):
-        tokens.append(*found[token_id])
-    return tokens
 
 
 def _normalizer_notes(normalizer: Any) -> list[str]:

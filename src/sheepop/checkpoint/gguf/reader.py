@@ -50,7 +50,11 @@ class GGUFFile:
         self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
         self.tensors: Mapping[str, LazyTensor] = {
             **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
-            **{name: _zeros(self.config.experts.count) for name in balances(self.config) if self.config.experts},
+            **{
+                name: LazyTensor.of(torch.zeros(self.config.experts.count))
+                for name in balances(self.config)
+                if self.config.experts
+            },
         }
 
     def __enter__(self) -> GGUFFile:
@@ -176,7 +180,3 @@ def _is_short(value: Value) -> bool:
     if isinstance(content, float):
         return math.isfinite(content)
     return isinstance(content, int) or (isinstance(content, str) and len(content) <= _LONGEST_TEXT)
-
-
-def _zeros(count: int) -> LazyTensor:
-    return LazyTensor.of(torch.zeros(count))

@@ -11,7 +11,14 @@ from itertools import groupby
 from typing import Any
 
 from sheepop.checkpoint.gguf.metadata import Value, flag, text
-from sheepop.checkpoint.gguf.token_list import LOWEST_SCORE, SCORES, TokenKind, TokenList, looking_notes
+from sheepop.checkpoint.gguf.token_list import (
+    LOWEST_SCORE,
+    SCORES,
+    TokenKind,
+    TokenList,
+    described_tokens,
+    looking_notes,
+)
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer.alphabet import BYTE_TOKENS
@@ -41,7 +48,12 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
             "The tokenizer looks up whole words before merging (ignore_merges), which llama.cpp does not do."
         )
     prefix, everywhere = _space_prefix(description)
-    tokens = _tokens(description)
+    tokens, bytes_ = described_tokens(description), set(BYTE_TOKENS)
+    for token_id, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True)):
+        if token == model["unk_token"]:
+            tokens.kinds[token_id] = TokenKind.UNKNOWN
+        elif kind is TokenKind.NORMAL and token in bytes_:
+            tokens.kinds[token_id] = TokenKind.BYTE
     if not everywhere and TokenKind.USER_DEFINED in tokens.kinds:
         raise CheckpointError(
             "The tokenizer puts a space only before a text, but llama.cpp also puts one after added tokens."
@@ -97,23 +109,6 @@ def _space_prefix(description: Mapping[str, Any]) -> tuple[bool, bool]:
         f"The tokenizer changes text before it looks for tokens ({', '.join(changes)}), but llama.cpp only replaces "
         "spaces."
     )
-
-
-def _tokens(description: Mapping[str, Any]) -> TokenList:
-    model = description["model"]
-    bytes_ = set(BYTE_TOKENS)
-    found = {
-        token_id: (token, TokenKind.BYTE if token in bytes_ else TokenKind.NORMAL)
-        for token, token_id in model["vocab"].items()
-    }
-    for token in description["added_tokens"]:
-        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
-        found[token["id"]] = (token["content"], kind)
-    tokens = TokenList([], [])
-    for token_id in range(len(found)):
-        token, kind = found[token_id]
-        tokens.append(token, TokenKind.UNKNOWN if token == model["unk_token"] else kind)
-    return tokens
 
 
 def _scores(merges: list[Any], tokens: TokenList) -> list[float]:

@@ -90,6 +90,18 @@ def _padding(index: int) -> str:
     return f"[PAD{index}]"
 
 
+def described_tokens(description: Mapping[str, Any]) -> TokenList:
+    """Returns the tokens of a ``tokenizer.json``: normal ones, and the added ones as control or user-defined tokens."""
+    found = {token_id: (token, TokenKind.NORMAL) for token, token_id in description["model"]["vocab"].items()}
+    for token in description["added_tokens"]:
+        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
+        found[token["id"]] = (token["content"], kind)
+    tokens = TokenList([], [])
+    for token_id in range(len(found)):
+        tokens.append(*found[token_id])
+    return tokens
+
+
 def read_tokens(keys: Given, rows: int) -> TokenList:
     """Reads the tokens of a file, one for each of the embedding's `rows`."""
     found = keys.entries(TOKENS, str)

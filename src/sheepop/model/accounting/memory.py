@@ -89,17 +89,9 @@ def _one(name: str, shape: Shape) -> int:
     return _FLOAT32 * math.prod(shape)
 
 
-def _two(name: str, shape: Shape) -> int:
-    return 2 * _one(name, shape)
-
-
 def _muon(name: str, shape: Shape) -> int:
     inner = "blocks." in name and parameter_role(name, shape) != "vector"
     return _one(name, shape) if inner else _moments(name, shape)
-
-
-def _adafactor(name: str, shape: Shape) -> int:
-    return _FLOAT32 * sum(shape) if len(shape) == 2 else _one(name, shape)
 
 
 # For each optimizer, the state bytes of a parameter with a given name and shape.
@@ -109,6 +101,6 @@ _STATE: dict[str, Callable[[str, Shape], int]] = {
     "sgd": _one,
     "muon": _muon,
     "lion": _one,
-    "adafactor": _adafactor,
-    "schedule_free_adamw": _two,
+    "adafactor": lambda name, shape: _FLOAT32 * sum(shape) if len(shape) == 2 else _one(name, shape),
+    "schedule_free_adamw": lambda name, shape: 2 * _one(name, shape),
 }
