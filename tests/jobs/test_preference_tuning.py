@@ -221,7 +221,7 @@ def test_a_reward_model_writes_nothing_and_is_not_exported(judge: TrainOutcome, 
     loaded = load_model(judge.run)
     with pytest.raises(UsageError, match="A reward model judges answers and writes none"):
         Generator(loaded.model, loaded.tokenizer)
-    with pytest.raises(CheckpointError, match="is a reward model, which no format"):
+    with pytest.raises(CheckpointError, match="is a reward model, which none of SheepOp's export formats"):
         export_model(judge.run, tmp_path / "exported")
     with pytest.raises(ConfigError, match="is a reward model, which judges answers"):
         train(config("dpo", pairs, tmp_path / "run"), fork=judge.run)

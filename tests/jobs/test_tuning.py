@@ -329,7 +329,7 @@ def test_a_damaged_change_is_named(adapted: tuple[Path, Path], tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"adapter\.safetensors is damaged: its checksum differs"):
         load_model(copy)
     write_checksums(copy)
-    with pytest.raises(CheckpointError, match="is no layer of it, or lacks a part"):
+    with pytest.raises(CheckpointError, match="is not a layer of it, or lacks a tensor"):
         load_model(copy)
     save_file({**tensors, name: tensors[name][:1].clone()}, file)
     write_checksums(copy)
