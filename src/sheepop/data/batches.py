@@ -1,4 +1,4 @@
-"""A batch of token sequences, and the protocols of what cuts them from a corpus."""
+"""A batch of token sequences, and the protocols of classes that cut batches from a corpus."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class FimConfig(Config):
 
 
 class DataConfig(Config):
-    """Where text comes from, what a document is, how it is cleaned, split and cut into sequences."""
+    """The source of the text, and how it is cut into documents, cleaned, split and cut into sequences."""
 
     paths: MayChange[tuple[PathText, ...]] = ()
     """Files, folders, git repositories (`git+PATH@REVISION`), or one finished corpus directory. A resumed run accepts

@@ -137,7 +137,7 @@ _CONTROLS = re.sub(f"[^{UNWANTED_IN_ASCII}]", "", "".join(map(chr, range(128))))
 
 
 def suspects(text: str) -> int:
-    """The bits of what the text may contain; what a missing bit stands for is certainly not in it."""
+    """The kinds of characters above that the text may contain, as bits; it certainly has none of a missing bit."""
     if text.isascii():
         data = text.encode("ascii")
         return UNWANTED if len(data.translate(None, _CONTROLS)) < len(data) else 0
