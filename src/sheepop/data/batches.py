@@ -36,10 +36,7 @@ class Batch:
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """The keyword arguments for the model's `hidden_states`, as arrays.
-
-        Positions and document ids are omitted if plain causal attention is exact.
-        """
+        """The arguments of the model's `hidden_states`, without positions and documents if plain attention is exact."""
         if not self.has_boundaries:
             return {"input_ids": self.input_ids}
         return {"input_ids": self.input_ids, "positions": self.positions, "document_ids": self.document_ids}

@@ -27,15 +27,7 @@ from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path
 from sheepop.data.pipeline.passes import clean_documents, close_extraction
 from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, nothing_to_read
-from sheepop.data.pipeline.shuffle import (
-    Assignment,
-    Encode,
-    Gather,
-    Scatter,
-    decide_assignment,
-    place_split,
-    texts_in,
-)
+from sheepop.data.pipeline.shuffle import Assignment, Encode, Gather, Scatter, decide_assignment, place_split, texts_in
 from sheepop.data.pipeline.workplace import (
     DISCOVERED,
     Plan,

@@ -136,10 +136,7 @@ class Origin:
 
 
 def trace_tokens(corpus: Corpus, split: SplitName, start: int, stop: int) -> Iterator[Origin]:
-    """Yields the origins of the tokens ``start:stop`` of a split, one per document, in order.
-
-    Raises `UsageError` if the range is not inside the split.
-    """
+    """Yields the origins of the tokens ``start:stop``, one per document; raises `UsageError` if out of range."""
     tokens = corpus.train if split == "train" else corpus.validation
     if not 0 <= start < stop <= tokens.num_tokens:
         raise UsageError(

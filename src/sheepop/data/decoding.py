@@ -41,10 +41,7 @@ _NOT_FROM_COOKIES = ("unicode-escape", "raw-unicode-escape", "utf-7", "idna", "p
 # Groups of candidates, each with the share of implausible text that it tolerates; the second group is tried only if
 # nothing in the first fits. Cp1250 must not compete with cp1252, because Western text decoded as cp1250 looks plausible
 # too, while Polish or Czech decoded as cp1252 is refused outright.
-_ISOLATED_ACCENTS = (
-    (("cp1252",), 1.0),
-    (("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2),
-)
+_ISOLATED_ACCENTS = ((("cp1252",), 1.0), (("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2))
 _WHOLE_WORDS = (
     (("cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1251", "koi8_r", "cp1253", "cp1252"), 0.2),
     (("cp1250", "cp1254", "cp1255", "cp1256", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2),

@@ -41,10 +41,7 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 
 class TokenWriter:
-    """Streams token ids of documents to the shard ``prefix.bin``, and their offsets to ``prefix.idx``.
-
-    A context manager; call `summary` after its block.
-    """
+    """Streams documents to the shard ``prefix.bin`` and their offsets to ``prefix.idx``, in a ``with`` block."""
 
     def __init__(self, directory: Path, prefix: str, dtype: np.dtype[Any]) -> None:
         self._shard_path, self._index_path = directory / f"{prefix}.bin", directory / f"{prefix}.idx"
@@ -63,7 +60,7 @@ class TokenWriter:
         self._num_bytes += num_bytes
 
     def summary(self) -> dict[str, Any]:
-        """The manifest entry of a split: counts, and both files with their SHA-256."""
+        """The manifest entry of a split, after the block: counts, and both files with their SHA-256."""
         tokens, shard, index = self._offsets[-1], self._shard_path, self._index_path
         return {
             "documents": len(self._offsets) - 1,

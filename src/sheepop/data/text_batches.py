@@ -88,13 +88,7 @@ class PaddedBatches(_Rows):
     """
 
     def __init__(
-        self,
-        split: TokenSource,
-        *,
-        max_length: int,
-        pad_id: int,
-        stride: int | None = None,
-        count_once: bool = False,
+        self, split: TokenSource, *, max_length: int, pad_id: int, stride: int | None = None, count_once: bool = False
     ) -> None:
         stride = max_length if stride is None else stride
         super().__init__(split, split.offsets, max_length=max_length, pad_id=pad_id, stride=stride)

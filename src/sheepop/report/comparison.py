@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sheepop.report.charts import WHOLE, add_curve, empty_chart
-from sheepop.report.figures import blank_figure
+from sheepop.report.figures import blank_figure, finish_axes
 from sheepop.report.formatting import scored
 from sheepop.report.palette import GRID, RUNS
 from sheepop.report.series import FEWEST_TO_SMOOTH, Series, series
@@ -93,14 +93,8 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
         if split == "validation" and not (score := _score(run, over)).is_empty:
             scores = [math.nan if value is None else value for value in score.values]
             axes.plot(score.steps, scores, color=RUNS[place % len(RUNS)], marker="D", markersize=6, linestyle="")
-    axes.set_title(_title(runs, split), loc="left", fontsize=11)
-    axes.set_xlabel(_AXES[over], fontsize=9)
+    finish_axes(axes, _title(runs, split), _AXES[over], has_legend=False)
     axes.set_ylabel(_UNITS[split], fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if not axes.lines:
-        axes.text(0.5, 0.5, "No values yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
     return lines
 
 

@@ -70,13 +70,13 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, is_sampled: bool = 
     _draw_loss(axes["loss"], metrics, scored("Held out", is_sampled=is_sampled))
     for key, title in (("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm before clipping")):
         _draw_line(axes[key], series(metrics, "train", key), color=TRAIN)
-        _finish(axes[key], title)
+        finish_axes(axes[key], title)
     _draw_smoothed(axes["speed"], series(metrics, "train", "tokens_per_second"), "Measured")
-    _finish(axes["speed"], "Tokens per second")
+    finish_axes(axes["speed"], "Tokens per second")
     if "loads" in axes:
         _draw_line(axes["loads"], most, color=VALIDATION, label="Most loaded")
         _draw_line(axes["loads"], least, color=TRAIN, label="Least loaded")
-        _finish(axes["loads"], "Load of the experts, relative to even")
+        finish_axes(axes["loads"], "Load of the experts, relative to even")
     for name in axes.keys() - {"loss"}:
         axes[name].set_ylim(bottom=0)
     return figure
@@ -97,7 +97,7 @@ def range_test_figure(
     low, high = min(smoothed), max(smoothed[: smoothed.index(min(smoothed)) + 1])
     margin = 0.15 * (high - low)
     axes.set_ylim(low - margin, high + 2 * margin)
-    _finish(axes, "Learning-rate range test", "Learning rate")
+    finish_axes(axes, "Learning-rate range test", "Learning rate")
     axes.set_ylabel("Loss (nats per token)", fontsize=9)
     return figure
 
@@ -131,7 +131,7 @@ def _draw_loss(axes: Axes, metrics: Sequence[Mapping[str, Any]], held_out: str) 
     validation = series(metrics, "validation", "loss")
     if not validation.is_empty:
         _draw_line(axes, validation, color=VALIDATION, label=held_out, marker="o", markersize=3.5)
-    _finish(axes, "Loss (nats per token)")
+    finish_axes(axes, "Loss (nats per token)")
 
 
 def _draw_smoothed(axes: Axes, found: Series, label: str) -> None:
@@ -151,7 +151,8 @@ def _draw_line(axes: Axes, found: Series, **style: Any) -> None:
     axes.plot(found.steps, values, linewidth=1.4, **style)
 
 
-def _finish(axes: Axes, title: str, x_label: str = "Step") -> None:
+def finish_axes(axes: Axes, title: str, x_label: str = "Step", *, has_legend: bool = True) -> None:
+    """Adds title, label and grid, and a legend if there are several lines and `has_legend`."""
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel(x_label, fontsize=9)
     axes.tick_params(labelsize=8)
@@ -159,5 +160,5 @@ def _finish(axes: Axes, title: str, x_label: str = "Step") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if not axes.lines:
         axes.text(0.5, 0.5, "No values yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
-    elif len(axes.lines) > 1:
+    elif has_legend and len(axes.lines) > 1:
         axes.legend(frameon=False, fontsize=8)

@@ -43,10 +43,7 @@ def number(value: Any) -> float | None:
 
 
 def series(metrics: Sequence[Mapping[str, Any]], split: str, key: str, *, over: str = "step") -> Series:
-    """The values of `key` in the rows of `split` that have `key` and `over`, in row order.
-
-    A value that is too large to draw becomes None.
-    """
+    """The values of `key` in the rows of `split` that have `key` and `over`; None if too large to draw."""
     rows = [row for row in metrics if row.get("split") == split and key in row and _drawn(row.get(over)) is not None]
     places = [row[over] if over != "step" else int(row[over]) for row in rows]
     return Series(places, [_drawn(row[key]) for row in rows])

@@ -12,13 +12,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, charsmap_of
 from sheepop.tokenizer.decoding import Decoding, read_decoding
 from sheepop.tokenizer.encoder import Encoder, ids_around, parse
-from sheepop.tokenizer.interface import (
-    SPECIAL_TOKENS,
-    TOKENIZER_FILE,
-    SpecialRole,
-    Tokenizer,
-    outside_vocabulary,
-)
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole, Tokenizer, outside_vocabulary
 from sheepop.tokenizer.pattern import CUT, begins_with_known_cut, cut_text
 from sheepop.tokenizer.settings import check_special_ids, role_text, with_roles
 from sheepop.tokenizer.vocabulary import ALGORITHMS, check_model, texts_by_id

@@ -29,10 +29,7 @@ _LABEL, _VALUE, _ENDS_ENTRY = 0x800000FF, 0x7FFFFFFF, 0x100
 
 
 class Charsmap:
-    """The replacements in `table`; raises `TokenizerError` if it is damaged.
-
-    Safe to share between threads.
-    """
+    """The replacements in `table`; raises `TokenizerError` if it is damaged. Safe to share between threads."""
 
     def __init__(self, table: bytes) -> None:
         if not 8 <= len(table) <= _LARGEST_TABLE:

@@ -13,13 +13,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from sheepop.core.bounded import (
-    BoundedProcess,
-    BoundedProcessError,
-    HandlerError,
-    MemoryLimitError,
-    TimeLimitError,
-)
+from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, MemoryLimitError, TimeLimitError
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE

@@ -114,12 +114,7 @@ def _unigram(model: SentencePieceModel) -> dict[str, Any]:
         else (piece.text, piece.score if piece.type is PieceType.NORMAL else 0.0)
         for piece in model.pieces
     ]
-    return {
-        "type": "Unigram",
-        "unk_id": model.unknown_id,
-        "vocab": vocabulary,
-        "byte_fallback": model.byte_fallback,
-    }
+    return {"type": "Unigram", "unk_id": model.unknown_id, "vocab": vocabulary, "byte_fallback": model.byte_fallback}
 
 
 def _symbol_score(text: str) -> float:

@@ -16,11 +16,7 @@ from sheepop.tokenizer.wordpiece import train_wordpiece
 
 
 def train_tokenizer(
-    config: TokenizerConfig,
-    texts: Iterable[str],
-    *,
-    console: Console | None = None,
-    special_tokens: Sequence[str] = (),
+    config: TokenizerConfig, texts: Iterable[str], *, console: Console | None = None, special_tokens: Sequence[str] = ()
 ) -> Tokenizer:
     """Trains the tokenizer of `config` on `texts`, which are read once and in order.
 

@@ -223,10 +223,7 @@ class GarbageConfig(Config):
 
 
 class CodeConfig(Config):
-    """Rules for source code; the preset gives the defaults.
-
-    ``web`` has the bounds of The Stack (Kocetkov et al. 2022, section 3).
-    """
+    """Rules for source code; in the preset ``web`` with the bounds of The Stack (Kocetkov et al. 2022, section 3)."""
 
     generated: bool = False
     """Remove files whose name or first lines say that a program wrote them."""

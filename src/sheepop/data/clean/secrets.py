@@ -41,9 +41,7 @@ LONGEST_RUN = 2048
 _T = r"[A-Za-z0-9_\-]"
 RUN_SHAPES = (
     _shape(
-        "AWSKeyDetector",
-        "AKIA ASIA ABIA ACCA A3T",
-        r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
+        "AWSKeyDetector", "AKIA ASIA ABIA ACCA A3T", r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])"
     ),
     _shape("DiscordBotTokenDetector", ".", rf"(?<!{_T})[MNO]{_T}{{23,25}}\.{_T}{{6}}\.{_T}{{27}}(?!{_T})"),
     _shape("GitHubTokenDetector", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9_]{36,255}"),
@@ -57,9 +55,7 @@ RUN_SHAPES = (
     _shape("PypiTokenDetector", "pypi-AgE", rf"pypi-AgE{_T}{{70,1024}}"),
     _shape("SendGridDetector", "SG.", r"SG\.[a-zA-Z0-9_-]{22}\.[a-zA-Z0-9_-]{43}"),
     _shape(
-        "SoftlayerDetector",
-        "/soap/ /SOAP/",
-        r"(?i:https?://api.softlayer.com/soap/v3(?:.1)?/(?P<value>[a-z0-9]{64}))",
+        "SoftlayerDetector", "/soap/ /SOAP/", r"(?i:https?://api.softlayer.com/soap/v3(?:.1)?/(?P<value>[a-z0-9]{64}))"
     ),
     _shape("SquareOAuthDetector", "sq0csp-", r"sq0csp-[0-9A-Za-z\\\-_]{43}"),
     _shape("StripeDetector", "k_live_", r"[rs]k_live_[0-9a-zA-Z]{24,128}"),
@@ -125,10 +121,7 @@ _TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _BREAKS = bytes(code not in _TOKEN for code in range(256))
 _HAS_DIGIT = re.compile(r"[0-9]")
 _NOT_KEY_MATERIAL = re.compile(r"[^A-Za-z0-9+/=]+")
-_CONFIGURABLE = {
-    "entropy": ("Base64HighEntropyString", "HexHighEntropyString"),
-    "keyword": ("KeywordDetector",),
-}
+_CONFIGURABLE = {"entropy": ("Base64HighEntropyString", "HexHighEntropyString"), "keyword": ("KeywordDetector",)}
 
 
 class SecretsReplacement(Replacement):

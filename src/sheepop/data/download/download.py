@@ -191,10 +191,7 @@ def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console)
 
 
 def _bring(hub: Hub, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
-    """Downloads a whole file to `part`, resuming an earlier transfer.
-
-    Raises `DataError` if size or hash are wrong twice.
-    """
+    """Downloads a file to `part`, resuming an earlier transfer; raises `DataError` if size or hash are wrong twice."""
     for _ in range(2):
         hub.download(contents, file, part, progress)
         problem = _damage(part, file)

@@ -139,10 +139,7 @@ def _named(removed: ExternalSort, parts: Sequence[PartSignatures]) -> Iterator[R
 
 
 def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_bytes: int) -> ExternalSort:
-    """Rows of the ordinals of each repeated document and of the first with its text, ascending.
-
-    The caller closes the returned sort.
-    """
+    """Rows of the ordinals of each repeated document and of the first with its text, for the caller to close."""
     copies = ExternalSort(directory / "copies", 2, memory_bytes=memory_bytes)
     with ExternalSort(directory / "ids", 3, memory_bytes=memory_bytes) as by_id:
         for _, start, ids in numbered_blocks(parts, *ID):
@@ -212,7 +209,10 @@ def similar_pairs(
                 ranks = ranking.ranks[start : start + hashes.size]
                 by_hash.add(np.column_stack([hashes, ranks, num_shingles])[ranks != UNRANKED])
             for worse, better in _pairs_in_buckets(by_hash.blocks()):
-                possible = (worse[:, 0] >= ranking.num_protected) & _may_reach(threshold, worse[:, 1], better[:, 1])
+                sizes = worse[:, 1], better[:, 1]
+                # The similarity is highest if the larger set contains the smaller one.
+                may_reach = np.minimum(*sizes) / np.maximum(*sizes) >= threshold
+                possible = (worse[:, 0] >= ranking.num_protected) & may_reach
                 pairs.add(np.column_stack([worse[possible, 0], better[possible, 0]]))
         if progress:
             progress.advance()
@@ -248,12 +248,6 @@ def _new_pairs(rows: Rows, num_known: int) -> Iterator[tuple[Rows, Rows]]:
         if not worse.size:
             return
         yield rows[worse, _RANK:], rows[starts[worse] + place, _RANK:]
-
-
-def _may_reach(threshold: float, first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether sets of these sizes can reach the threshold, which is easiest if one contains the other."""
-    possible: NDArray[np.bool_] = np.minimum(first, second) / np.maximum(first, second) >= threshold
-    return possible
 
 
 def _near_copies(

@@ -34,10 +34,7 @@ _LIBRARIES = """
 # Settings that do not affect the corpus: how the work is done, and what only training reads.
 _NOT_IN_RESULT = {"paths", "num_workers", "packing", "max_length", "stride", "long_pairs"}
 # A salt that is published with the corpus protects nothing.
-_NOT_IN_MANIFEST: Any = {
-    **dict.fromkeys(_NOT_IN_RESULT, True),
-    "clean": {"pii": {"salt"}, "secrets": {"salt"}},
-}
+_NOT_IN_MANIFEST: Any = {**dict.fromkeys(_NOT_IN_RESULT, True), "clean": {"pii": {"salt"}, "secrets": {"salt"}}}
 
 
 @dataclass(frozen=True)
