@@ -114,7 +114,7 @@ def _add_left_out(page: Page, files: Mapping[str, Any], quarantine: Path) -> Non
     kinds = (("file", "skipped"), ("folder", "folders_skipped"), ("place in a file", "refused_parts"))
     rows = [(kind, reason.replace("_", " "), count) for kind, key in kinds for reason, count in files[key].items()]
     page.add_table(["What", "Why it was left out", "Number"], rows)
-    page.add_searched_table(["File", "Place", "Why", "Details"], left_out, "Each one, as quarantine.jsonl has it")
+    page.add_searched_table(["File", "Place", "Why", "Details"], left_out, "Every entry of quarantine.jsonl")
 
 
 def _add_stages(page: Page, stages: Sequence[Mapping[str, Any]]) -> None:

@@ -31,8 +31,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _REASONS = {
     "TemplateSyntaxError": "is not a valid Jinja template",
     "TemplateError": "does not accept this conversation",
-    "SecurityError": "does what the sandbox forbids",
-    "UndefinedError": "uses what the conversation does not have",
+    "SecurityError": "does something that the sandbox forbids",
+    "UndefinedError": "uses a value that the conversation does not have",
     "OutputError": "writes too much",
     "RecursionError": "calls itself too deeply",
 }
