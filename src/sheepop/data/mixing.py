@@ -3,7 +3,7 @@
 A pattern over the printable file names selects the documents of a source. With `epochs`, every training document of
 the source occurs that often; for a fraction, a keyed hash selects documents, the same ones in every build. With
 `weight`, source i of size s_i occurs ``w_i / sum(w) * sum(s) / s_i`` times, which gives the requested shares and keeps
-the total length. Held-out documents always occur once.
+the total length. Held-out documents occur once, or not at all if `epochs` is 0.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class _Marks:
 
 
 def _unbroken(edge: Bools, good: Bools) -> Bools:
-    """Which positions have only good positions back to and including the last edge."""
+    """Which positions are good together with all positions back to the last edge, inclusive."""
     order = np.arange(len(edge), dtype=np.int32)
     nearest_edge = np.maximum.accumulate(np.where(edge, order, -1))
     return nearest_edge > np.maximum.accumulate(np.where(good, -1, order))
