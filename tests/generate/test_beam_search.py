@@ -185,7 +185,7 @@ def test_the_pieces_of_a_searched_text_and_a_stop_are_handed_on(toy_model, chara
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.8}, "draws nothing, so temperature = 0.8 cannot be combined with it"),
+        ({"temperature": 0.8}, "without sampling, so temperature = 0.8 cannot be combined with it"),
         ({"top_k": 3}, "num_beams = 4 cannot be combined with top_k = 3"),
         ({"top_p": 0.5}, r"num_beams = 4 cannot be combined with top_p = 0\.5"),
         ({"num_beams": "4"}, "num_beams = '4': input should be a valid integer"),

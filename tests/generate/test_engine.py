@@ -368,9 +368,9 @@ def test_a_request_that_can_never_run_is_refused(toy_model: Build) -> None:
     model = toy_model()
     engine = build_engine(model, num_blocks=5, max_tokens=16, max_sequences=2)
     config = GenerationConfig(max_new_tokens=30)
-    with pytest.raises(UsageError, match="may need 9 blocks of the cache, and there are 5"):
+    with pytest.raises(UsageError, match="may need 9 blocks of the cache, which has only 5"):
         engine.add(as_request(0, Asked([5] * 6, config, 0, 0), model))
-    with pytest.raises(UsageError, match="writes 3 texts at a time, and max_sequences = 2"):
+    with pytest.raises(UsageError, match="writes 3 texts at a time, but max_sequences = 2"):
         engine.add(as_request(0, Asked([5], config.replace(num_completions=3), 0, 0), model))
     assert engine.is_idle
 

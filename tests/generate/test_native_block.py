@@ -40,7 +40,7 @@ TEXTS = [list(range(3, 21)), list(range(40, 49)), list(range(7, 20))]
 def read_apart(model: Transformer, *, in_int8: bool = False) -> list[Tensor]:
     """The hidden states of all texts, read token by token, several of a text in the first passes."""
     reaches = reaches_of(model)
-    cache = PagedCache(model, [32] * len(reaches), 4, in_int8=in_int8, apart=True)
+    cache = PagedCache(model, [32] * len(reaches), 4, in_int8=in_int8, batch_invariant=True)
     manager = BlockManager([32] * len(reaches), reaches, 4)
     tables = [manager.open([]) for _ in TEXTS]
     found: list[list[Tensor]] = [[] for _ in TEXTS]

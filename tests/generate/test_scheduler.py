@@ -129,7 +129,7 @@ def test_a_full_queue_and_a_budget_below_the_number_of_texts_are_refused() -> No
     scheduler = Scheduler(manager, max_tokens=64, max_sequences=2, max_waiting=1)
     for number in range(3):
         scheduler.add(Job((0, number), [Text([5], 9)]))
-    with pytest.raises(QueueFullError, match="3 requests already wait"):
+    with pytest.raises(QueueFullError, match="The queue is full, with 3 requests"):
         scheduler.add(Job((0, 3), [Text([5], 9)]))
     with pytest.raises(UsageError, match="max_tokens = 3 is less than max_sequences = 4"):
         Scheduler(manager, max_tokens=3, max_sequences=4, max_waiting=1)

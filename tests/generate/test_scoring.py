@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sheepop.core.errors import UsageError
-from sheepop.generate.scoring import score_text
+from sheepop.generate.likelihood import score_text
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 

@@ -75,7 +75,7 @@ def test_two_processes_write_what_one_writes(
         assert len({text for text, _ in alone}) > 1
     with pytest.raises(UsageError, match="read with a cache"):
         generators[1].generate(PROMPTS, GenerationConfig(use_cache=False))
-    with pytest.raises(UsageError, match="batch_invariant is not for a model that is split"):
+    with pytest.raises(UsageError, match="batch_invariant does not work with a model that is split"):
         generators[1].generate(PROMPTS, GenerationConfig(batch_invariant=True))
 
 
