@@ -171,7 +171,7 @@ def test_models_that_chat_are_asked_as_in_a_chat_and_nothing_is_voted_before_it_
 
     async def play() -> None:
         name = json.loads((await arena.begin(BeginRequest(prompt=PROMPTS[0][:200]))).body)["round"]
-        with pytest.raises(ApiError, match="when both answers are whole"):
+        with pytest.raises(ApiError, match="when both answers are complete"):
             await arena.vote(name, VoteRequest(vote="left"))
         for side in ("left", "right"):
             answer = await arena.answer(name, side)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_models_that_chat_are_asked_as_in_a_chat_and_nothing_is_voted_before_it_
         broken = await arena.answer(too_long, "left")
         said = "".join([piece async for piece in broken.body_iterator])  # type: ignore[attr-defined]
         assert "did not answer: " in said and "max_seq_len" in said
-        with pytest.raises(ApiError, match="when both answers are whole"):
+        with pytest.raises(ApiError, match="when both answers are complete"):
             await arena.vote(too_long, VoteRequest(vote="left"))
 
     asyncio.run(play())
@@ -229,7 +229,7 @@ def test_pairs_and_orders_come_equally_often_and_cannot_be_foretold() -> None:
 
 def test_an_arena_needs_two_models_and_prompts_that_are_texts(tmp_path: Path) -> None:
     console, config = Console(quiet=True), load_config()
-    with pytest.raises(UsageError, match="needs two models, and there is a"):
+    with pytest.raises(UsageError, match="needs two models, but this server has a"):
         serve_arena({"a": tmp_path}, config, prompts=None, dtype=None, console=console)
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": [{"role": "user", "content": "Hi?"}]}) + "\n")

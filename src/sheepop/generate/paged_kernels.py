@@ -26,7 +26,7 @@ _PROGRAMS = 512  # enough for any GPU
 
 
 class KVBlocks:
-    """The keys or values of a layer in blocks (blocks, K, S, C): floats, or int8 with a scale for each head of a token."""
+    """Keys or values of a layer in blocks (blocks, K, S, C): floats, or int8 with a scale for each head of a token."""
 
     def __init__(
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, in_int8: bool
