@@ -75,7 +75,7 @@ def test_guesses_are_followed_and_taken_back(grammars: Grammars) -> None:
     matcher = grammars.matcher(GenerationConfig(regex="abc|abd"))
     assert matcher is not None
     a, b, c, x = (characters.encode(letter)[0] for letter in "abcx")
-    behind = matcher.allowed_behind([a, b, x])
+    behind = matcher.allowed_after([a, b, x])
     assert [allowed.nonzero()[:, 0].tolist() for allowed in behind[:2]] == [[a], [b]]
     assert characters.decode(behind[2].nonzero()[:, 0].tolist()) == "cd"
     assert len(behind) == 3

@@ -112,7 +112,7 @@ def test_a_vote_counts_once_however_often_it_is_sent(client: Any, arena: Live, v
         thread.join()
     assert sorted(codes) == [200, 409, 409, 409] and len(rows_of(votes)) == 1
     refused = client.post(f"/rounds/{name}/vote", json={"vote": "left"}).json()["error"]
-    assert "kept already" in refused["message"]
+    assert "already saved" in refused["message"]
     assert client.post("/rounds/other/vote", json={"vote": "left"}).status_code == 404
     assert client.post(f"/rounds/{name}/vote", json={"vote": "up"}).status_code == 400
     assert client.post(f"/rounds/{name}/middle", json={}).status_code == 400

@@ -252,7 +252,7 @@ def test_every_room_shows_what_there_is(watching: Live, runs: dict[str, Path], v
         page.fill("#say", "Sheep")
         page.get_by_role("button", name="Send").click()
         page.get_by_role("button", name="Right is better").click()
-        page.wait_for_selector("text=Kept in")
+        page.wait_for_selector("text=Saved in")
         kept = json.loads(votes.read_text(encoding="utf-8").splitlines()[-1])
         asked = {
             "model": "plain",
