@@ -37,9 +37,9 @@ WAYS: dict[str, tuple[dict[str, Any], float | None]] = {
     "float64": ({}, None),
     "float64, three taken back": ({"lookahead": 3}, None),
     "kernels of our own": ({"lookahead": 3}, 2e-4),
-    "every token apart": ({"apart": True}, 2e-4),
+    "every token apart": ({"batch_invariant": True}, 2e-4),
     "int8": ({"in_int8": True}, 0.15),
-    "int8, every token apart": ({"in_int8": True, "apart": True}, 0.15),
+    "int8, every token apart": ({"in_int8": True, "batch_invariant": True}, 0.15),
 }
 
 

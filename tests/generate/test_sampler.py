@@ -193,7 +193,7 @@ def chi_square(draws: list[int], probabilities: list[float]) -> float:
 
 def drawn(probabilities: list[float], seeds: list[int]) -> list[int]:
     scores = torch.tensor(probabilities, dtype=torch.float64).log().expand(len(seeds), -1)
-    return draw(scores, torch.tensor(seeds)).tolist()
+    return draw(scores, torch.tensor(seeds))[0].tolist()
 
 
 def test_sampled_frequencies_fit_the_distribution() -> None:

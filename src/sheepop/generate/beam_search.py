@@ -24,10 +24,6 @@ class Hypothesis:
     logprobs: tuple[float, ...] = ()
     total: float = 0.0
 
-    def followed_by(self, token_id: int, logprob: float, total: float) -> Hypothesis:
-        """Returns the hypothesis with one more token."""
-        return Hypothesis((*self.token_ids, token_id), (*self.logprobs, logprob), total)
-
 
 @dataclass
 class Branch:
@@ -65,8 +61,9 @@ class Beam:
         scores = (totals[:, None] + logprobs).flatten()
         for index in _largest(scores, self.num_beams - len(self.finished)).tolist():
             parent, token_id = divmod(index, logprobs.shape[1])
+            one = before[parent]
             logprob = float(logprobs[parent, token_id])
-            found = before[parent].followed_by(token_id, logprob, float(scores[index]))
+            found = Hypothesis((*one.token_ids, token_id), (*one.logprobs, logprob), float(scores[index]))
             if token_id in self._end_ids or len(found.token_ids) == self.max_tokens:
                 self.finished.append(found)
             else:

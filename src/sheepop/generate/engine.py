@@ -16,7 +16,7 @@ from sheepop.generate.paged_cache import reaches_of
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import Choice, Row, Sampler
-from sheepop.generate.scheduler import Grant, Scheduler, Share
+from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.generate.split_model import is_led, paged_runner
 from sheepop.model import Transformer
@@ -130,7 +130,8 @@ class Engine:
             return []
         logits = self._runner.run(shares)
         for grant in (grant for share in shares for grant in share.grants):
-            self._store(grant, min(grant.chunk.end, len(grant.reader.context)))
+            context = grant.reader.context
+            self.scheduler.manager.advance(grant.chunk.table, context, min(grant.chunk.end, len(context)))
         spans: list[_LogitSpan] = []
         updates: list[Update] = []
         row = 0
@@ -157,9 +158,6 @@ class Engine:
         ]
         for candidate, drafts in zip(ready, self._drafter.propose(ready), strict=True):
             candidate.drafts = drafts
-
-    def _store(self, grant: Grant, num_tokens: int) -> None:
-        self.scheduler.manager.advance(grant.chunk.table, grant.reader.context, num_tokens)
 
     def _spans(self, request: Request, share: Share, first: int) -> list[_LogitSpan]:
         """The spans of logits of the request's texts, from row `first` on; new candidates share the first span."""

@@ -188,9 +188,7 @@ class Generator:
         return Grammars(self.tokenizer, self._sampler.forbidden, sorted(self._end_ids))
 
     def _requests(
-        self,
-        prompts: Sequence[str | Sequence[int]],
-        config: GenerationConfig | Sequence[GenerationConfig],
+        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]
     ) -> list[Request]:
         if isinstance(prompts, str):
             raise UsageError("prompts must be a list of prompts; for a single one, pass [prompt].")

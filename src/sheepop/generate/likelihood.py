@@ -86,10 +86,7 @@ class LikelihoodScorer:
         self._model, self._ranks, self._tokens_per_pass = generator.model, generator.ranks, tokens_per_pass
 
     def score(
-        self,
-        texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-        *,
-        on_done: Callable[[int], None] | None = None,
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], *, on_done: Callable[[int], None] | None = None
     ) -> list[Continuation]:
         """Scores every text, a pair of the token ids of a context and of its continuation.
 

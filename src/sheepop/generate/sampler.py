@@ -89,8 +89,8 @@ class Sampler:
             drawn = [row for row in rows if not row.config.greedy]
             seeds = torch.tensor([derive_seed(row.seed, "token", len(row.token_ids)) for row in drawn])
             heat = torch.tensor([row.config.temperature for row in drawn], dtype=lead.dtype, device=lead.device)
-            race = _race(warped(scores[drawing], [row.config for row in drawn]), seeds.to(logits.device))
-            chosen[drawing], lead[drawing] = race[0], race[1] * heat
+            winners, leads = draw(warped(scores[drawing], [row.config for row in drawn]), seeds.to(logits.device))
+            chosen[drawing], lead[drawing] = winners, leads * heat
         near = lead < rounding * best.abs().clamp(min=1)
         log_total = logits.logsumexp(dim=-1, keepdim=True)
         logprobs = (logits.gather(-1, chosen[:, None]) - log_total)[:, 0]
@@ -246,19 +246,16 @@ def apply_typical(logits: Tensor, p: Tensor | float) -> Tensor:
     return torch.where(p < 1, logits.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf), logits)
 
 
-def draw(scores: Tensor, seeds: Tensor) -> Tensor:
+def draw(scores: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
     """Draws a token (B,) for each row of logits `scores` (B, V) with its seed from `seeds` (B,), int64.
+
+    Also returns the lead (B,) of each winner over the second, in logit minus logarithm of time.
 
     Every token gets an exponentially distributed time whose rate is its probability, and the shortest time wins: the
     draw is exact, and if rounding adds or drops an unlikely token, the winner almost never changes. (The inverse of the
     cumulative distribution would shift.) A time depends only on the row's seed and the token, so that batching changes
     the text as little as possible.
     """
-    return _race(scores, seeds)[0]
-
-
-def _race(scores: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
-    """The winners (B,) of `draw`, and their lead (B,) over the second in logit minus log of time."""
     candidates = max(1, int(scores.isfinite().sum(dim=-1).max()))
     best = scores.topk(candidates, dim=-1)
     times = -torch.log1p(-uniform(seeds[:, None], best.indices, scores.dtype))

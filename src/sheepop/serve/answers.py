@@ -37,11 +37,7 @@ class Usage:
     def to_dict(self) -> dict[str, int]:
         """The usage object of OpenAI's API."""
         total = self.prompt_tokens + self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-        }
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total}
 
 
 def sampling_config(requested: CompletionRequest | ChatRequest, **more: Any) -> GenerationConfig:

@@ -111,11 +111,7 @@ class Round:
         if vote == "right":
             chosen, rejected, chosen_model, rejected_model = rejected, chosen, rejected_model, chosen_model
         preference = Vote(
-            prompt=prompt,
-            chosen=chosen,
-            rejected=rejected,
-            chosen_model=chosen_model,
-            rejected_model=rejected_model,
+            prompt=prompt, chosen=chosen, rejected=rejected, chosen_model=chosen_model, rejected_model=rejected_model
         )
         return {**preference.row(), **about}
 

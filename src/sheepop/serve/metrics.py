@@ -30,11 +30,7 @@ class Metrics:
             registry=own,
         )  # fmt: skip
         self.per_token = Histogram(
-            "sheepop_time_per_token_seconds",
-            "Between two tokens of a text.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=own,
+            "sheepop_time_per_token_seconds", "Between two tokens of a text.", ["model"], buckets=_SECONDS, registry=own
         )
         self.duration = Histogram(
             "sheepop_request_seconds", "From a request to its end.", ["path"], buckets=_SECONDS, registry=own

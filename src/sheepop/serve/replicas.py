@@ -40,12 +40,7 @@ Message = MutableMapping[str, Any]
 class Replica:
     """The models and the application of a one-process server, without its socket."""
 
-    def __init__(
-        self,
-        stock: Stock,
-        doorkeeper: Doorkeeper,
-        cores: int,
-    ) -> None:
+    def __init__(self, stock: Stock, doorkeeper: Doorkeeper, cores: int) -> None:
         torch.set_num_threads(cores)
         self._registry = Registry(stock.load, stock.names)
         self._app = create_app(self._registry, stock.config, doorkeeper)
@@ -179,10 +174,7 @@ def _unavailable(what: str, code: str) -> ApiError:
 
 
 @contextmanager
-def replicas_on_ray(
-    stock: Stock,
-    doorkeeper: Doorkeeper,
-) -> Iterator[Replicas]:
+def replicas_on_ray(stock: Stock, doorkeeper: Doorkeeper) -> Iterator[Replicas]:
     """Runs the configured number of replicas of `stock` within the context; its files must be on every node.
 
     Raises `UsageError` if the cluster cannot be used, is too small, or cannot load the models.

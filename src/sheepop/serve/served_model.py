@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,25 +47,20 @@ class ServedModel:
         # Slow grammars delay only other grammars.
         self._compiling = SideWork(f"grammars of {name}", threads=1, most=_FEWEST)
         self.template: ChatTemplate | None = None
-        try:
+        with suppress(TokenizerError):
             self.template = ChatTemplate.of(loaded.tokenizer)
-        except TokenizerError:
-            self.template = None
 
     async def requests(
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, *, priority: int, tenant: str
     ) -> list[Request]:
         """Makes requests for the engine; raises `UsageError` for an invalid prompt or grammar."""
         work = self._compiling if config.is_constrained else self._preparing
-        return await work.do(self._requests, prompts, config, priority, tenant)
-
-    def _requests(
-        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, priority: int, tenant: str
-    ) -> list[Request]:
-        return [
-            self.request(prompt, config, index=index, priority=priority, tenant=tenant)
-            for index, prompt in enumerate(prompts)
-        ]
+        return await work.do(
+            lambda: [
+                self.request(prompt, config, index=index, priority=priority, tenant=tenant)
+                for index, prompt in enumerate(prompts)
+            ]
+        )
 
     def request(
         self,
@@ -86,20 +82,17 @@ class ServedModel:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[int]:
         """Renders a chat to tokens, up to the beginning of the answer; raises `TokenizerError` without a template."""
-        if self.template is None:
+        template = self.template
+        if template is None:
             raise TokenizerError(
                 f"The model {self.name} has no chat template, so it cannot answer conversations. Use /v1/completions."
             )
-        return await self._preparing.do(self._render, self.template, messages, tools)
 
-    def _render(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> list[int]:
-        text = template.render(messages, tools=tools, add_generation_prompt=True)
-        return self.tokenizer.encode(text, allow_special=True)
+        def work() -> list[int]:
+            text = template.render(messages, tools=tools, add_generation_prompt=True)
+            return self.tokenizer.encode(text, allow_special=True)
+
+        return await self._preparing.do(work)
 
     async def tokens(self, text: str, *, with_prefix: bool) -> list[int]:
         """Encodes a text."""
@@ -107,21 +100,19 @@ class ServedModel:
         return [*prefix_ids, *await self._preparing.do(self.tokenizer.encode, text)]
 
     async def embed(self, prompt: str | Sequence[int]) -> tuple[list[float], int]:
-        """Returns the vector of a text and its number of tokens; raises `UsageError` for one that does not fit."""
-        return await self._preparing.do(self._embed, prompt)
+        """Returns the mean of the last hidden states of a text, scaled to length 1, and the number of its tokens.
 
-    def _embed(self, prompt: str | Sequence[int]) -> tuple[list[float], int]:
-        read = read_prompt("input", prompt, self.generator.model, self.tokenizer, "refuse")
-        return self._vector(read.token_ids), len(read.token_ids)
-
-    @torch.inference_mode()
-    def _vector(self, token_ids: Sequence[int]) -> list[float]:
-        """The mean of the last hidden states of a text, scaled to length 1."""
+        Raises `UsageError` for a text that does not fit.
+        """
         model = self.generator.model
-        hidden_TD = hidden_states(model, token_ids).float()
-        mean_D = hidden_TD.mean(0)
-        vector: list[float] = (mean_D / mean_D.norm().clamp(min=1e-12)).tolist()
-        return vector
+
+        @torch.inference_mode()
+        def work() -> tuple[list[float], int]:
+            token_ids = read_prompt("input", prompt, model, self.tokenizer, "refuse").token_ids
+            mean_D = hidden_states(model, token_ids).float().mean(0)
+            return (mean_D / mean_D.norm().clamp(min=1e-12)).tolist(), len(token_ids)
+
+        return await self._preparing.do(work)
 
     def close(self) -> None:
         """Stops the engine, and the processes for the template and grammars."""
