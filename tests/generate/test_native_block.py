@@ -1,4 +1,4 @@
-"""Blocks that are one call against the network in float64: every norm, activation, kind of heads and of weights."""
+"""Native blocks against the network in float64: every norm, activation, kind of heads and of weights."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_number_that_is_not_finite_spoils_its_text_alone(toy_model: Callable[.
 
 
 def test_a_copy_is_a_network_of_plain_blocks_over_the_same_weights(toy_model: Callable[..., Transformer]) -> None:
-    """As batch-invariant mode makes one of a network that the kernels read already."""
+    """In batch-invariant mode, for a network that already uses the kernels."""
     native = with_native_blocks(with_native_products(toy_model(), always=True).eval())
     again = native.sharing_copy()
     assert {type(block) for block in again.layers} == {Block}

@@ -1,4 +1,4 @@
-"""The paged cache against whole passes: the same hidden states, whatever else is read and wherever blocks lie."""
+"""The paged cache against whole passes: the same hidden states in any batch and with any blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-# The settings of a cache, and how near float32 comes to whole passes in float64; None computes in float64 too.
+# The settings of a cache, and the tolerance of float32 against whole passes in float64; None also computes in float64.
 WAYS: dict[str, tuple[dict[str, Any], float | None]] = {
     "float64": ({}, None),
     "float64, three taken back": ({"lookahead": 3}, None),

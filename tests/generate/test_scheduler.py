@@ -41,7 +41,7 @@ class Job:
 
 
 def take_step(scheduler: Scheduler, shares: list[Share]) -> None:
-    """What an engine does with what was read: every text that was read to its end grows by a token."""
+    """Does the work of the engine: every text that was read to its end grows by a token."""
     for share in shares:
         for reader, chunk in share.grants:
             assert isinstance(reader, Text)
@@ -49,7 +49,7 @@ def take_step(scheduler: Scheduler, shares: list[Share]) -> None:
         job = share.request
         assert isinstance(job, Job)
         grown = [grant.reader for grant in share.grants if grant.num_predictions]
-        assert len(grown) in (0, len(job.readers))  # all texts of a request go on together
+        assert len(grown) in (0, len(job.readers))  # all texts of a request continue together
         for text in grown:
             assert isinstance(text, Text)
             text.context.append(len(text.context) % 3)

@@ -1,4 +1,4 @@
-"""Text by several processes, each with a part of the model, against text by one."""
+"""Text from several processes, each with a part of the model, against text from one."""
 
 from __future__ import annotations
 

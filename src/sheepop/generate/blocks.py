@@ -1,4 +1,4 @@
-"""The block manager: which block of the cache holds which tokens, with reference counts and prefix caching.
+"""The block manager: assigns blocks of the cache to tokens, with reference counts and prefix caching.
 
 The keys and values of a sequence are stored in blocks of `block_size` tokens, which its block table lists (Kwon et al.
 2023, PagedAttention). Layers with the same window are one kind and have their own blocks, so that they keep no more

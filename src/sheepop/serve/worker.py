@@ -36,7 +36,7 @@ class DeadlineError(SheepOpError):
 
 @dataclass(frozen=True)
 class _Event:
-    """The updates of a request after a step, or the error that ended it; the last event if the request `is_over`."""
+    """The updates of a request after a step, or the error that ended it; `is_over` marks the last event."""
 
     updates: list[Update]
     is_over: bool = False

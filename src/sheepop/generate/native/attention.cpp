@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t kWork = 1 << 14;  // so many numbers to read are worth a thread
+constexpr int64_t kWork = 1 << 14;  // the fewest numbers to read that are worth a thread
 
 typedef int8_t FewBytes __attribute__((vector_size(kLanes)));
 
@@ -68,7 +68,7 @@ struct Attention {
   const int64_t *table, *first, *last;  // (R, M), (R,), (R,)
   float* out;                           // (R, H, D)
   int64_t R, H, K, S, M;
-  float scale, cap;             // no cap where 0
+  float scale, cap;             // 0 means no cap
   const float *slopes, *sinks;  // (H,) or null
 
   // Calls `work(entry, j, count, ahead)` for each block that token r sees: its `count` entries of head k from `entry` on

@@ -20,7 +20,7 @@ typedef void (*Attend)(const float* queries, const void* keys, const void* value
                        float scale, float cap, const float* slopes, const float* sinks, int64_t threads);
 
 struct Linear {
-  Product product;  // null where the block has no such layer
+  Product product;  // null if the block has no such layer
   const void *weights, *scales;
   const float* bias;
   int64_t K, N;
@@ -68,7 +68,7 @@ struct Tokens {
 
 namespace {
 
-constexpr int64_t kWork = 1 << 14;  // so many numbers to change are worth a thread
+constexpr int64_t kWork = 1 << 14;  // the fewest numbers to change that are worth a thread
 
 template <class Term>
 float total(int64_t count, const Term& term) {
