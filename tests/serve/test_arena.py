@@ -1,4 +1,4 @@
-"""The arena: who wrote an answer is told after the vote, and each vote is kept once."""
+"""The arena: the models' names are shown after the vote, and each vote is saved once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .test_inside import BROWSER
 
 httpx = pytest.importorskip("httpx")
 NAMES = ("merino", "suffolk", "karakul")
-# Long enough to leave room for few letters, which are soon written.
+# So long that little of the context is left, and the answers end soon.
 FILLED = " Please." * 27
 PROMPTS = (f"What is wool?{FILLED}", f"Tell me of a lamb.{FILLED}")
 
@@ -53,7 +53,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def votes(arena: Live) -> Path:
-    """The file of votes, without any."""
+    """An empty votes file."""
     with httpx.Client() as client:
         path = Path(client.get(f"{arena.url}/ui/arena").json()["votes"])
     path.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def client(arena: Live) -> Iterator[Any]:
 
 
 def read(client: Any, name: str, side: str) -> str:
-    """The whole answer of a side, of which no event names a model."""
+    """The whole answer of a side; checks that no event names a model."""
     lines = client.post(f"/rounds/{name}/{side}", json={}).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return "".join(json.loads(line.removeprefix("data: "))["text"] for line in lines[:-2])
@@ -87,7 +87,7 @@ def test_a_round_hides_its_models_until_the_vote(client: Any, votes: Path) -> No
     told = client.post(f"/rounds/{name}/vote", json={"vote": "right"}).json()
     assert told == client.get(f"/rounds/{name}").json()
     left, right = told["models"]
-    # Whoever is named on a side wrote its answer.
+    # The model named on a side wrote its answer.
     assert [set(text.lower()) for text in texts] == [{left[0]}, {right[0]}]
     (row,) = rows_of(votes)
     assert row == {
@@ -219,7 +219,7 @@ def test_pairs_and_orders_come_equally_often_and_cannot_be_foretold() -> None:
     lots, pairs = Lots(), list(permutations(NAMES, 2))
     drawn = Counter(lots.draw(pairs) for _ in range(1200))
     assert len(drawn) == 6 and max(drawn.values()) - min(drawn.values()) <= 20
-    # The order that is one behind is twice as likely: two in three, within five standard deviations.
+    # The order that was drawn once less is twice as likely: two in three, within five standard deviations.
     turned = 0
     for _ in range(3000):
         fresh = Lots()
