@@ -15,7 +15,7 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, requested
 from sheepop.generate.generator import TextStream
-from sheepop.generate.scoring import Score, score_text
+from sheepop.generate.likelihood import Score, score_text
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
 from sheepop.jobs.run.request import RunRequest
