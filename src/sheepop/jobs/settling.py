@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,7 @@ from sheepop.core.errors import ConfigError, DeviceError
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
+from sheepop.data import Batches
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_kind import RunData, with_training
@@ -70,6 +72,7 @@ def resolved(
             device,
             seconds=measuring_seconds(training),
             console=console,
+            shape=_step_shape(with_training(config, training), batches),
         )
         timing = replace(timing, seconds=timing.seconds / num_ranks)
     validation_tokens = data.held_out_tokens
@@ -109,6 +112,15 @@ def resolved(
         request=request,
     )
     return with_training(config, training), record
+
+
+def _step_shape(config: SheepOpConfig, batches: Batches) -> str:
+    """The settings and lengths that decide how long a step takes, as JSON; budgets and intervals do not."""
+    parts = {"model", "tuning", "training", "deterministic"}
+    settings = config.model_dump(
+        mode="json", include=parts, exclude={"training": {"max_steps", "max_epochs", "max_tokens", "max_minutes"}}
+    )
+    return json.dumps([settings, batches.max_length, batches.tokens_per_sample])
 
 
 def check_settings(config: SheepOpConfig, data: RunData, device: str) -> None:

@@ -9,12 +9,13 @@ import math
 import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sheepop.core.console import Console
+from sheepop.core.measurements import measurement_key, recall, remember
 from sheepop.core.speed import synchronize
 from sheepop.data import Batches
 from sheepop.model import Transformer
@@ -37,17 +38,20 @@ _FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
+_LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
+_GROUPS = 3
+_LEAST_GAIN = 0.05  # the share of a step that rounding more coarsely must save
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long one optimizer step takes in one precision, compiled or not, and how long it took to find out."""
+    """The time of one optimizer step in one precision, compiled or not, and the seconds that measuring it took."""
 
     precision: str
     seconds: float
     compiled: bool = False
     measured_in: float = field(default=0.0, compare=False)
-    compiled_in: float = field(default=0.0, compare=False)  # what the first step of the run takes beside
+    compiled_in: float = field(default=0.0, compare=False)  # the extra seconds of a run's first step
 
     def __str__(self) -> str:
         return f"{self.precision}{' compiled' if self.compiled else ''} {self.seconds * 1000:,.0f} ms"
@@ -62,30 +66,64 @@ def measure_step(
     *,
     seconds: float,
     console: Console,
+    shape: str | None = None,
 ) -> StepTime:
-    """Times real optimizer steps of a throw-away model in every candidate precision; returns the fastest.
+    """Times optimizer steps of throw-away models in every candidate precision; returns the one that `fastest` chooses.
 
-    Where `config.compile` is ``auto`` the fastest is timed compiled too. The candidates share `seconds`, each with two
-    seconds at least, after two untimed steps, the first of which compiles.
+    If `config.compile` is ``auto`` the chosen precision is timed compiled too. The candidates share `seconds`, each
+    with two seconds at least, after two untimed steps, the first of which compiles. `shape` identifies all that decides
+    how long a step takes: a result that an earlier start measured for it is used again, None always measures.
     """
     precisions, started = candidates(config.precision, device), time.monotonic()
+    key = None if shape is None else measurement_key("training step", device, shape)
+    known = None if key is None else recall(key, StepTime)
+    if known is not None and known.precision in precisions:
+        console.info(f"Using {known}, which an earlier start measured for one step.{_how_to_fix(config, known)}")
+        return replace(known, measured_in=0.0)
     share = max(_LEAST_MEASURING_SECONDS, seconds / (len(precisions) + (config.compile == "auto")))
 
-    def time_candidate(precision: str, compiled: bool) -> StepTime:
-        first, times = _time_steps(make_model(), batches, objective, config, device, precision, share, compiled)
-        seconds = statistics.median(times)
-        return StepTime(precision, seconds, compiled, compiled_in=first - seconds if compiled else 0.0)
+    timings: list[StepTime] = []
+    times: list[list[float]] = []
 
-    timings = [time_candidate(precision, config.compile is True) for precision in precisions]
+    def time_candidates(names: Sequence[str], compiled: bool) -> None:
+        runs = _time_steps(make_model, batches, objective, config, device, names, share, compiled)
+        for name, (first, _, *timed) in zip(names, runs, strict=True):
+            median = statistics.median(timed)
+            timings.append(StepTime(name, median, compiled, compiled_in=first - median if compiled else 0.0))
+            times.append(timed)
+
+    time_candidates(precisions, config.compile is True)
     if config.compile == "auto":
-        timings.append(time_candidate(min(timings, key=_seconds).precision, compiled=True))
-    fastest = min(timings, key=_seconds)
-    console.info(f"Measured one step: {', '.join(map(str, timings))}. Using {fastest}.")
-    return replace(fastest, measured_in=time.monotonic() - started)
+        time_candidates([timings[fastest(times)].precision], True)
+    chosen = timings[fastest(times)]
+    measured = ", ".join(map(str, timings))
+    console.info(f"Measured one step: {measured}. Using {chosen}.{_how_to_fix(config, chosen)}")
+    if key is not None:
+        remember(key, chosen)
+    return replace(chosen, measured_in=time.monotonic() - started)
 
 
-def _seconds(timing: StepTime) -> float:
-    return timing.seconds
+def fastest(times: Sequence[Sequence[float]]) -> int:
+    """The index of the candidate to use, from the measured seconds of each; a later one must be clearly faster.
+
+    Candidates stand in the order of their exactness, and float32 is the first. The times of a later one are dealt into
+    three groups; it is clearly faster if the best time of every group is at least 5 percent below the best time of the
+    candidate chosen so far. The best counts because another program can only make a step slower.
+    """
+    chosen = 0
+    for number, seconds in enumerate(times):
+        bests = [min(group) for start in range(_GROUPS) if (group := seconds[start::_GROUPS])]
+        if max(bests) < (1 - _LEAST_GAIN) * min(times[chosen]):
+            chosen = number
+    return chosen
+
+
+def _how_to_fix(config: TrainingConfig, chosen: StepTime) -> str:
+    """A sentence with the settings that make every start choose alike, or nothing if they are set."""
+    settings = [f"training.precision={chosen.precision}"] if config.precision == "auto" else []
+    if config.compile == "auto":
+        settings.append(f"training.compile={str(chosen.compiled).lower()}")
+    return f" To always use it: {' '.join(settings)}." if settings else ""
 
 
 def resolve_compile(config: TrainingConfig, device: str) -> TrainingConfig:
@@ -234,35 +272,39 @@ def _training_seconds(minutes: float, timing: StepTime) -> float:
 
 
 def _time_steps(
-    model: Transformer,
+    make_model: Callable[[], Transformer],
     batches: Batches,
     objective: Objective,
     config: TrainingConfig,
     device: str,
-    precision: str,
+    precisions: Sequence[str],
     seconds: float,
     compiled: bool,
-) -> tuple[float, list[float]]:
-    """The seconds of the first step, which compiles, and of each after the second."""
-    optimizers = build_optimizers(model, config)
-    runner = StepRunner(
-        OneDevice(model, precision=precision, device=device, compiled=compiled),
-        objective,
-        optimizers,
-        build_evaluation_weights(model, optimizers, config),
-        config.max_grad_norm,
-    )
+) -> list[list[float]]:
+    """The seconds of every step in each precision, one step of each in turn, for `seconds` each after two steps."""
+
+    def build_runner(precision: str) -> StepRunner:
+        model = make_model()
+        optimizers = build_optimizers(model, config)
+        placement = OneDevice(model, precision=precision, device=device, compiled=compiled)
+        evaluation = build_evaluation_weights(model, optimizers, config)
+        return StepRunner(placement, objective, optimizers, evaluation, config.max_grad_norm)
+
+    runners = [build_runner(precision) for precision in precisions]
+    times: list[list[float]] = [[] for _ in precisions]
     size = config.global_batch_size
-    times: list[float] = []
+    least = _LEAST_STEPS if len(runners) == 1 else _LEAST_COMPARED_STEPS
     number, started = -2, time.monotonic()
-    while number < 3 or time.monotonic() - started < seconds:
-        begin = time.perf_counter()
+    while number < least or time.monotonic() - started < seconds * len(runners):
         samples = (max(0, number) * size + np.arange(size)) % batches.num_samples
-        prepared = PreparedStep.of(batches.batch(samples), config.micro_batch_size or size, objective, device=device)
-        runner.take(prepared, number=max(0, number))
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
+        for own, runner in zip(times, runners, strict=True):
+            begin = time.perf_counter()
+            batch = batches.batch(samples)
+            prepared = PreparedStep.of(batch, config.micro_batch_size or size, objective, device=device)
+            runner.take(prepared, number=max(0, number))
+            synchronize(device)
+            own.append(time.perf_counter() - begin)
         if number == -1:
             started = time.monotonic()
         number += 1
-    return times[0], times[2:]
+    return times

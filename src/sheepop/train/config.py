@@ -140,7 +140,8 @@ class TrainingConfig(Config):
     does not average."""
     precision: Precision = "auto"
     """Arithmetic of the forward pass: `fp32`, `bf16`, `fp16`, `fp8`, or `auto`: `bf16` on a GPU that computes in
-    it, on a CPU with fast bf16 products the faster of `fp32` and `bf16`, measured once, and `fp32` elsewhere."""
+    it; on a CPU with fast bf16 products `fp32`, unless a short measurement shows that `bf16` is clearly faster; `fp32`
+    elsewhere."""
     activation_checkpointing: MayChange[ActivationCheckpointing] = "none"
     """What the backward pass computes again to save memory: `none`, `selective` (all but matrix products and
     attention), `full`, or `auto`, the cheapest that fits `memory_budget`."""
