@@ -1,6 +1,6 @@
-"""What a run may spend, turned into steps: derived or measured once before it, with precision and intervals.
+"""Turns the budgets of a run into steps and chooses its precision, compilation and intervals.
 
-The result is written into the run's configuration, so that a resumed run measures nothing again.
+The results are written into the run's configuration, so that a resumed run does not measure again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
 _LEAST_MEASURING_SECONDS, _MOST_MEASURING_SECONDS = 2.0, 30.0
 _TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long measuring took
-_FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
+_FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
 _GROUPS = 3
-_LEAST_GAIN = 0.05  # the share of a step that rounding more coarsely must save
+_LEAST_GAIN = 0.05  # a less exact candidate must save this share of a step
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def _how_to_fix(config: TrainingConfig, chosen: StepTime) -> str:
 
 
 def resolve_compile(config: TrainingConfig, device: str) -> TrainingConfig:
-    """`config` with a null of `compile` filled in: ``auto`` where Triton makes kernels for a GPU, else false.
+    """Replaces a `compile` of null: by ``auto`` on a GPU with Triton, else by false.
 
-    On a GPU a block that is not compiled reads and writes memory for every operation; on a CPU, where most of a step is
-    products, compiling seldom pays for itself.
+    On a GPU a block that is not compiled reads and writes memory for every operation. On a CPU most of a step is matrix
+    products, so compiling seldom saves time.
     """
     if config.compile is not None:
         return config
@@ -143,20 +143,20 @@ def needs_measuring(config: TrainingConfig, device: str) -> bool:
 
 
 def measuring_seconds(config: TrainingConfig) -> float:
-    """The time to spend on measuring: a small share of a budget in minutes, at most half a minute."""
+    """The seconds to spend on measuring: a small share of the budget in minutes, at most half a minute."""
     share = 0.0 if config.max_minutes is None else config.max_minutes * 60 * _MEASURE_SHARE
     return max(_LEAST_MEASURING_SECONDS, min(share, _MOST_MEASURING_SECONDS))
 
 
 def loop_seconds(config: TrainingConfig, timing: StepTime | None) -> float | None:
-    """What of a budget in minutes is left for the loop, when measuring is done; None without one."""
+    """The seconds of a budget in minutes that remain for the loop after measuring; None without such a budget."""
     if config.max_minutes is None or timing is None:
         return None
     return max(_TRAINING_SHARE * config.max_minutes * 60, config.max_minutes * 60 - timing.measured_in)
 
 
 def most_steps(config: TrainingConfig, num_samples: int, seq_len: float) -> int | None:
-    """What the budgets other than minutes allow; None without any."""
+    """The number of steps that the budgets other than minutes allow; None without such a budget."""
     sizes, limits = config.batch_sizes(), []
     if config.max_steps is not None:
         limits.append(config.max_steps)
@@ -176,9 +176,9 @@ def resolve_training(
     seq_len: float,
     validation_tokens: int,
 ) -> TrainingConfig:
-    """`config` with every null that the loop needs filled in; `timing` is required for a budget in minutes.
+    """Fills in every null of `config` that the loop needs; a budget in minutes needs `timing`.
 
-    All budgets become `max_steps`: a run made from the result takes the same steps on any machine.
+    All budgets become `max_steps`, so a run from the result takes equally many steps on any machine.
     """
     precision = timing.precision if timing is not None else candidates(config.precision, device)[0]
     steps = _total_steps(config, timing, num_samples, seq_len, validation_tokens)
@@ -207,10 +207,10 @@ def resolve_training(
 def _warmup_steps(config: TrainingConfig, steps: int) -> int:
     if config.warmup_steps is not None:
         return config.warmup_steps
-    # The points of a piecewise schedule say its warm-up.
+    # The points of a piecewise schedule contain its warm-up.
     if config.schedule == "piecewise":
         return 0
-    # The decay of wsd needs a step of its own.
+    # The decay of wsd needs at least one step.
     room = steps - (config.decay_steps or 1) if config.schedule == "wsd" else steps
     return max(0, min(room, math.ceil(steps * _WARMUP_SHARE)))
 
@@ -236,7 +236,7 @@ def _total_steps(
 def _steps_in_minutes(
     config: TrainingConfig, minutes: float, timing: StepTime, seq_len: float, validation_tokens: int
 ) -> int:
-    """The most steps that fit with their validations, at least one; a smaller batch takes its share of a step."""
+    """The most steps that fit with their validations, at least one; a smaller batch takes a share of a step."""
     sizes = config.batch_sizes()
     per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
     validations = _num_validations(config, timing, seq_len, validation_tokens)
@@ -253,7 +253,7 @@ def _steps_in_minutes(
 
 
 def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: float, validation_tokens: int) -> int:
-    """Ten over the run; in a short one as many as take a fifth of its minutes, and at least one."""
+    """Ten, or in a short run as many as fit into a fifth of its minutes, at least one."""
     if config.max_minutes is None or timing is None or not validation_tokens:
         return _MOST_VALIDATIONS
     per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
@@ -266,7 +266,7 @@ def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: float
 
 
 def _training_seconds(minutes: float, timing: StepTime) -> float:
-    """What of a budget is left for steps and validations."""
+    """The seconds of a budget that remain for steps and validations."""
     left = minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
     return max(_TRAINING_SHARE * minutes * 60, left)
 

@@ -1,4 +1,4 @@
-"""One optimizer step, however its batch is cut and wherever it is computed: gradients, a decision, an update."""
+"""One optimizer step on any placement: gradients, the decision whether to take the step, the update."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.trouble import Limits
 from sheepop.train.verification import Recomputation
 
-# By torch's fused kernels, which leave everything as it is when this flag is 1.
+# torch's fused kernels of these read the flag `found_inf` on the device and change nothing if it is 1.
 _MASKED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """What a step computed before its update; the clipped gradients themselves are in the parameters.
+    """The results of a step before its update; the clipped gradients themselves are in the parameters.
 
-    `norm` is theirs before clipping, still on the device. `differences` has a line for each bit that came out otherwise
-    when a micro-batch was computed twice.
+    `norm` is the gradient norm before clipping, still on the device. `differences` has a line for each loss or gradient
+    that differed between two computations of the step.
     """
 
     losses: StepLoss
@@ -36,12 +36,12 @@ class Gradients:
     differences: Sequence[str] = ()
 
     def read(self) -> tuple[float, float, float]:
-        """Objective and cross-entropy in nats per token, and the norm, in one copy from the device."""
+        """Objective and cross-entropy in nats per token, and the norm, read in one copy from the device."""
         objective, loss, norm = torch.cat((self.losses.sums.double(), self.norm.double()[None])).tolist()
         return objective / max(1, self.losses.num_tokens), loss / max(1, self.losses.num_tokens), norm
 
     def exceed(self, limits: Limits) -> Tensor:
-        """What `Limits.allow` denies, as a flag on the device: 1.0 where the step is to be left out."""
+        """The negation of `Limits.allow` as a flag on the device: 1.0 if the step must not be taken."""
         objective = self.losses.sums[0].double() / max(1, self.losses.num_tokens)
         norm = self.norm.double()
         allowed = objective.isfinite() & norm.isfinite() & (objective <= limits.loss) & (norm <= limits.norm)
@@ -50,7 +50,7 @@ class Gradients:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of a step: its numbers, and whether the weights were moved."""
+    """The result of a step: its losses, its gradient norm, and whether the weights were moved."""
 
     losses: StepLoss
     objective: float
@@ -61,11 +61,11 @@ class Outcome:
 
 @dataclass
 class StepRunner:
-    """Takes steps: those of a run, of a range test, of a measurement, of a benchmark.
+    """Takes steps, for a run, a range test, a measurement or a benchmark.
 
-    On a GPU the host does not wait between the backward pass and the update, where all optimizers can be told by a flag
-    in its memory to do nothing; what it reads afterwards is what the flag was made of, so nothing else depends on
-    `decides_on_device` (None: where that saves a wait). `is_updating` while the weights are being moved.
+    With `decides_on_device` (None: on CUDA) the host does not wait between the backward pass and the update if all
+    optimizers can read a flag in device memory that tells them to do nothing. The host reads the losses and the norm
+    afterwards and comes to the same decision. `is_updating` is true while the weights are being moved.
     """
 
     placement: Placement
@@ -89,7 +89,7 @@ class StepRunner:
         loss_scale: float = 1.0,
         before_forward: Callable[[int], None] | None = None,
     ) -> Outcome:
-        """The whole of step `number` (0 for the first), left out only where its numbers are none; see `update`."""
+        """Takes step `number` (0 for the first) unless its loss or norm is not finite; see `update`."""
         found = self.gradients(prepared, loss_scale=loss_scale, before_forward=before_forward)
         return self.update(found, Limits(), number=number, rate=rate)
 
@@ -101,11 +101,11 @@ class StepRunner:
         before_forward: Callable[[int], None] | None = None,
         verified: bool = False,
     ) -> Gradients:
-        """Puts the clipped gradient of the mean objective of all samples into the parameters.
+        """Computes the clipped gradient of the mean objective of the step; the parameters then hold it.
 
-        The objective is divided by the tokens of the whole step, so every token weighs the same however the step is
-        cut. The loss is multiplied by `loss_scale` on its way back. `before_forward` hears the number of each
-        micro-batch, for the randomness that belongs to it. When `verified` all is computed twice and compared.
+        The objective is divided by the tokens of the whole step, so every token has the same weight however the step is
+        cut. The loss is multiplied by `loss_scale` before the backward pass. `before_forward` is called with the number
+        of each micro-batch, to seed its random numbers. With `verified`, everything is computed twice and compared.
         """
         placement = self.placement
         pass_of = _Passes(self, max(1, prepared.num_tokens), loss_scale, before_forward, prepared.first)
@@ -135,9 +135,9 @@ class StepRunner:
         )
 
     def update(self, found: Gradients, limits: Limits, *, number: int, rate: float | None = None) -> Outcome:
-        """Moves the weights at `rate` (None: that of the optimizers) and forgets the gradients.
+        """Updates the weights with learning rate `rate` (None: that of the optimizers) and deletes the gradients.
 
-        Where a number is none or above its limit everything stays as it is, but for the gradients.
+        If the loss or the norm is not finite or above its limit, it only deletes the gradients.
         """
         if self.decides_on_device and all(_is_masked(optimizer) for optimizer in self.optimizers):
             self._move(rate, found.exceed(limits))
@@ -170,7 +170,7 @@ class StepRunner:
 
 @dataclass(frozen=True, eq=False)
 class _Passes(Pass):
-    """The passes of one step, whose micro-batches here begin with number `first`."""
+    """The passes of one step; the first micro-batch on this rank has number `first`."""
 
     runner: StepRunner
     divisor: int
@@ -191,12 +191,12 @@ class _Passes(Pass):
             return self._loss(self.runner.objective.layer_sums(network, batch.to(placement.device), routings))
 
     def _loss(self, sums: LossSums) -> Loss:
-        # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
+        # Scaling by a power of two is exact, so a scale of 1 changes no bit.
         return Loss(sums, sums.objective / self.divisor * self.loss_scale)
 
 
 def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a flag can keep `optimizer` from its step: in its first one it makes its state, flag or not."""
+    """Whether a flag can make `optimizer` skip its step; its first step creates its state regardless of the flag."""
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return (
         isinstance(optimizer, _MASKED)

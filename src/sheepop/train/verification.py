@@ -1,4 +1,4 @@
-"""Silent corruption: a step that is computed twice must give the same bits."""
+"""Detection of silent corruption: a step that is computed twice must give the same bits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sheepop.model import LossSums
 
 
 class Recomputation:
-    """Compares the losses and the gradients that a step gave with those it gives when it is computed again.
+    """Compares the losses and the gradients of two computations of a step.
 
-    `differences` has a line for each that differs in any bit, saying where and by how much.
+    `differences` has a line for each loss or gradient that differs in any bit: where, and by how much.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -24,14 +24,14 @@ class Recomputation:
         self._gradients: dict[str, Tensor] = {}
 
     def take(self, found: Sequence[LossSums]) -> None:
-        """Takes what the first computation gave; the model is left without gradients."""
+        """Takes the losses of the first computation, and its gradients, which it removes from the model."""
         self._losses = [float(losses.objective) for losses in found]
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
                 self._gradients[name], parameter.grad = parameter.grad.to_dense(), None
 
     def compare(self, found: Sequence[LossSums]) -> None:
-        """Compares it with what the model holds now, and lets go of it."""
+        """Compares them with the losses and gradients of the second computation, and frees them."""
         for before, losses in zip(self._losses, found, strict=True):
             now = float(losses.objective)
             if struct.pack("d", before) != struct.pack("d", now):
@@ -47,7 +47,7 @@ class Recomputation:
 
 
 def _equal_bits(one: Tensor, other: Tensor) -> bool:
-    # NaN differs from itself as a number, and 0 equals -0: bits are compared.
+    # As numbers, NaN differs from itself and 0 equals -0.
     return bool(torch.equal(_bits(one), _bits(other)))
 
 
