@@ -36,7 +36,9 @@ def test_a_value_is_remembered_under_its_key(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["measurements.json"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "null", "\x00", '{"a": "fast"}', '{"a": null}', '{"a": [1.5]}', "[" * 9999])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "null", "\x00", '{"a": "fast"}', '{"a": null}', '{"a": [1.5]}', "[" * 9999]
+)
 def test_a_damaged_file_is_ignored_and_replaced(file: Path, content: str) -> None:
     file.parent.mkdir()
     file.write_text(content)

@@ -159,9 +159,7 @@ def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
     assert (shares, timing.measured_in) == ([each] * 2, 31.5)
 
 
-def test_a_step_that_was_measured_before_is_not_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_step_that_was_measured_before_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHEEPOP_MEASUREMENTS", str(tmp_path / "measurements.json"))
     slow, fast = {("fp32", False): [0.1] * 6, ("bf16", False): [0.1] * 6}, [0.05] * 6
     first, _, shares = measure(monkeypatch, slow, shape="a")

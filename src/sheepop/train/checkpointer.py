@@ -156,7 +156,7 @@ class Checkpointer:
         self._writer.submit(write if self._ranks.is_first else help_first)
 
     def _share(self, tensors: Mapping[str, Tensor], *, divided: bool = True) -> Share:
-        """The whole tensors that this rank writes: shares of equal size, or all on the first rank unless `divided`."""
+        """The whole tensors that this rank writes: an equal share, or all of them on the first rank if not `divided`."""
         mine, writers, sizes = {}, {}, [0] * self._ranks.size
         for name, whole in self._pieces.wholes(tensors):
             writers[name] = sizes.index(min(sizes)) if divided else 0

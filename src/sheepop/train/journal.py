@@ -157,7 +157,7 @@ class Journal:
         self.samples.close()
 
     def step_done(self, prepared: PreparedStep) -> None:
-        """Counts a step that was computed, whether it moved the weights or not."""
+        """Counts a step that was taken, or skipped because its scaled gradients overflowed."""
         self.throughput.count(prepared)
         self._progress.advance()
 

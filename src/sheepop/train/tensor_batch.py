@@ -33,7 +33,7 @@ class TensorBatch:
 
     @classmethod
     def from_numpy(cls, batch: Batch, device: str) -> TensorBatch:
-        """Copies a batch to `device`. Without a document boundary it has no document ids, for plain causal attention."""
+        """Copies a batch to `device`. Rows without a document boundary get no document ids (plain causal attention)."""
         return cls.on_host(batch).to(device)
 
     @classmethod
