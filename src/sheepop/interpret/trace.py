@@ -149,8 +149,8 @@ class Trace:
 
     @cached_property
     def names(self) -> list[str]:
-        """All that can be asked for, in the order in which it is computed."""
-        return sorted(named_probes(self.model), key=_place)
+        """The names of all tensors in the trace, in the order of their computation."""
+        return sorted(named_probes(self.model), key=_order)
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor at a probe, such as ``blocks.3.attention.scores``; raises `KeyError` for an unknown name."""
@@ -325,7 +325,7 @@ _PASS = (
 _ALL_WEIGHTS = "*attention.weights"
 
 
-def _place(name: str) -> tuple[int, int, int]:
+def _order(name: str) -> tuple[int, int, int]:
     """The position of a probe in a pass, as a key for sorting."""
     if _block_of(name) is None:
         return _PASS.index(name), 0, 0

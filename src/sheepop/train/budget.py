@@ -106,9 +106,9 @@ def measure_step(
 def fastest(times: Sequence[Sequence[float]]) -> int:
     """The index of the candidate to use, from the measured seconds of each; a later one must be clearly faster.
 
-    Candidates stand in the order of their exactness, and float32 is the first. The times of a later one are dealt into
-    three groups; it is clearly faster if the best time of every group is at least 5 percent below the best time of the
-    candidate chosen so far. The best counts because another program can only make a step slower.
+    The candidates are in order of exactness, float32 first. The times of a later one are dealt into three groups; it is
+    clearly faster if the best time of every group is more than 5 percent below the best time of the candidate chosen so
+    far. The best time counts because another program can only make a step slower.
     """
     chosen = 0
     for number, seconds in enumerate(times):
@@ -281,7 +281,7 @@ def _time_steps(
     seconds: float,
     compiled: bool,
 ) -> list[list[float]]:
-    """The seconds of every step in each precision, one step of each in turn, for `seconds` each after two steps."""
+    """Times steps of all precisions in turn, for `seconds` each after two steps; returns the seconds of every step."""
 
     def build_runner(precision: str) -> StepRunner:
         model = make_model()

@@ -156,7 +156,7 @@ class Checkpointer:
         self._writer.submit(write if self._ranks.is_first else help_first)
 
     def _share(self, tensors: Mapping[str, Tensor], *, divided: bool = True) -> Share:
-        """The whole tensors that this rank writes: an equal share, or all of them on the first rank if not `divided`."""
+        """The whole tensors that this rank writes: an equal share, or everything on the first rank if not `divided`."""
         mine, writers, sizes = {}, {}, [0] * self._ranks.size
         for name, whole in self._pieces.wholes(tensors):
             writers[name] = sizes.index(min(sizes)) if divided else 0
@@ -170,9 +170,9 @@ class Checkpointer:
         """The plain numbers of the optimizers of all stages, and the names of the parameters without state."""
         scalars = {name: value for name, value in optimizer.scalars.items() if self._pieces.is_here(name)}
         without = [name for name in optimizer.without if self._pieces.is_here(name)]
-        told = self._pieces.told((scalars, without))
-        of_all = {name: value for numbers, _ in told for name, value in numbers.items()}
-        return of_all, list(dict.fromkeys(name for _, names in told for name in names))
+        stages = self._pieces.told((scalars, without))
+        of_all = {name: value for numbers, _ in stages for name, value in numbers.items()}
+        return of_all, list(dict.fromkeys(name for _, names in stages for name in names))
 
     def _write_model(self, directory: Path, weights: Share, provenance: Mapping[str, Any]) -> None:
         if not self._ranks.are_several or not self._form.is_divisible:

@@ -44,7 +44,7 @@ class BalancedExperts(Objective):
     num_layers: int
 
     def supervised(self, batch: Batch) -> int:
-        """That of the wrapped objective."""
+        """The number that the wrapped objective returns."""
         return self.objective.supervised(batch)
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:

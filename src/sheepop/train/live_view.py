@@ -18,7 +18,7 @@ from sheepop.report import MISSING, data_size, duration, flops, scored, shown
 
 # The score shown with the loss of a validation: the first of these that it has.
 _SCORES = ("bits_per_byte", "reward", "accuracy")
-# Two lines, because a panel cuts what is wider than it.
+# Two lines, because a panel cuts longer ones.
 LEGEND = (
     "loss: surprise per token; perplexity: number of equally likely tokens; bits per byte: surprise per byte",
     "learning rate: size of a step; gradient norm: pull on the weights; MFU: share of the peak; docs/glossary.md",

@@ -132,7 +132,7 @@ class Trainer:
     def _count_step(self, prepared: PreparedStep, outcome: Outcome, rate: float, **changes: Any) -> None:
         """Counts a step, and logs it if that is due."""
         step = self.state.step + 1
-        # The counters change first, so that an error below cannot leave them behind the weights.
+        # The counters change first, so that after an error below they still match the weights.
         self.state = self.state.after(
             step=step, tokens=self.state.tokens + prepared.num_reported, due=self.agenda.after(step), **changes
         )
@@ -255,7 +255,7 @@ class Trainer:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Within the block the model has its evaluation weights, and the clock of training speed stands still."""
+        """Within the block the model has its evaluation weights, and the clock of training speed is paused."""
         with (
             self.journal.throughput.paused(),
             self.runner.evaluation.applied(),

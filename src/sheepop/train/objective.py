@@ -45,7 +45,7 @@ class Objective(Protocol):
 
     def layer_sums(self, network: Network, batch: TensorBatch, routings: Mapping[int, Routing]) -> LossSums:
         """The losses of layers with experts, by their number among these layers, if `network` does not return them."""
-        raise ValueError("an objective that asks nothing of experts was given some")
+        raise ValueError("this objective has no losses for layers with experts")
 
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:
         """Called after the optimizer has taken the step of these losses."""

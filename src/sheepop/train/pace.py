@@ -1,4 +1,4 @@
-"""How a run keeps to its minutes: the planned number of steps, and how the clock changes it during the run."""
+"""The pace of a run: its planned number of steps, and the changes by which it keeps to its minutes."""
 
 from __future__ import annotations
 

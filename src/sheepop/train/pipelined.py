@@ -114,7 +114,7 @@ class PipelinedModel(ShardedModel):
         """Adds zeros for the metrics of other stages, so that all ranks reduce the same metrics."""
         if self._forms is None:
             forms = {name: (value.shape, value.dtype) for sums in losses for name, value in sums.measured.items()}
-            self._forms = {name: form for told in self.pieces.told(forms) for name, form in told.items()}
+            self._forms = {name: form for others in self.pieces.told(forms) for name, form in others.items()}
         zeros = {
             name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in self._forms.items()
         }

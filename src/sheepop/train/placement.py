@@ -1,4 +1,4 @@
-"""Placements: where a training step is computed, with which weights and data types, and how gradients are reduced.
+"""Placements decide where and in which data types a step is computed, and how gradients are reduced.
 
 The loop, the objectives and the optimizers use any `Placement` in the same way. `OneDevice` is the one for a single
 device; `sheepop.train.sharded` and `sheepop.train.pipelined` have those for several.

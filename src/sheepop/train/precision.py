@@ -100,7 +100,7 @@ def _cpu_computes_bf16() -> bool:
 
 
 def check_float8(device: str) -> None:
-    """Raises a `DeviceError` that names what training in float8 on `device` lacks."""
+    """Raises `DeviceError` if `device` or the library for float8 is missing."""
     if device != "cuda" or torch.cuda.get_device_capability() < _NATIVE_FLOAT8:
         raise DeviceError(
             "training.precision = fp8 needs an NVIDIA GPU that computes in float8 (Ada, Hopper or newer). "

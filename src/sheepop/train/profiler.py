@@ -75,7 +75,7 @@ class StepProfiler:
             self._console.warn(f"The profile was not written: {type(error).__name__}: {error}")
         else:
             self._console.info(
-                f"Profile: {self._directory / TABLE}, and {TRACE} beside it for https://ui.perfetto.dev."
+                f"Profile: {self._directory / TABLE}, and {TRACE} in the same directory for https://ui.perfetto.dev."
             )
 
     def _begin(self) -> None:

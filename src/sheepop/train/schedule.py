@@ -30,7 +30,7 @@ class Schedule:
     points: Points = ()
 
     def __call__(self, step: float) -> float:
-        """The rate of step number `step` (0 for the first); a run whose pace changed also asks for fractions of steps.
+        """The rate of step number `step` (0 for the first), which may be a fraction in a run whose pace changed.
 
         Warm-up step s of W uses ``learning_rate (s + 1) / W``, so that no step is wasted at rate 0. After it the course
         of the schedule gives the share of the way from `min_learning_rate` to `learning_rate`.

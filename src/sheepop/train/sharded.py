@@ -87,7 +87,7 @@ class ShardedModel(Placement):
         return [network]
 
     def _names(self, part: Transformer) -> list[str]:
-        """The names that the parameters of such a part have in the whole network."""
+        """The names of the part's parameters in the whole network."""
         return [name for name, _ in part.named_parameters()]
 
     def _group(self, mesh: DeviceMesh) -> dist.ProcessGroup | None:

@@ -106,7 +106,7 @@ class SharedSource(StepSource):
 
     @property
     def ahead(self) -> int:
-        """That of `whole`."""
+        """The limit of `whole`."""
         return self.whole.ahead
 
     def prepare(self, number: int) -> PreparedStep:
@@ -121,11 +121,11 @@ class SharedSource(StepSource):
         return self.whole.describe(number)
 
     def state(self) -> dict[str, Tensor]:
-        """That of `whole`."""
+        """The state of `whole`."""
         return self.whole.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restores that of `whole`."""
+        """Restores the state of `whole`."""
         self.whole.restore(state)
 
 

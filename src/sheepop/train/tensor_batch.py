@@ -84,7 +84,7 @@ class TensorBatch:
     def columns(self, chosen: slice) -> TensorBatch:
         """The same rows with only some of their tokens; documents keep the numbers they have in whole rows."""
         if self.given:
-            raise ValueError(f"rows with {', '.join(self.given)} beside their tokens are not split over ranks")
+            raise ValueError(f"rows with the further inputs {', '.join(self.given)} cannot be split over ranks")
         inputs = {**self.inputs}
         if (ids := inputs.get("document_ids")) is not None:
             inputs["document_ids"] = number_documents(ids)

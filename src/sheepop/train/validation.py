@@ -26,13 +26,13 @@ class Scores(Protocol):
 
     @property
     def extent(self) -> str:
-        """How much the model was scored on, in words."""
+        """The amount of scored text or other data, in words."""
 
     def metrics(self) -> dict[str, float]:
         """The scores by name, including the loss."""
 
     def counts(self) -> dict[str, float]:
-        """How many units of each kind the model was scored on."""
+        """The numbers of scored units, such as tokens and bytes."""
 
     def to_dict(self) -> dict[str, float]:
         """The scores and counts as plain data."""

@@ -42,16 +42,12 @@ class Recomputation:
                 self.differences.append(f"{name}: only one of the computations gave a gradient")
             elif first is not None and parameter.grad is not None:
                 second = parameter.grad.to_dense()
-                if not _equal_bits(first, second):
+                if not torch.equal(_bits(first), _bits(second)):
                     self.differences.append(f"{name}: {_described(first, second)}")
 
 
-def _equal_bits(one: Tensor, other: Tensor) -> bool:
-    # As numbers, NaN differs from itself and 0 equals -0.
-    return bool(torch.equal(_bits(one), _bits(other)))
-
-
 def _bits(tensor: Tensor) -> Tensor:
+    """The bits as integers, because as numbers NaN differs from itself and 0 equals -0."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(integers[tensor.element_size()])
 
@@ -59,9 +55,9 @@ def _bits(tensor: Tensor) -> Tensor:
 def _described(one: Tensor, other: Tensor) -> str:
     differ = _bits(one) != _bits(other)
     count = int(differ.sum())
-    place = tuple(int(index) for index in differ.nonzero()[0])
+    position = tuple(int(index) for index in differ.nonzero()[0])
     largest = float((one.double() - other.double()).abs().nan_to_num(nan=float("inf")).max())
     return (
-        f"{count:,} of {one.numel():,} values differ, by at most {largest:.3g}; the first is at {list(place)}, "
-        f"{one[place].item()!r}, then {other[place].item()!r}"
+        f"{count:,} of {one.numel():,} values differ, by at most {largest:.3g}; the first is at {list(position)}, "
+        f"{one[position].item()!r}, then {other[position].item()!r}"
     )

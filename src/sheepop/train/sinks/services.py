@@ -45,7 +45,7 @@ class RunDescription:
     settings: Mapping[str, Any]
 
     def flat_settings(self) -> dict[str, str]:
-        """The configuration without nesting: keys such as ``training.max_steps``, and values as JSON."""
+        """The configuration as a flat table: keys such as ``training.max_steps``, and values as JSON."""
         return {
             path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             for path, value in leaves(self.settings)
