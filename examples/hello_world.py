@@ -111,7 +111,8 @@ def one_output(trace: Trace) -> str:
         "One number by hand",
         "The output of a head is the sum of all values, each times its weight. Its first number for the last token:",
         f"{terms} = **{found:.4f}**",
-        "Each head's output goes through its own columns of $`W_O`$. The heads add these vectors to the last token's vector:",
+        "Each head's output goes through its own columns of $`W_O`$. The heads add these vectors to the last token's "
+        "vector:",
         table(["part", *(str(number) for number in range(SHOWN))], rows),
     )
 

@@ -50,14 +50,6 @@ def _cosine(schedule: Schedule, step: float) -> float:
     return (1 + math.cos(math.pi * schedule.progress(step))) / 2
 
 
-def _linear(schedule: Schedule, step: float) -> float:
-    return 1 - schedule.progress(step)
-
-
-def _constant(schedule: Schedule, step: float) -> float:
-    return 1.0
-
-
 def _warmup_stable_decay(schedule: Schedule, step: float) -> float:
     """Full rate, then a decay over the last `decay_steps` (Hägele et al. 2024, the 1-sqrt cooldown)."""
     decayed = step - (schedule.total_steps - schedule.decay_steps)
@@ -77,8 +69,8 @@ def _piecewise(schedule: Schedule, step: float) -> float:
 
 COURSES: dict[str, Callable[[Schedule, float], float]] = {
     "cosine": _cosine,
-    "linear": _linear,
-    "constant": _constant,
+    "linear": lambda schedule, step: 1 - schedule.progress(step),
+    "constant": lambda schedule, step: 1.0,
     "wsd": _warmup_stable_decay,
     "inverse_sqrt": _inverse_sqrt,
     "piecewise": _piecewise,
