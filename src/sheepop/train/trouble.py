@@ -113,7 +113,7 @@ def find_trouble(loss: float, norm: float, window: Window, config: TroubleConfig
 def robust_z_score(value: float, values: Sequence[float]) -> float:
     """How many robust standard deviations `value` is above the median of `values`.
 
-    This is ``(x - median) / (1.4826 MAD)``. Single spikes in the window do not change MAD, the median absolute
+    This is ``(x - median) / (1.4826 MAD)``. Single spikes in the window hardly change MAD, the median absolute
     deviation (Hampel 1974).
     """
     return _Spread.of(values).score(value)
