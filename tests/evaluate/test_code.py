@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.sandbox import IsolationError, Limits, Sandbox
 from sheepop.evaluate.code import Problem, evaluate_code, read_problems
-from sheepop.evaluate.sandbox import IsolationError, Limits, Sandbox
 from sheepop.generate import Generator
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer, ChatTemplate

@@ -13,9 +13,9 @@ from typing import Any
 
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.random import derive_seed
+from sheepop.core.sandbox import Limits, Sandbox, Verdict
 from sheepop.evaluate.questions import json_rows
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.sandbox import Limits, Sandbox, Verdict
 from sheepop.evaluate.statistics import mean_interval, pass_at_k, share_interval
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.tokenizer import ChatTemplate

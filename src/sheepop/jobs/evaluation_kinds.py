@@ -10,6 +10,7 @@ from pathlib import Path
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.machine import usable_cores
+from sheepop.core.sandbox import Limits, Sandbox
 from sheepop.data import Corpus
 from sheepop.evaluate.answers import answers_of
 from sheepop.evaluate.choices import evaluate_choices
@@ -20,7 +21,6 @@ from sheepop.evaluate.perplexity import evaluate_perplexity
 from sheepop.evaluate.questions import CLOZE, MADE, is_own, questions_of
 from sheepop.evaluate.report import REPORT
 from sheepop.evaluate.results import Evaluation, Table, over_seeds
-from sheepop.evaluate.sandbox import Limits, Sandbox
 from sheepop.evaluate.texts import Held, held_texts
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.baselines import Texts, compress
