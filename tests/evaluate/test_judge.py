@@ -15,8 +15,9 @@ import pytest
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.http_client import RefusedError
 from sheepop.evaluate.comparison import compare
-from sheepop.evaluate.endpoint import Endpoint, RefusedError
+from sheepop.evaluate.endpoint import Endpoint
 from sheepop.evaluate.judge import (
     Comparison,
     LocalJudge,
@@ -401,7 +402,7 @@ def test_a_server_judges_for_all_its_troubles(
     loopback: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, state = loopback
-    monkeypatch.setattr("sheepop.evaluate.endpoint.sleep", lambda seconds: None)
+    monkeypatch.setattr("sheepop.core.http_client.sleep", lambda seconds: None)
     judge = Endpoint(url, model="judge", timeout=0.5, attempts=3)
     prompts = [prompt(str(number)) for number in range(5)]
     answers = {"a": ["slow one", "busy", "odd", "cut, cut", "x"], "b": ["y", "yyyyy", "y", "y", "y"]}

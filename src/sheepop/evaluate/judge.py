@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, Literal, Protocol, cast
 
 from sheepop.core.errors import DataError, UsageError
-from sheepop.evaluate.endpoint import RefusedError
+from sheepop.core.http_client import RefusedError
 from sheepop.evaluate.questions import json_rows
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.tokenizer import ChatTemplate
