@@ -28,7 +28,8 @@ from sheepop.evaluate.judge import (
     read_prompts,
     verdict_of,
 )
-from sheepop.evaluate.verdicts import RIDGE, Floats, judged, regress
+from sheepop.evaluate.statistics import Floats, logistic_regression
+from sheepop.evaluate.verdicts import RIDGE, judged
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.tokenizer import CharTokenizer, ChatTemplate
 
@@ -207,7 +208,7 @@ def test_the_regression_is_where_a_general_optimiser_finds_the_optimum() -> None
         best = minimize(
             objective, np.zeros(2), (outcomes,), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}
         )
-        assert regress(features, outcomes, weights) == pytest.approx(best.x, abs=1e-4)
+        assert logistic_regression(features, outcomes, weights, RIDGE * np.eye(2)) == pytest.approx(best.x, abs=1e-4)
 
 
 def test_the_length_controlled_rate_is_the_regression_at_equal_length() -> None:

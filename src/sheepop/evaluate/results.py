@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sheepop.evaluate.calibration import Reliability
-from sheepop.evaluate.statistics import seeds_interval
+from sheepop.evaluate.statistics import seeds_interval, share_interval
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,14 @@ class Measure:
     count: int
     interval: tuple[float, float] | None = None
     higher_is_better: bool = True
+
+    @classmethod
+    def share(cls, name: str, flags: Sequence[bool], definition: str, *, higher_is_better: bool = True) -> Measure:
+        """The share of true flags with Wilson's interval; 0 without interval if there are no flags."""
+        right, count = sum(flags), len(flags)
+        if not count:
+            return cls(name, 0.0, definition, 0, None, higher_is_better)
+        return cls(name, right / count, definition, count, share_interval(right, count), higher_is_better)
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
-from sheepop.core.random import numpy_generator
 from sheepop.evaluate.judge import Row, Verdicts
 from sheepop.evaluate.ranking import Outcome, rank
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.statistics import share_interval
+from sheepop.evaluate.statistics import Floats, bootstrap, logistic_regression
 
 UNREADABLE_SHARE = 0.05
 """More unreadable pairs than this are worth a note."""
 RIDGE = 0.01
-_RESAMPLES, _STEPS, _TOLERANCE, _LONGEST_STEP = 500, 100, 1e-10, 2.0
+_RESAMPLES = 500
 _RATES = {
     "win_rate": "Share of pairs in which the judge finds this model's answer better in both orders; ties, and pairs "
     "whose orders disagree, count half.",
@@ -33,7 +31,6 @@ _ENDS: dict[tuple[str | None, str | None], str] = {
     ("A", "A"): "Whichever is shown first",
     ("B", "B"): "Whichever is shown second",
 }
-Floats = NDArray[np.float64]
 
 
 def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
@@ -91,12 +88,10 @@ def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Mea
     scores = np.array([row.score for row in rows])
     longer = _longer(np.array([float(len(pair.answers[0]) - len(pair.answers[1])) for pair in pairs]))
     prompts = np.unique([pair.prompt.id for pair in pairs], return_inverse=True)[1]
-    count, draw = int(prompts.max()) + 1, numpy_generator(0, "judge")
     found = _rates(sides, longer, scores, np.ones(len(rows)))
-    drawn = []
-    for _ in range(_RESAMPLES):
-        times = np.bincount(draw.integers(0, count, count), minlength=count)[prompts]
-        drawn.append(_rates(sides, longer, scores, times.astype(np.float64)))
+    drawn = bootstrap(
+        lambda times: _rates(sides, longer, scores, times[prompts]), int(prompts.max()) + 1, 0, "judge", _RESAMPLES
+    )
     lows, highs = np.nanpercentile(drawn, [2.5, 97.5], axis=0)
     games = np.abs(sides).sum(0).astype(int).tolist()
     return {
@@ -122,25 +117,12 @@ def _longer(differences: Floats) -> Floats:
 
 def _rates(sides: Floats, longer: Floats, scores: Floats, weights: Floats) -> Floats:
     """Win rates as they are and at equal length, shape (2, models); `sides` is 1 for first models, -1 for second."""
-    strengths = regress(np.column_stack([sides, longer]), scores, weights)[:-1]
+    features = np.column_stack([sides, longer])
+    strengths = logistic_regression(features, scores, weights, RIDGE * np.eye(features.shape[1]))[:-1]
     even = 1 / (1 + np.exp(-sides @ strengths))
     won = np.stack([(weights * (each - 0.5)) @ sides for each in (scores, even)])
     with np.errstate(invalid="ignore"):  # a draw may lack a model
         found: Floats = 0.5 + won / (weights @ np.abs(sides))
-    return found
-
-
-def regress(features: Floats, scores: Floats, weights: Floats) -> Floats:
-    """The coefficients of a weighted logistic regression, with `RIDGE` / 2 times their squares, by Newton's steps."""
-    found = np.zeros(features.shape[1])
-    for _ in range(_STEPS):
-        chance = 1 / (1 + np.exp(-features @ found))
-        gradient = features.T @ (weights * (scores - chance)) - RIDGE * found
-        curvature = (features.T * (weights * chance * (1 - chance))) @ features + RIDGE * np.eye(len(found))
-        step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST_STEP, _LONGEST_STEP)
-        found += step
-        if float(np.abs(step).max()) < _TOLERANCE:
-            break
     return found
 
 
@@ -171,8 +153,7 @@ def _trust(rows: Sequence[Row]) -> list[Measure]:
         ),
     )
     return [
-        Measure(name, sum(flags) / len(flags), definition, len(flags), share_interval(sum(flags), len(flags)), higher)
-        for name, flags, definition, higher in counts
+        Measure.share(name, flags, definition, higher_is_better=higher) for name, flags, definition, higher in counts
     ]
 
 
