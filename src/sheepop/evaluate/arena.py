@@ -1,4 +1,4 @@
-"""Votes of people who did not know whose answers they compared, and what these say of the models."""
+"""Blind votes of people on pairs of answers, and the ranking of models that follows from them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from sheepop.evaluate.questions import json_rows
 from sheepop.evaluate.ranking import Outcome, Rated, rank
 
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5, "neither": 0.5}
-"""What may be voted, and what it scores for the model on the left; two bad answers are as good as each other."""
+"""The possible votes, and their scores for the model on the left; "neither" means that both answers are bad."""
 
 
 def standings(path: str | Path) -> list[Rated]:
-    """The models of a file of votes, the strongest first.
-
-    Raises `DataError` for a file as `read_votes` does, and unless every model can be compared with every other.
-    """
+    """The models of a file of votes, strongest first; raises `DataError` as `read_votes` and `rank` do."""
     return rank(read_votes(path))
 
 
 def read_votes(path: str | Path) -> list[Outcome]:
-    """The blind votes of a file, the model on the left first; preferences without a ``vote`` are no blind ones.
+    """The blind votes of a file, with the model on the left first; preferences without a ``vote`` are skipped.
 
-    Raises `DataError` with file and line for a line that is neither, and for a second vote of one round.
+    Raises `DataError` with file and line for any other row, and for a second vote in one round.
     """
     found: list[Outcome] = []
     lines: dict[str, int] = {}
@@ -36,7 +33,7 @@ def read_votes(path: str | Path) -> list[Outcome]:
         if (first := lines.setdefault(row["round"], number)) != number:
             raise DataError(f"{place}: the vote of this round is on line {first} already. Remove one of them.")
     if not found:
-        raise DataError(f"{path} has no votes of an arena. Make some with: sheepop eval arena MODEL MODEL")
+        raise DataError(f"{path} has no votes of an arena. Collect some with: sheepop eval arena MODEL MODEL")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the verdicts of a judge say of models: win rates, also at equal length, a ranking, and how far to trust them."""
+"""Evaluation of a judge's verdicts: win rates, also at equal length, a ranking, and measures of the judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.statistics import Floats, bootstrap, logistic_regression
 
 UNREADABLE_SHARE = 0.05
-"""More unreadable pairs than this are worth a note."""
+"""A larger share of unreadable pairs is noted in the report."""
 RIDGE = 0.01
 _RESAMPLES = 500
 _RATES = {
@@ -34,16 +34,16 @@ _ENDS: dict[tuple[str | None, str | None], str] = {
 
 
 def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
-    """One evaluation of each of the models, in their order; raises `DataError` where one has no readable verdict.
+    """One evaluation of each model, in order; intervals of win rates come from a bootstrap over prompts.
 
-    Intervals of win rates are of a bootstrap over prompts.
+    Raises `DataError` if a model has no readable verdict.
     """
     read = [row for row in verdicts.rows if row.scores is not None]
     for model in verdicts.models:
         if not any(model in row.comparison.names for row in read):
             said = next(row.said[0] for row in verdicts.rows if model in row.comparison.names)
             raise DataError(
-                f"The judge gave no verdict on {model} that can be read, but: {said[:200]!r}. Take another."
+                f"The judge gave no verdict on {model} that can be read, but: {said[:200]!r}. Use another judge."
             )
     ranking = rank([Outcome(*row.comparison.names, row.score) for row in read])
     table = Table(
@@ -71,17 +71,17 @@ def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
         unreadable = measures[-1]
         notes = [
             f"{unreadable.value:.0%} of the pairs had no verdict that could be read. They are left out of the other "
-            "numbers, which may favour either side. Look at what the judge said, or take another."
+            "numbers, which may favour either side. Look at the judge's replies, or use another judge."
         ] * (unreadable.value > UNREADABLE_SHARE)
         found.append(Evaluation("judge", name, measures, _items(model, rows), [table, _by_pair(rows)], notes, settings))
     return found
 
 
 def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Measure]]:
-    """The win rates of all models as they are, and as they would be if all answers were equally long.
+    """The win rates of all models, as observed and predicted for answers of equal length.
 
-    The latter come from a logistic regression of the score on the models and on tanh of the difference of lengths over
-    its root mean square (Dubois et al. 2024, without their terms of a prompt's difficulty).
+    The prediction is a logistic regression of the score on the models and on tanh of the difference in length divided
+    by its root mean square (Dubois et al. 2024, without their terms for the difficulty of a prompt).
     """
     pairs = [row.comparison for row in rows]
     sides = np.array([[float(m == pair.names[0]) - float(m == pair.names[1]) for m in models] for pair in pairs])
@@ -110,33 +110,37 @@ def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Mea
 
 
 def _longer(differences: Floats) -> Floats:
-    """How much longer the first answers are, from -1 to 1; 0 stays 0, and the order of two answers only the sign."""
+    """How much longer the first answers are, from -1 to 1; swapping two answers changes only the sign."""
     found: Floats = np.tanh(differences / (np.sqrt(np.mean(differences**2)) or 1.0))
     return found
 
 
 def _rates(sides: Floats, longer: Floats, scores: Floats, weights: Floats) -> Floats:
-    """Win rates as they are and at equal length, shape (2, models); `sides` is 1 for first models, -1 for second."""
+    """Win rates as observed and at equal length (2, models).
+
+    `sides` (pairs, models) is 1 for the first model of a pair and -1 for the second; `longer`, `scores` and `weights`
+    have shape (pairs,).
+    """
     features = np.column_stack([sides, longer])
     strengths = logistic_regression(features, scores, weights, RIDGE * np.eye(features.shape[1]))[:-1]
     even = 1 / (1 + np.exp(-sides @ strengths))
     won = np.stack([(weights * (each - 0.5)) @ sides for each in (scores, even)])
-    with np.errstate(invalid="ignore"):  # a draw may lack a model
+    with np.errstate(invalid="ignore"):  # a bootstrap sample may lack a model
         found: Floats = 0.5 + won / (weights @ np.abs(sides))
     return found
 
 
 def _trust(rows: Sequence[Row]) -> list[Measure]:
-    """How far the judge can be believed on these pairs; the unreadable ones come last."""
+    """Measures of the judge on these pairs; the last one is the unreadable rate."""
     read = [row for row in rows if row.scores is not None]
     agreed = [row.scores is not None and row.scores[0] == row.scores[1] for row in read]
     counts = (
-        ("agreement", agreed, "Share of pairs with one verdict in both orders.", True),
+        ("agreement", agreed, "Share of pairs with the same verdict in both orders.", True),
         (
             "position_bias",
             [row.follows_position for row in read],
-            "Share of pairs in which the judge prefers a place: "
-            "the answer shown first in both orders, or the one shown second.",
+            "Share of pairs in which the judge prefers a position: the answer that is shown first in both orders, or "
+            "the one that is shown second.",
             False,
         ),
         (
@@ -148,7 +152,7 @@ def _trust(rows: Sequence[Row]) -> list[Measure]:
         (
             "unreadable_rate",
             [row.scores is None for row in rows],
-            "Share of pairs with a verdict that cannot be read, asked for twice.",
+            "Share of pairs with a verdict that cannot be read after two requests.",
             False,
         ),
     )
@@ -158,7 +162,7 @@ def _trust(rows: Sequence[Row]) -> list[Measure]:
 
 
 def _items(model: str, rows: Sequence[Row]) -> list[Item]:
-    """An item of each prompt with all of the model's pairs on it, so that two models have the same items."""
+    """One item for each prompt, with all of the model's pairs on it, so that all models have the same items."""
     by_prompt: dict[str, list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row.comparison.prompt.id, []).append(row)
@@ -175,7 +179,7 @@ def _items(model: str, rows: Sequence[Row]) -> list[Item]:
 
 
 def _by_pair(rows: Sequence[Row]) -> Table:
-    """How the pairs of every two models ended; each is counted once."""
+    """The number of pairs by outcome, for every two models."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         unlike = _UNREADABLE if row.scores is None else _HALF
