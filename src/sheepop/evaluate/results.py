@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation of one model. `kind` is the name of the command, `name` that of the task or data.
+    """One evaluation of one model. `kind` is for example ``tasks``, `name` that of the task or data.
 
     `settings` are everything that the numbers depend on except the model; `notes` are warnings to the reader.
     """

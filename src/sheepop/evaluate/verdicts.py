@@ -134,30 +134,26 @@ def _trust(rows: Sequence[Row]) -> list[Measure]:
     """Measures of the judge on these pairs; the last one is the unreadable rate."""
     read = [row for row in rows if row.scores is not None]
     agreed = [row.scores is not None and row.scores[0] == row.scores[1] for row in read]
-    counts = (
-        ("agreement", agreed, "Share of pairs with the same verdict in both orders.", True),
-        (
+    position, unreadable = [row.follows_position for row in read], [row.scores is None for row in rows]
+    ties = [row.score == 0.5 for row in read]
+    return [
+        Measure.share("agreement", agreed, "Share of pairs with the same verdict in both orders."),
+        Measure.share(
             "position_bias",
-            [row.follows_position for row in read],
+            position,
             "Share of pairs in which the judge prefers a position: the answer that is shown first in both orders, or "
             "the one that is shown second.",
-            False,
+            higher_is_better=False,
         ),
-        (
-            "tie_rate",
-            [row.score == 0.5 for row in read],
-            "Share of pairs that are ties, or whose orders disagree.",
-            False,
+        Measure.share(
+            "tie_rate", ties, "Share of pairs that are ties, or whose orders disagree.", higher_is_better=False
         ),
-        (
+        Measure.share(
             "unreadable_rate",
-            [row.scores is None for row in rows],
+            unreadable,
             "Share of pairs with a verdict that cannot be read after two requests.",
-            False,
+            higher_is_better=False,
         ),
-    )
-    return [
-        Measure.share(name, flags, definition, higher_is_better=higher) for name, flags, definition, higher in counts
     ]
 
 
