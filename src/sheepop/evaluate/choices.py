@@ -103,21 +103,13 @@ def evaluate_choices(
     answered = ask(generator, written, on_done=on_done)
     right = [found.chosen == found.question.answer for found in answered]
     calibration = reliability([max(found.probabilities) for found in answered], right)
-    measures, tables = _measures(answered, calibration), [_abstention(answered)]
+    items = [_item(found) for found in answered]
+    measures, tables = _measures(answered, items, calibration), [_abstention(answered)]
     if robustness:
         steadiness, by_wording = _robustness(generator, written, answered, on_done)
         measures.append(steadiness)
         tables.append(by_wording)
-    return Evaluation(
-        "tasks",
-        name,
-        measures,
-        [_item(found) for found in answered],
-        tables,
-        notes,
-        {"questions": len(written)},
-        calibration,
-    )
+    return Evaluation("tasks", name, measures, items, tables, notes, {"questions": len(written)}, calibration)
 
 
 def _item(found: Answered) -> Item:
@@ -138,12 +130,10 @@ def _item(found: Answered) -> Item:
     return Item(question.id, values, shown=shown)
 
 
-def _measures(answered: Sequence[Answered], calibration: Reliability) -> list[Measure]:
-    values = [_item(found).values for found in answered]
-    count = len(answered)
+def _measures(answered: Sequence[Answered], items: Sequence[Item], calibration: Reliability) -> list[Measure]:
+    count, names = len(items), ("accuracy", "accuracy_by_byte", "bits_of_the_answer")
+    right, by_byte, bits = ([item.values[name] for item in items] for name in names)
     chance = sum(1 / len(found.question.choices) for found in answered) / count
-    right, by_byte = ([bool(row[name]) for row in values] for name in ("accuracy", "accuracy_by_byte"))
-    bits = [row["bits_of_the_answer"] for row in values]
     guessing = sum(math.log2(len(found.question.choices)) for found in answered) / count
     return [
         Measure.share(
@@ -164,14 +154,7 @@ def _measures(answered: Sequence[Answered], calibration: Reliability) -> list[Me
             mean_interval(bits),
             higher_is_better=False,
         ),
-        Measure(
-            "calibration_error",
-            calibration.ece,
-            "Expected calibration error: how much the probability of the chosen answer among the choices differs from "
-            "how often it is right, on average over ten bins of probability.",
-            count,
-            higher_is_better=False,
-        ),
+        Measure.calibration_error(calibration, "the chosen answer among the choices"),
     ]
 
 

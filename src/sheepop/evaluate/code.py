@@ -17,7 +17,7 @@ from sheepop.core.sandbox import Limits, Sandbox, Verdict
 from sheepop.evaluate.answers import chat_prompt
 from sheepop.evaluate.questions import read_items
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.statistics import mean_interval, pass_at_k, share_interval
+from sheepop.evaluate.statistics import mean_interval, pass_at_k
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.tokenizer import ChatTemplate
 
@@ -166,15 +166,8 @@ def evaluate_code(
             judged += verdicts
             if on_done is not None:
                 on_done(len(group))
-    settings = {
-        "samples": samples,
-        "temperature": temperature,
-        "top_p": config.top_p,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "chat": chat is not None,
-        "limits": asdict(limits),
-    }
+    settings = {"samples": samples, "temperature": temperature, "top_p": config.top_p, "seed": seed}
+    settings |= {"max_new_tokens": max_new_tokens, "chat": chat is not None, "limits": asdict(limits)}
     ends = Counter(verdict.outcome for verdict in judged).most_common()
     table = Table("How the programs ended", ("Outcome", "Programs"), ends)
     return Evaluation("code", name, _measures(items, ks, samples), items, [table], _notes(written, judged), settings)
@@ -230,16 +223,16 @@ def _item(problem: Problem, texts: Sequence[Completion], verdicts: Sequence[Verd
 def _measures(items: Sequence[Item], ks: Sequence[int], samples: int) -> list[Measure]:
     measures = []
     for k in ks:
-        values = [item.values[f"pass@{k}"] for item in items]
+        name, values = f"pass@{k}", [item.values[f"pass@{k}"] for item in items]
         what = "a program passes" if k == 1 else f"at least one of {k} programs passes"
         definition = (
             f"The chance that {what} all tests of a problem, estimated without bias from {samples} programs for each "
             "(Chen et al. 2021, equation 1)."
         )
-        # A bootstrap of equal values has no spread.
-        is_share = set(values) <= {0.0, 1.0}
-        interval = share_interval(round(sum(values)), len(values)) if is_share else mean_interval(values)
-        measures.append(Measure(f"pass@{k}", sum(values) / len(values), definition, len(values), interval))
+        if set(values) <= {0.0, 1.0}:  # a bootstrap of equal values has no spread
+            measures.append(Measure.share(name, values, definition))
+        else:
+            measures.append(Measure(name, sum(values) / len(values), definition, len(values), mean_interval(values)))
     return measures
 
 

@@ -142,17 +142,7 @@ def _evaluation(name: str, found: _Found, settings: Mapping[str, Any]) -> Evalua
             f"{found.unknown:,} of {len(found.right):,} predicted tokens replace characters that the tokenizer cannot "
             "encode. The model need not distinguish these, so bits per byte are too low."
         )
-    measures = [
-        *_means(found),
-        Measure(
-            "calibration_error",
-            calibration.ece,
-            "Expected calibration error of the next token: how much the probability of the likeliest token differs "
-            "from how often it is right, on average over ten bins of probability.",
-            len(found.right),
-            higher_is_better=False,
-        ),
-    ]
+    measures = [*_means(found), Measure.calibration_error(calibration, "the likeliest next token")]
     return Evaluation("perplexity", name, measures, items, _tables(found), notes, settings, reliability=calibration)
 
 

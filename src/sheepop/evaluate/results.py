@@ -22,12 +22,22 @@ class Measure:
     higher_is_better: bool = True
 
     @classmethod
-    def share(cls, name: str, flags: Sequence[bool], definition: str, *, higher_is_better: bool = True) -> Measure:
-        """The share of true flags with Wilson's interval; 0 without interval if there are no flags."""
-        right, count = sum(flags), len(flags)
+    def share(cls, name: str, flags: Sequence[float], definition: str, *, higher_is_better: bool = True) -> Measure:
+        """The share of true flags (1 or 0) with Wilson's interval; 0 without interval if there are no flags."""
+        right, count = int(sum(flags)), len(flags)
         if not count:
             return cls(name, 0.0, definition, 0, None, higher_is_better)
         return cls(name, right / count, definition, count, share_interval(right, count), higher_is_better)
+
+    @classmethod
+    def calibration_error(cls, found: Reliability, predicted: str) -> Measure:
+        """The expected calibration error of the probabilities of what is `predicted`."""
+        definition = (
+            f"Expected calibration error: how much the probability of {predicted} differs from how often it is right, "
+            "on average over ten bins of probability."
+        )
+        count = sum(each.count for each in found.bins)
+        return cls("calibration_error", found.ece, definition, count, higher_is_better=False)
 
 
 @dataclass(frozen=True)
