@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from time import monotonic, sleep
 from typing import IO, Any, TypeVar
@@ -19,7 +20,7 @@ _MOST_BYTES, _READ_BYTES = 2**24, 2**16
 _MOST_CHARACTERS = 500  # of a server's error message
 _TRANSIENT = frozenset({408, 425, 429})  # and all statuses from 500
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
-_LATER = "Try again later, or with fewer requests at a time."
+LATER = "Try again later, or with fewer requests at a time."
 _RUNNING = "Check that it runs, and that the address is right."
 _SLOW = "Give it more time, or fewer requests at a time."
 _SHORTER = "The server does not accept such a request; a shorter one may work."
@@ -29,20 +30,15 @@ class RefusedError(DataError):
     """A server refused one request, for example because it was too long; it may answer others."""
 
 
+@dataclass(eq=False)
 class Failure(Exception):  # noqa: N818 - one attempt is not the whole request
     """One failed attempt, with a remedy. If it `passes`, another attempt may help, after `wait` seconds if given."""
 
-    def __init__(
-        self,
-        what: str,
-        remedy: str,
-        *,
-        passes: bool = True,
-        wait: float | None = None,
-        kind: type[DataError] = DataError,
-    ) -> None:
-        super().__init__(what)
-        self.what, self.remedy, self.passes, self.wait, self.kind = what, remedy, passes, wait, kind
+    what: str
+    remedy: str
+    passes: bool = True
+    wait: float | None = None
+    kind: type[DataError] = DataError
 
 
 class HttpClient:
@@ -110,7 +106,7 @@ class HttpClient:
             raise Failure("did not answer with a JSON object", self._expected)
         if found.get("error"):
             message = _message(data.decode("utf-8", errors="replace"))
-            raise Failure(f"answered with an error: {message.rstrip('.')}", _LATER)
+            raise Failure(f"answered with an error: {message.rstrip('.')}", LATER)
         return found
 
     def _retried(self, attempt: Callable[[], T], attempts: int) -> T:
@@ -148,7 +144,7 @@ class HttpClient:
             except (OSError, HTTPException) as error:
                 raise _connection_failure(error) from None
         if length is not None and len(data) < length:
-            raise broken_off()
+            raise Failure("broke off its answer", LATER)
         return self.decoded(bytes(data))
 
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> HTTPResponse:
@@ -173,7 +169,7 @@ class HttpClient:
         after = (error.headers.get("Retry-After") or "").strip()
         return Failure(
             f"answered {error.code}: {message.rstrip('.')}",
-            self._remedies.get(error.code, _LATER if passes else _SHORTER if is_refused else _RUNNING),
+            self._remedies.get(error.code, LATER if passes else _SHORTER if is_refused else _RUNNING),
             passes=passes,
             wait=float(after) if after.isascii() and after.isdecimal() else None,
             kind=RefusedError if is_refused else DataError,
@@ -187,11 +183,6 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> None:
         """Returns no further request."""
-
-
-def broken_off() -> Failure:
-    """The failure of a reply that ends too early."""
-    return Failure("broke off its answer", _LATER)
 
 
 def _is_address(url: str) -> bool:
@@ -216,7 +207,7 @@ def _connection_failure(error: Exception) -> Failure:
     words = getattr(reason, "strerror", None) or reason
     if isinstance(error, urllib.error.URLError | ValueError):
         return Failure(f"cannot be reached: {words}", _RUNNING, passes=not isinstance(error, ValueError))
-    return Failure(f"broke off its answer: {words}", _LATER)
+    return Failure(f"broke off its answer: {words}", LATER)
 
 
 def _message(reply: str) -> str:

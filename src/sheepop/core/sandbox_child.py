@@ -34,37 +34,16 @@ _SET_DEATH_SIGNAL, _SECCOMP, _NO_NEW_PRIVILEGES = 1, 22, 38  # linux/prctl.h
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 # System calls that no program needs: they show or change other processes and mounts, make namespaces or connections
 # (a network namespace does not hold all kinds), keep keys, or take memory that no limit counts.
-_FORBIDDEN = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsmount": (432, 432),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "socket": (41, 198),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "io_uring_setup": (425, 425),
-    "userfaultfd": (323, 282),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-}
+_FORBIDDEN = (
+    (101, 117), (310, 270), (311, 271),  # ptrace, process_vm_readv, process_vm_writev
+    (438, 438), (312, 272), (272, 97), (308, 268),  # pidfd_getfd, kcmp, unshare, setns
+    (165, 40), (166, 39), (155, 41), (161, 51),  # mount, umount2, pivot_root, chroot
+    (428, 428), (429, 429), (430, 430), (432, 432), (442, 442),  # open_tree, move_mount, fsopen, fsmount, mount_setattr
+    (303, 264), (304, 265), (41, 198), (321, 280),  # name_to_handle_at, open_by_handle_at, socket, bpf
+    (298, 241), (425, 425), (323, 282),  # perf_event_open, io_uring_setup, userfaultfd
+    (248, 217), (249, 218), (250, 219),  # add_key, request_key, keyctl
+    (319, 279), (447, 447), (29, 194),  # memfd_create, memfd_secret, shmget
+)  # fmt: skip
 _CLONE, _CLONE3 = (56, 220), 435
 _X32 = 0x40000000
 
@@ -172,7 +151,7 @@ def _forbid_calls() -> None:
     allow, refuse, unknown = 0x7FFF0000, 0x00050001, 0x00050026  # the last two fail with EPERM and ENOSYS
     rules = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, refuse), (load, 0, 0, 0)]
     rules += [(at_least, 0, 1, _X32), (give, 0, 0, refuse)]
-    for numbers in _FORBIDDEN.values():
+    for numbers in _FORBIDDEN:
         rules += [(equal, 0, 1, numbers[column]), (give, 0, 0, refuse)]
     # A filter cannot read the flags of clone3; libraries fall back to clone when it fails with ENOSYS.
     rules += [(equal, 0, 1, _CLONE3), (give, 0, 0, unknown)]

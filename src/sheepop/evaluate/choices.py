@@ -16,7 +16,6 @@ from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.tokenizer import Tokenizer
 
 VARIANTS: dict[str, Callable[[str], str]] = {
-    "as it is": lambda prompt: prompt,
     "asked as a question": lambda prompt: f"Question: {prompt}\nAnswer:",
     "asked politely": lambda prompt: f"Please complete what follows.\n\n{prompt}",
     "in a line of its own": lambda prompt: f"\n{prompt}",
@@ -182,7 +181,7 @@ def _robustness(
     for question in questions:
         prompts = {f"paraphrase {number}": text for number, text in enumerate(question.paraphrases, start=1)}
         if not prompts:
-            prompts = {name: vary(question.prompt) for name, vary in VARIANTS.items() if name != "as it is"}
+            prompts = {name: vary(question.prompt) for name, vary in VARIANTS.items()}
         for name, prompt in prompts.items():
             wordings.setdefault(name, []).append(replace(question, prompt=prompt))
     chosen = {found.question.id: {found.chosen} for found in answered}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sheepop.core.errors import UsageError
-from sheepop.core.http_client import Failure, HttpClient, broken_off
+from sheepop.core.http_client import LATER, Failure, HttpClient
 
 _EXPECTED = "Give the address of a server that speaks OpenAI's protocol."
 _REMEDIES = {
@@ -85,7 +85,7 @@ class Endpoint:
             except (AttributeError, TypeError):
                 raise _wrong_format() from None
         if not is_finished:
-            raise broken_off()
+            raise Failure("broke off its answer", LATER)
 
 
 def _first_model(reply: dict[str, Any]) -> str:

@@ -14,9 +14,9 @@ from sheepop.core.errors import DataError
 from sheepop.evaluate.questions import json_rows
 from sheepop.evaluate.statistics import Floats, bootstrap, logistic_regression
 
-_MEAN, _SCALE = 1000.0, 400 / math.log(10)
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5, "neither": 0.5}
 """The possible votes, and their scores for the model on the left; "neither" means that both answers are bad."""
+_MEAN, _SCALE = 1000.0, 400 / math.log(10)
 _PRIOR = 0.5  # draws added to every pair that met, so that a model which always wins has a finite strength
 
 

@@ -39,21 +39,12 @@ def write_report(
     Raises `StorageError` if the directory exists.
     """
     with atomic_directory(directory) as place:
-        found = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "about": dict(about),
-            "models": [
-                {
-                    "model": result.model,
-                    "about": dict(result.about),
-                    "evaluations": [evaluation.to_dict() for evaluation in result.evaluations],
-                }
-                for result in results
-            ],
-            "compared": [asdict(each) for each in compared],
-        }
-        write_json(place / REPORT, finite(found))
+        models = [
+            {"model": each.model, "about": dict(each.about), "evaluations": [one.to_dict() for one in each.evaluations]}
+            for each in results
+        ]
+        found = {"format": FORMAT, "format_version": FORMAT_VERSION, "about": dict(about), "models": models}
+        write_json(place / REPORT, finite({**found, "compared": [asdict(each) for each in compared]}))
         with (place / ITEMS).open("w", encoding="utf-8") as file:
             for row in _item_rows(results):
                 file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
@@ -79,17 +70,14 @@ def read_report(directory: str | Path) -> list[ModelResults]:
                 row = json.loads(line)
                 key = row["model"], row["kind"], row["name"]
                 items.setdefault(key, []).append(Item(row["id"], row["values"], row["weight"], row["shown"]))
-        return [
-            ModelResults(
-                result["model"],
-                [
-                    _evaluation(each, items.get((result["model"], each["kind"], each["name"]), []))
-                    for each in result["evaluations"]
-                ],
-                result["about"],
-            )
-            for result in found["models"]
-        ]
+        results = []
+        for result in found["models"]:
+            keys = [(result["model"], each["kind"], each["name"]) for each in result["evaluations"]]
+            read = [
+                _evaluation(each, items.get(key, [])) for each, key in zip(result["evaluations"], keys, strict=True)
+            ]
+            results.append(ModelResults(result["model"], read, result["about"]))
+        return results
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"The evaluation in {directory} is damaged: {type(error).__name__} {error}.") from None
 
