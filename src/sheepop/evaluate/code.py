@@ -166,7 +166,7 @@ def evaluate_code(
             judged += verdicts
             if on_done is not None:
                 on_done(len(group))
-    settings = {"samples": samples, "temperature": temperature, "top_p": config.top_p, "seed": seed}
+    settings: dict[str, Any] = {"samples": samples, "temperature": temperature, "top_p": config.top_p, "seed": seed}
     settings |= {"max_new_tokens": max_new_tokens, "chat": chat is not None, "limits": asdict(limits)}
     ends = Counter(verdict.outcome for verdict in judged).most_common()
     table = Table("How the programs ended", ("Outcome", "Programs"), ends)

@@ -49,7 +49,8 @@ def read_requests(path: str | Path) -> list[Request]:
 
 
 def _request(row: dict[str, Any], name: str, place: str) -> Request:
-    prompt, should, answers = row.get("prompt"), row.get("should"), row.get("answers", [])
+    prompt, answers = row.get("prompt"), row.get("answers", [])
+    should: Any = row.get("should")
     if not isinstance(prompt, str) or not prompt:
         raise DataError(f'{place}: "prompt" must be a text, not {prompt!r}.')
     if should not in _CONDUCTS.values():

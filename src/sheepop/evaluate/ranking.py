@@ -62,7 +62,7 @@ def rank(outcomes: Sequence[Outcome], *, seed: int = 0, resamples: int = 300) ->
     penalty = np.ones((len(names), len(names)))
 
     def strengths(times: Floats) -> Floats:
-        games = np.bincount(pair_of, times) + _PRIOR
+        games = np.bincount(pair_of, times).astype(np.float64) + _PRIOR
         wins = np.bincount(pair_of, times * scores_of_lower) + _PRIOR / 2
         found: Floats = _MEAN + _SCALE * logistic_regression(sides, wins / games, games, penalty)
         return found
