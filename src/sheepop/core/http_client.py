@@ -44,12 +44,11 @@ class Failure(Exception):  # noqa: N818 - one attempt is not the whole request
 class HttpClient:
     """Sends requests to the service at `url` and reads JSON objects.
 
-    A reply may take `timeout` seconds, a streamed reply that long for each line. There are up to `attempts` attempts if
-    another one may help: without a connection, after a timeout, after a reply that breaks off or is not a JSON object,
-    and after status 408, 425, 429 or 5xx. The waits between them are 1, 2, 4 ... seconds, at most 60, or what
-    ``Retry-After`` says. Redirections are not followed, because headers may have a key for this server alone.
-    `expected` tells the user which kind of service the address should have, `remedies` what to do about a status.
-    Safe to share between threads.
+    A reply may take `timeout` seconds, a streamed reply that long for each line. A request is repeated, up to
+    `attempts` times in all, if it finds no connection, times out, gets a reply that breaks off or is not a JSON object,
+    or gets status 408, 425, 429 or 5xx. The waits between are 1, 2, 4 ... seconds, at most 60, or what ``Retry-After``
+    says. Redirections are not followed, because headers may have a key for this server alone. `expected` tells the user
+    which kind of service the address should have, `remedies` what to do about a status. Safe to share between threads.
 
     Raises `UsageError` for an invalid address, and `DataError` with the address if the last attempt fails or no other
     may help; `RefusedError` is one of these.
@@ -81,15 +80,15 @@ class HttpClient:
         timeout: float | None = None,
         attempts: int | None = None,
     ) -> T:
-        """What `read` makes of the reply; POST if there is a `body`, else GET.
+        """Sends a request, POST if there is a `body`, else GET, and returns ``read(reply)``.
 
-        `path` is appended to the address. `read` raises `Failure` for a reply that does not suit it.
+        `path` is appended to the address. `read` raises `Failure` for a reply of the wrong format.
         """
         limit = self._timeout if timeout is None else timeout
         return self._retried(lambda: read(self._object(path, body, limit)), attempts or self._attempts)
 
     def stream(self, path: str, body: Mapping[str, Any], read: Callable[[Iterator[bytes]], Iterator[T]]) -> Iterator[T]:
-        """What `read` makes of the lines of the reply; once it has begun, there is no other attempt."""
+        """Yields from ``read(lines)`` while the reply arrives; once it has begun, there is no other attempt."""
         with self._retried(lambda: self._open(path, body, self._timeout), self._attempts) as reply:
             try:
                 yield from read(_lines(reply))

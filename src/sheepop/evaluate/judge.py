@@ -160,7 +160,7 @@ class Comparison:
 
     @property
     def mark(self) -> str:
-        """Marks the texts in the question, and identifies the comparison when its verdicts are read again."""
+        """The hash that marks the texts in the question, and identifies the comparison in saved verdicts."""
         prompt = self.prompt
         return mark_of(_TASK, _WANTED, prompt.id, prompt.messages, prompt.reference, self.names, self.answers)
 
@@ -261,7 +261,7 @@ def judge_pairs(
 
 
 def _pairs(prompts: Sequence[Prompt], answers: Mapping[str, Sequence[str]]) -> dict[str, Comparison]:
-    """All comparisons by their marks."""
+    """The comparisons of all pairs of models on all prompts, by their marks."""
     if len(answers) < 2 or not prompts:
         raise UsageError(
             f"{len(answers)} models on {len(prompts)} prompts cannot be compared. Give at least two models and one "

@@ -41,10 +41,10 @@ class Rated:
 
 
 def rank(outcomes: Sequence[Outcome], *, seed: int = 0, resamples: int = 300) -> list[Rated]:
-    """All models with their strengths under which the outcomes are likeliest (Bradley and Terry 1952), strongest first.
+    """All models with their maximum-likelihood strengths (Bradley and Terry 1952), strongest first.
 
     Strengths are on the scale of Elo with mean 1000: 400 more are 10 times the odds. A tie is half a win for each, and
-    every pair that met gets half a draw more than observed. Intervals come from a bootstrap over outcomes. Raises
+    every pair that met gets half a draw in addition. Intervals come from a bootstrap over outcomes. Raises
     `DataError` unless every model can be compared with every other, perhaps through others.
     """
     names = sorted({name for outcome in outcomes for name in (outcome.first, outcome.second)})

@@ -31,7 +31,7 @@ class Measure:
 
     @classmethod
     def calibration_error(cls, found: Reliability, predicted: str) -> Measure:
-        """The expected calibration error of the probabilities of what is `predicted`."""
+        """The expected calibration error as a measure; `predicted` names what the probabilities are about."""
         definition = (
             f"Expected calibration error: how much the probability of {predicted} differs from how often it is right, "
             "on average over ten bins of probability."

@@ -38,7 +38,7 @@ def bootstrap(statistic: Callable[[Floats], Floats], count: int, seed: int, purp
 
 
 def logistic_regression(features: Floats, shares: Floats, weights: Floats, penalty: Floats) -> Floats:
-    """The coefficients b that maximise the weighted log-likelihood less b' `penalty` b / 2, by Newton's method.
+    """The coefficients b that maximise the weighted log-likelihood minus b' `penalty` b / 2, by Newton's method.
 
     `features` (N, P), `shares` of successes from 0 to 1 (N,), `weights` (N,), `penalty` (P, P); returns (P,).
     """

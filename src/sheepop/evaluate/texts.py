@@ -27,7 +27,7 @@ class Held:
         return cls(corpus.validation.num_documents, lambda: _of_corpus(corpus))
 
     def sample(self, limit: int | None) -> Held:
-        """About `limit` of them, evenly spaced."""
+        """About `limit` of the texts, evenly spaced."""
         if limit is None or limit >= self.count:
             return self
         chosen = set(np.linspace(0, self.count - 1, limit).round().astype(int).tolist())

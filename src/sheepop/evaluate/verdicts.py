@@ -41,9 +41,9 @@ def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
     read = [row for row in verdicts.rows if row.scores is not None]
     for model in verdicts.models:
         if not any(model in row.comparison.names for row in read):
-            said = next(row.said[0] for row in verdicts.rows if model in row.comparison.names)
+            reply = next(row.said[0] for row in verdicts.rows if model in row.comparison.names)
             raise DataError(
-                f"The judge gave no verdict on {model} that can be read, but: {said[:200]!r}. Use another judge."
+                f"The judge gave no verdict on {model} that can be read, but: {reply[:200]!r}. Use another judge."
             )
     ranking = rank([Outcome(*row.comparison.names, row.score) for row in read])
     table = Table(
