@@ -387,7 +387,7 @@ def test_without_bubblewrap_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> N
 def test_on_another_system_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
-    with pytest.raises(IsolationError, match=r"only in isolation, on Linux.*has no bubblewrap\. Use a Linux machine"):
+    with pytest.raises(IsolationError, match=r"only in isolation, on Linux.*cannot be had\. Use a Linux machine"):
         Sandbox.find()
 
 

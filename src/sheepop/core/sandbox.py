@@ -30,10 +30,7 @@ _START_SECONDS = 60.0
 _END_SECONDS = 10.0
 _WATCH_SECONDS = 0.05
 _READ_BYTES = 2**16
-_FIRST_UNUSED_UID, _UNUSED_UIDS = (
-    2_000_000_000,
-    100_000_000,
-)  # above the ids of users and containers
+_FIRST_UNUSED_UID, _UNUSED_UIDS = 2_000_000_000, 100_000_000  # above those of users and containers
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", "/gnu/store")
 _HARNESS = "/sandbox_child.py"
 _ENVIRONMENT = {
@@ -119,7 +116,7 @@ class Sandbox:
         """
         if sys.platform != "linux" or platform.machine() not in inside.ARCHITECTURES:
             raise IsolationError(
-                f"{_NEEDS} This is {platform.system()} on {platform.machine()}, which has no bubblewrap. Use a Linux "
+                f"{_NEEDS} This is {platform.system()} on {platform.machine()}, where it cannot be had. Use a Linux "
                 "machine, or Linux in a virtual machine or container."
             )
         if shutil.which("bwrap") is None:

@@ -172,7 +172,8 @@ def _load(manager: Any, name: str, include: Sequence[Path]) -> Any:
     config = (index[name].cfg if name in index else None) or {}
     parts = index[name].tags if name in index and not config else ()
     _refuse_code(part for part in (name, *parts) if part in index and (index[part].cfg or {}).get("unsafe_code"))
-    with _explained(f"The task {name} cannot be loaded{_place(index, name, source)}", config):
+    path = index[name].yaml_path if name in index else source
+    with _explained(f"The task {name} cannot be loaded{f' from {path}' if path else ''}", config):
         loaded = manager.load([source])
     _refuse_code(task for task, found in loaded["tasks"].items() if getattr(found, "UNSAFE_CODE", False))
     if shown := [task for task, found in loaded["tasks"].items() if getattr(found, "MULTIMODAL", False)]:
@@ -187,11 +188,6 @@ def _file_of(name: str, include: Sequence[Path]) -> Path | None:
     named = re.compile(rf"""^(?:task|group):\s*["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
     files = (path for directory in include for path in sorted(directory.rglob("*.yaml")))
     return next((path for path in files if named.search(path.read_text("utf-8", errors="replace"))), None)
-
-
-def _place(index: Mapping[str, Any], name: str, source: str) -> str:
-    path = index[name].yaml_path if name in index else source
-    return "" if path is None else f" from {path}"
 
 
 def _refuse_code(names: Iterable[str]) -> None:

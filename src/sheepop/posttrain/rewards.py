@@ -157,9 +157,9 @@ class EndpointReward(Reward):
 
 
 def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int) -> Reward:
-    """What judges answers, tried out on none: an address, a Python file, or a reward model.
+    """Opens the reward at `place`, an address, a Python file or a reward model, and calls it once without answers.
 
-    `seconds` are those that the first two have for an answer. Raises `ConfigError` for what cannot judge.
+    A service or a program has `seconds` for each answer. Raises `ConfigError` if the reward cannot be used.
     """
     reward: Reward
     if place.startswith(("http://", "https://")):
