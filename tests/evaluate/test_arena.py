@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.arena import read_votes, standings
-from sheepop.evaluate.ranking import Outcome
+from sheepop.evaluate.ranking import Outcome, read_votes, standings
 
 
 def line(number: int, vote: str, *models: str, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
-from sheepop.evaluate.arena import standings
+from sheepop.evaluate.ranking import standings
 from sheepop.jobs.config import load_config
 from sheepop.jobs.serve import serve_arena
 from sheepop.posttrain.rows import Preference, Prompt, read_rows

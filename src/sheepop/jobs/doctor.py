@@ -140,10 +140,11 @@ def check_bfloat16(peaks: dict[str, float]) -> Check:
 
 def check_sandbox() -> Check:
     """Whether programs that models write can be run in isolation."""
-    from sheepop.evaluate.sandbox import IsolationError, Sandbox
+    from sheepop.core.sandbox import IsolationError, Sandbox
 
     try:
-        return Check("Sandbox", "ok", f"programs of models run in isolation, by {Sandbox.find().launcher}")
+        Sandbox.find()
+        return Check("Sandbox", "ok", "programs of models run in isolation, by bubblewrap")
     except IsolationError as error:
         return Check("Sandbox", "missing", "none", "sheepop eval code runs nothing here.", str(error))
 

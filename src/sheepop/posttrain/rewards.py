@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,14 +15,16 @@ import torch
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
-from sheepop.core.errors import ConfigError, TrainingError
+from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
+from sheepop.core.http_client import HttpClient
 from sheepop.posttrain.reward_model import answer_rewards
 from sheepop.tokenizer import Tokenizer
 
 _CHILD = "sheepop.posttrain.reward_child"
 _MEMORY_BYTES = 2**31
 _SHOWN_CHARACTERS = 80
-_MOST_REPLY_BYTES = 2**26
+_ATTEMPTS = 5
+_EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"answers": [...]}.'
 
 
 @dataclass(frozen=True)
@@ -129,33 +128,29 @@ class ProgramReward(Reward):
         self._thread.shutdown()
 
 
-@dataclass(frozen=True)
 class EndpointReward(Reward):
-    """A service that gets ``{"answers": [...]}`` by POST, objects of `Answer.to_dict`, and replies
+    """A service that gets ``{"answers": [...]}`` by POST, with objects of `Answer.to_dict`, and replies
     ``{"rewards": [...]}``. It has `seconds` for each answer.
     """
 
-    url: str
-    seconds: float
+    def __init__(self, url: str, seconds: float) -> None:
+        self._client, self._url, self._seconds = HttpClient(url, expected=_EXPECTED), url, seconds
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """The rewards in its reply."""
-        body = json.dumps({"answers": [answer.to_dict() for answer in answers]}).encode()
-        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
+        """The rewards in the reply. A request without answers, which only tests the service, is not repeated."""
         try:
-            with urllib.request.urlopen(request, timeout=self.seconds * max(1, len(answers))) as reply:
-                found = json.loads(reply.read(_MOST_REPLY_BYTES))
-        except urllib.error.HTTPError as error:
-            raise TrainingError(f"{self.url} refuses to judge answers: {error.code} {error.reason}") from None
-        except (OSError, urllib.error.URLError) as error:
-            reason = getattr(error, "reason", error)
-            raise TrainingError(f"{self.url} cannot be reached to judge answers: {reason}") from None
-        except ValueError:
-            raise TrainingError(f"{self.url} did not reply with JSON") from None
-        rewards = found.get("rewards") if isinstance(found, dict) else None
+            rewards = self._client.request(
+                "",
+                {"answers": [answer.to_dict() for answer in answers]},
+                lambda reply: reply.get("rewards"),
+                timeout=self._seconds * max(1, len(answers)),
+                attempts=_ATTEMPTS if answers else 1,
+            )
+        except DataError as error:
+            raise TrainingError(f"Answers cannot be judged: {error}") from None
         if not isinstance(rewards, list):
-            raise TrainingError(f'{self.url} did not reply with an object {{"rewards": [...]}}')
-        return _checked(rewards, answers, self.url)
+            raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
+        return _checked(rewards, answers, self._url)
 
     def close(self) -> None:
         """Has no process to end."""
@@ -168,7 +163,10 @@ def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str
     """
     reward: Reward
     if place.startswith(("http://", "https://")):
-        reward = EndpointReward(place, seconds)
+        try:
+            reward = EndpointReward(place, seconds)
+        except UsageError as error:
+            raise ConfigError(str(error)) from None
     elif not Path(place).exists():
         raise ConfigError(f"{place} does not exist, so it cannot judge answers.")
     elif place.endswith(".py"):

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from sheepop.core.errors import DataError, SheepOpError
-from sheepop.evaluate.arena import standings
+from sheepop.evaluate.ranking import standings
 from sheepop.generate import GenerationConfig
 from sheepop.serve.answers import Answer, finish_reason
 from sheepop.serve.pieces import DONE, event
