@@ -28,12 +28,12 @@ from sheepop.jobs.training_evaluations import evaluation_interval
 from sheepop.jobs.training_samples import TrainingTraces
 from sheepop.model import Transformer, blank_model
 from sheepop.model.accounting.operations import training_flops_per_token
-from sheepop.parallel.lateness import Lateness
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.parallel.sharding import Pieces
 from sheepop.parallel.stage_memory import StepShape
+from sheepop.parallel.stragglers import Lateness
 from sheepop.parallel.watchdog import Watchdog
 from sheepop.train import (
     Checkpointer,

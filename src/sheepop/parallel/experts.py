@@ -16,7 +16,7 @@ from torch import Tensor
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.experts import Experts, MixtureOfExperts, Routing
-from sheepop.parallel.exchange import summed, whole
+from sheepop.parallel.collectives import summed, whole
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part
 
 _FIRST_MATRICES = ("gate_proj", "up_proj", "gate_bias", "up_bias")

@@ -14,7 +14,7 @@ from sheepop.parallel.ranks import Ranks
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from sheepop.parallel.context import ContextRanks
+    from sheepop.parallel.ulysses import ContextRanks
 
 PIPELINE, REPLICA, PIECE, TENSOR, CONTEXT = "pipeline", "replica", "piece", "tensor", "context"
 EXPERT_REPLICA, EXPERT_PIECE, EXPERT = "expert_replica", "expert_piece", "expert"
@@ -143,7 +143,7 @@ class Layout:
         """Those that have parts of the same rows as this one, None where rows are whole."""
         if self.config.context == 1:
             return None
-        from sheepop.parallel.context import ContextRanks
+        from sheepop.parallel.ulysses import ContextRanks
 
         sizes = {
             "outer": self.config.pipeline * self.num_data,

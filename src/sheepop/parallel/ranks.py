@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import ConfigError, DeviceError, EndedWithOthers, RanksError, SheepOpError, first_few
-from sheepop.parallel.meeting import ARRIVAL, arrival, has_agent, met, unfound, variable
+from sheepop.parallel.rendezvous import ARRIVAL, arrival, has_agent, met, unfound, variable
 
 if TYPE_CHECKING:
     from torch import Tensor

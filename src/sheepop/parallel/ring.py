@@ -24,7 +24,7 @@ from sheepop.model import ModelConfig
 from sheepop.model.attention.fused import repeat_heads
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.context import SharedRows
+from sheepop.parallel.ulysses import SharedRows
 
 _TOKENS = 2  # the dimension of (B, H, T, C)
 _CAPABILITY = (8, 0)  # of the GPUs that compute FlashAttention: Ampere

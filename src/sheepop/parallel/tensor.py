@@ -28,7 +28,7 @@ from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.logits import cap
 from sheepop.model.loss import PartOfVocabulary
-from sheepop.parallel.exchange import alike, entered, gathered, part, scattered, summed, whole
+from sheepop.parallel.collectives import alike, entered, gathered, part, scattered, summed, whole
 from sheepop.parallel.experts import keep_tokens_apart, split_features
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
 from sheepop.parallel.vocabulary import SplitVocabulary

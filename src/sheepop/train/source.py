@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
-from sheepop.parallel.context import ContextRanks
 from sheepop.parallel.layout import Layout
+from sheepop.parallel.ulysses import ContextRanks
 from sheepop.train.objective import Objective
 from sheepop.train.tensor_batch import TensorBatch
 
