@@ -24,7 +24,7 @@ from sheepop.model.logits import logits_bytes
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import OF_THE_FIRST, OF_THE_LAST, layers_of
-from sheepop.parallel.tensor import divides_vocabulary
+from sheepop.parallel.tensor import config_of_part, divides_vocabulary
 
 FLOAT = 4
 _EXPERTS = ".experts."
@@ -299,7 +299,7 @@ def _activations(config: ModelConfig, parallel: ParallelConfig, step: StepShape)
     Behind attention a context rank keeps what it computed, and what it got for that.
     """
     rows, tokens, count = step.rows, step.num_tokens // parallel.context, parallel.tensor
-    here = config if count == 1 else _config_of_part(config, count)
+    here = config if count == 1 else config_of_part(config, count)
     how = {"precision": step.precision, "device": step.device}
     found, back = count_activations(here, rows, tokens, **how), count_going_back(here, rows, tokens, **how)
     stream = found.block_input
@@ -317,14 +317,3 @@ def _activations(config: ModelConfig, parallel: ParallelConfig, step: StepShape)
     pairs = zip(found.blocks, more, strict=True)
     blocks = (replace(block, everything=round(block.everything + extra)) for block, extra in pairs)
     return replace(found, blocks=tuple(blocks)), back
-
-
-def _config_of_part(config: ModelConfig, count: int) -> ModelConfig:
-    """A network with the heads and features of one of `count` tensor ranks."""
-    return config.replace(
-        num_heads=config.num_heads // count,
-        num_kv_heads=config.kv_heads // count,
-        head_dim=config.head_size,
-        value_head_dim=config.value_size,
-        d_ff=config.ffn_size // count,
-    )
