@@ -1,8 +1,8 @@
 """Collectives with gradients, for the middle of a forward pass.
 
-x (B, T, D) has all tokens or this rank's tokens. The gradient of a sum over ranks is the same on each rank; the gradient
-of a tensor that every rank reads is the sum of their gradients (Shoeybi et al. 2019, section 3; Korthikanti et al.
-2022, section 4.2.2).
+x (B, T, D) has all tokens or this rank's tokens. The gradient of a sum over ranks is the same on each rank; the
+gradient of a tensor that every rank reads is the sum of their gradients (Shoeybi et al. 2019, section 3; Korthikanti et
+al. 2022, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def whole(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def alike(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns x for a layer that all ranks compute alike; only the first rank's gradient counts when they are summed."""
+    """Returns x for a layer that all ranks compute alike; of summed gradients only the first rank's counts."""
     return exchanged(x, _same, _of_the_first, group)
 
 

@@ -13,7 +13,7 @@ class ParallelConfig(Config):
     """How many ranks share a step, and which parts of the training state each of them keeps."""
 
     data: int | None = Field(None, ge=1, strict=True)
-    """Data ranks (groups of the ranks below), which each compute some rows of every batch; `null` uses all processes."""
+    """Data ranks (groups of the ranks below), which each compute some rows of a batch; `null` uses all processes."""
     tensor: int = Field(1, ge=1, strict=True)
     """Ranks that split the matrices of every block and compute each pass together."""
     context: int = Field(1, ge=1, strict=True)
@@ -30,8 +30,8 @@ class ParallelConfig(Config):
     forward and backward passes, `interleaved` does so with two stages a rank, and `zero_bubble` (ZB-V) also postpones
     gradients of weights to when a rank would wait."""
     zero: Literal[0, 1, 2, 3] = 0
-    """What data ranks share instead of each keeping a copy (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2` also
-    gradients, `3` also weights (FSDP)."""
+    """What data ranks share instead of each keeping a copy (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2`
+    also gradients, `3` also weights (FSDP)."""
     shard: int | None = Field(None, ge=2, strict=True)
     """Data ranks that share one copy of that state; groups of them are replicas (HSDP). `null` is all of them."""
 

@@ -140,8 +140,8 @@ class Layout:
     def micro_batch_rows(self, rows: int) -> int:
         """Returns the rows of a micro-batch if the user does not set them: a data rank's whole share of `rows`.
 
-        In a pipeline a share makes at least four micro-batches per stage if it can, so that ranks wait less than a fifth
-        of the time (Huang et al. 2019, section 2.3). Raises `ConfigError` if the rows do not divide.
+        In a pipeline a share makes at least four micro-batches per stage if it can, so that ranks wait less than a
+        fifth of the time (Huang et al. 2019, section 2.3). Raises `ConfigError` if the rows do not divide.
         """
         if rows % self.num_data:
             raise ConfigError(

@@ -1,8 +1,8 @@
 """What a layout costs, computed from shapes: bytes of memory of a rank, and bytes that it sends in a step.
 
 When whole weights, gradients and communication buffers exist follows from how FSDP2 handles a group of parameters: it
-gathers into one buffer and copies into another, prefetches one block in the backward pass, and keeps what it has reduced
-until the next group comes (Zhao et al. 2023, section 4).
+gathers into one buffer and copies into another, prefetches one block in the backward pass, and keeps what it has
+reduced until the next group comes (Zhao et al. 2023, section 4).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Plan:
 
 
 def _moments_in_turn(network: StageMemory, zero: int, micro_batches: int) -> Iterator[float]:
-    """Yields the memory at each moment that may be the peak, for a rank without a pipeline, beyond what always lasts."""
+    """Yields the bytes at each moment that may be the peak, for a rank without a pipeline, without those that last."""
     blocks, outside, frees = network.blocks, network.outside, zero == 3
     weights = [block.weights for block in blocks]
     pieces = sum(group.piece for group in network.groups)

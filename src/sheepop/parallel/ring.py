@@ -1,9 +1,10 @@
 """Ring attention: every rank keeps its queries, and keys and values go from rank to rank (Liu et al. 2023).
 
-A rank's queries see all keys of earlier ranks, no keys of later ranks, and the causal triangle of their own; the results
-are merged by the logsumexps of their scores. The ring is torch's own context parallelism, over the flash attention of
-the device. Tokens are split over ranks in their order, so the last of n ranks computes n blocks and the first computes
-one: torch's load-balancing order would tear apart the neighbouring tokens that convolutions and n-grams need.
+A rank's queries see all keys of earlier ranks, no keys of later ranks, and the causal triangle of their own; the
+results are merged by the logsumexps of their scores. The ring is torch's own context parallelism, over the flash
+attention of the device. Tokens are split over ranks in their order, so the last of n ranks computes n blocks and the
+first computes one: torch's load-balancing order would tear apart the neighbouring tokens that convolutions and n-grams
+need.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def check_ring_here(config: ModelConfig, parallel: ParallelConfig, device: str, 
         return
     if (refused := _lacking(config, device, precision)) is not None:
         raise ConfigError(
-            "parallel.context_method = ring is computed by FlashAttention, which needs an NVIDIA GPU (Ampere or newer), "
-            f"16-bit numbers, and a head dimension that is a multiple of {_MULTIPLE} up to {_WIDEST}. It does not "
-            f"support {refused}. Use parallel.context_method=ulysses."
+            "parallel.context_method = ring is computed by FlashAttention, which needs an NVIDIA GPU (Ampere or "
+            f"newer), 16-bit numbers, and a head dimension that is a multiple of {_MULTIPLE} up to {_WIDEST}. It has "
+            f"nothing for {refused}. Use parallel.context_method=ulysses."
         )
 
 

@@ -2,7 +2,8 @@
 
 All layers but attention process tokens one by one, so each rank runs them on its own tokens. Before attention each rank
 sends its tokens of all heads and receives all tokens of some heads; after attention the exchange is reversed (Jacobs et
-al. 2023). `sheepop.parallel.ring` is the other method. The network sees both as a cache that knows a row's other tokens.
+al. 2023). `sheepop.parallel.ring` is the other method. The network sees both as a cache that knows a row's other
+tokens.
 """
 
 from __future__ import annotations
