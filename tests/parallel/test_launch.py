@@ -46,7 +46,7 @@ def test_a_run_whose_rank_is_killed_goes_on_by_itself(together: Together, tmp_pa
     os.kill(max(children_of(process.pid)), signal.SIGKILL)
     ended = process.wait()
     assert ended.code == 0, ended.err
-    assert "A rank was lost. All of them begin anew" in ended.err
+    assert "A rank was lost. All of them start again" in ended.err
     directory = RunDirectory.open(run)
     assert directory.pointer("latest") == 60
     steps = [row["step"] for row in rows(run) if row["split"] == "train"]
