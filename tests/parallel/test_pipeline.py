@@ -11,7 +11,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
-from sheepop.parallel.pipeline import check_pipeline, layers_of, timeline, waiting
+from sheepop.parallel.pipeline import BACKWARD, FORWARD, check_pipeline, layers_of, timeline, waiting
 from sheepop.parallel.ranks import Ranks
 
 _NETWORK = ModelConfig(vocab_size=67, d_model=32, num_layers=6, num_heads=4, max_seq_len=16, dropout=0.0)
@@ -81,8 +81,8 @@ def test_two_micro_batches_through_two_stages_one_of_each_in_turn() -> None:
         for span in timeline(ParallelConfig(pipeline=2), 2)
     }
     assert found == {
-        (0, "forward", 0): (0, 1), (0, "forward", 1): (1, 2), (0, "backward", 0): (4, 6), (0, "backward", 1): (7, 9),
-        (1, "forward", 0): (1, 2), (1, "backward", 0): (2, 4), (1, "forward", 1): (4, 5), (1, "backward", 1): (5, 7),
+        (0, FORWARD, 0): (0, 1), (0, FORWARD, 1): (1, 2), (0, BACKWARD, 0): (4, 6), (0, BACKWARD, 1): (7, 9),
+        (1, FORWARD, 0): (1, 2), (1, BACKWARD, 0): (2, 4), (1, FORWARD, 1): (4, 5), (1, BACKWARD, 1): (5, 7),
     }  # fmt: skip
 
 

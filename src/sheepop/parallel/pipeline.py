@@ -259,13 +259,8 @@ def _known(_: Tensor, gradient: Tensor) -> Tensor:
     return gradient
 
 
-FORWARD, BACKWARD, OF_INPUTS, OF_WEIGHTS = "forward", "backward", "of inputs", "of weights"
-_KINDS = {
-    "FORWARD": FORWARD,
-    "FULL_BACKWARD": BACKWARD,
-    "BACKWARD_INPUT": OF_INPUTS,
-    "BACKWARD_WEIGHT": OF_WEIGHTS,
-}
+# Kinds of work, by torch's names.
+FORWARD, BACKWARD, OF_INPUTS, OF_WEIGHTS = "FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"
 # A backward pass takes twice the time of a forward pass: half for gradients of inputs, half for those of weights.
 _UNITS = {FORWARD: 1.0, BACKWARD: 2.0, OF_INPUTS: 1.0, OF_WEIGHTS: 1.0}
 
@@ -334,7 +329,7 @@ def _order(config: ParallelConfig, count: int, rank: int) -> list[Work]:
     if config.schedule in _SEVERAL_STAGES:
         actions = get_schedule_ops(_SEVERAL_STAGES[config.schedule], config.pipeline, count)[rank]
         return [
-            Work(_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index)
+            Work(action.computation_type.name, action.stage_index, action.microbatch_index)
             for action in actions
             if action is not None and action.microbatch_index is not None
         ]

@@ -75,15 +75,9 @@ class Weights:
 
     def and_more(self, other: Weights) -> Weights:
         """Returns the sums of these and `other`, and the larger `at_once`."""
-        return Weights(
-            self.numbers + other.numbers,
-            self.padded + other.padded,
-            self.kept + other.kept,
-            self.to_gather + other.to_gather,
-            self.to_add + other.to_add,
-            max(self.at_once, other.at_once),
-            self.itemsize,
-        )
+        names = ("numbers", "padded", "kept", "to_gather", "to_add")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return replace(self, **sums, at_once=max(self.at_once, other.at_once))
 
     @property
     def is_cut(self) -> bool:
