@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sheepop.jobs.train import run_training
 
 from record import add_json_option, write_record
 from sheepop.checkpoint import RunDirectory
@@ -28,7 +29,6 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.train import run_training
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.train import agenda
 from sheepop.train.metrics import read_json_lines

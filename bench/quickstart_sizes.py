@@ -11,12 +11,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sheepop.jobs.train import train
+
 from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.jobs.bench import training_speed
 from sheepop.jobs.quickstart import library_paths
 from sheepop.jobs.recipe import complete
-from sheepop.jobs.train import train
 
 _TOKENS_PER_STEP = 2048
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sheepop.jobs.train import run_training
 
 from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.jobs.config import load_config
-from sheepop.jobs.train import run_training
 
 _MEASURED_STEPS, _ROUNDS = 18, 3
 

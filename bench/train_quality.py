@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from sheepop.jobs.train import run_training
 
 from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.data import Batches, Corpus, PackedBatches, PaddedBatches
 from sheepop.jobs.config import load_config
 from sheepop.jobs.quickstart import quickstart
-from sheepop.jobs.train import run_training
 from sheepop.jobs.task.corpus_plan import build_batches
 
 ROWS, LENGTH, WIDTH, LAYERS, HEADS = 12, 64, 128, 4, 4

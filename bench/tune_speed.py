@@ -98,14 +98,14 @@ def measure_trl(
 def measure_ours(task: str, model: str, data: str, steps: int, batch: int, length: int) -> dict[str, Any]:
     """Steps of our run; ``packed`` is SFT with packed rows, ``lora`` with a small change, ``text`` pre-training."""
     import numpy as np
+    from sheepop.jobs.train import kind_of, prepare_process
 
     from sheepop.checkpoint import RunDirectory
     from sheepop.core.console import Console
     from sheepop.core.random import seed_torch
     from sheepop.jobs.config import load_config
-    from sheepop.jobs.task.fork import Fork
-    from sheepop.jobs.train import kind_of, prepare_process
     from sheepop.jobs.run.network import build_network
+    from sheepop.jobs.task.fork import Fork
     from sheepop.train import build_optimizers
     from sheepop.train.evaluation_weights import TrainedWeights
     from sheepop.train.placement import OneDevice

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -41,6 +37,8 @@ from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.source import PreparedStep, SharedSource, StepSource
 from sheepop.train.step import StepRunner
+
+from .conftest import Together
 
 _NETWORK = ModelConfig(
     vocab_size=68, d_model=16, num_layers=4, num_heads=4, d_ff=24, max_seq_len=12, dropout=0.0,
@@ -168,14 +166,12 @@ def _gradients(runner: StepRunner, step: PreparedStep) -> tuple[list[float], dic
     return numbers.tolist(), {name: each.grad for name, each in parameters if each.grad is not None}
 
 
-def _compare(rank: int, world: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ["LOCAL_RANK"] = str(rank)
+def _compare() -> None:
     torch.set_num_threads(1)
     expected: dict[str, tuple[list[float], dict[str, Tensor]]] = {}
     with Ranks.joined() as ranks:
         ranks.connect("cpu")
-        for kind, settings in _TWO if world == 2 else _FOUR:
+        for kind, settings in _TWO if ranks.size == 2 else _FOUR:
             make, batches, change = _KINDS[kind]
             objective, layout = make(), Layout(ranks, ParallelConfig(**settings))
             step = _step(batches, objective)
@@ -198,7 +194,6 @@ def _compare(rank: int, world: int, port: int, folder: str) -> None:
                 torch.testing.assert_close(
                     found[name], gradient.to_dense(), rtol=1e-3, atol=1e-6, msg=f"{kind}, {settings}: {name}"
                 )
-    Path(folder, f"rank-{rank}").touch()
 
 
 def _runner(placement: Any, objective: Objective) -> StepRunner:
@@ -207,11 +202,8 @@ def _runner(placement: Any, objective: Objective) -> StepRunner:
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.campaign)])
-def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(tmp_path: Path, world: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    mp.spawn(_compare, (world, port, str(tmp_path)), nprocs=world)
-    assert len(list(tmp_path.iterdir())) == world
+def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(together: Together, world: int) -> None:
+    together.call(world, _compare)
 
 
 @pytest.mark.parametrize(

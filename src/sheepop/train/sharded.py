@@ -19,13 +19,13 @@ from torch.distributed.tensor import DTensor
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.model.ngrams import NgramEmbedding
-from sheepop.parallel.context import SharedRows
 from sheepop.parallel.experts import share_experts
 from sheepop.parallel.layout import EXPERT, PIECE, PIPELINE, REPLICA, TENSOR, Layout
 from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.ring import RingRows
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import split
+from sheepop.parallel.ulysses import SharedRows
 from sheepop.train.optimizers.adafactor import Adafactor, Sums
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients

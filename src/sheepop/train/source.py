@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
-from sheepop.parallel.context import ContextRanks
 from sheepop.parallel.layout import Layout
+from sheepop.parallel.parts import SharingRanks
 from sheepop.train.objective import Objective
 from sheepop.train.tensor_batch import TensorBatch
 
@@ -44,7 +44,7 @@ class PreparedStep:
         least = max(batch.labels.shape[-1] for batch in self.micro_batches) if evenly else 0
         return replace(self, micro_batches=[batch.padded(multiple, least=least) for batch in self.micro_batches])
 
-    def columns(self, ranks: ContextRanks) -> PreparedStep:
+    def columns(self, ranks: SharingRanks) -> PreparedStep:
         """The same step with this rank's tokens of every row."""
         batches = [batch.columns(ranks.columns(batch.labels.shape[-1])) for batch in self.micro_batches]
         return replace(self, micro_batches=batches, parts_of_rows=ranks.size)
@@ -102,7 +102,7 @@ class SharedSource(StepSource):
 
     whole: StepSource
     layout: Layout
-    context: ContextRanks | None = None
+    context: SharingRanks | None = None
 
     @property
     def ahead(self) -> int:

@@ -54,11 +54,11 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     if not ranks.are_several:
         return config
     # These load torch, which a command that is refused does not need.
-    from sheepop.parallel.context import check_context
     from sheepop.parallel.experts import check_experts
     from sheepop.parallel.pipeline import check_pipeline
     from sheepop.parallel.ring import check_ring
     from sheepop.parallel.tensor import check_split
+    from sheepop.parallel.ulysses import check_context
 
     layout = Layout(ranks, config.parallel)
     check_split(config.model, config.parallel.tensor)
