@@ -152,7 +152,7 @@ def _without_plugins(arguments: list[str]) -> list[str]:
 
 def _add_commands() -> None:
     """Adds the commands that plugins have registered."""
-    known = {each.name for each in (*app.registered_commands, *app.registered_groups)}
+    known = {each.name for each in app.registered_commands} | {each.name for each in app.registered_groups}
     for name, function in commands.items():
         if _COMMANDS_OF_PLUGINS.get(name) is function:
             continue

@@ -102,6 +102,7 @@ class CleanPart:
         clean, account = self.config.clean, Account(self.seed)
         account.begin(staging)
         with closing(account):
+            documents: Iterator[Draft]
             if self.earlier is None:
                 documents = (draft for entry in self.plan.entries(rank) for draft in self._read(entry, account))
             else:
