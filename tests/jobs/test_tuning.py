@@ -333,5 +333,5 @@ def test_a_damaged_change_is_named(adapted: tuple[Path, Path], tmp_path: Path) -
         load_model(copy)
     save_file({**tensors, name: tensors[name][:1].clone()}, file)
     write_checksums(copy)
-    with pytest.raises(CheckpointError, match="has another shape"):
+    with pytest.raises(CheckpointError, match="has the wrong shape"):
         load_model(copy)

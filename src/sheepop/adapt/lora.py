@@ -79,7 +79,7 @@ class LoraLinear(_Adapted, nn.Linear):
         return self.changed(x, self.weight, self.bias)
 
     def changed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Does the same with a given weight and bias."""
+        """Returns ``weight x + bias`` plus the active adapters."""
         product = F.linear(x, weight)
         found = product
         for change in self._counting:

@@ -41,7 +41,7 @@ def int4_product(
     x, weights, scales, bias, y, num_inputs, length, num_rows,
     MOST: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """Does the same for W in int4 with a scale for every 2 HALF weights; their byte i has weights i and i + HALF."""
+    """Computes ``x W^T + b`` for int4 W with a scale for every 2 HALF weights; their byte i has weights i, i + HALF."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inputs, half = tl.arange(0, MOST), tl.arange(0, HALF)
     groups = length // (2 * HALF)

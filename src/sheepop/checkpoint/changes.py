@@ -52,11 +52,11 @@ def put_changes(
             raise CheckpointError(f"{source} does not fit its model: the adapter of {path} has the wrong shape.")
         lengths = None if magnitude is None else magnitude.clone()
         put(model, path, name, LowRank(config, down.clone(), up.clone(), lengths))
-    beside = f".changes.{name}."
+    infix = f".changes.{name}."
     placed = {
-        key.replace(beside, f".changes.{NAME}."): each
+        key.replace(infix, f".changes.{NAME}."): each
         for key, each in changes_of(model).items()
-        if beside in key or key == _HEAD
+        if infix in key or key == _HEAD
     }
     require_changes(tensors, placed, source)
     if _HEAD in tensors:

@@ -35,7 +35,7 @@ def tensor_problems(
     ]
 
 
-def without_ours(config: ModelConfig) -> str:
+def export_advice(config: ModelConfig) -> str:
     """Returns advice for a refused export: the settings that disable features which no other program supports."""
     keys = [key for key in ("ngrams", "short_convolution") if getattr(config, key) is not None]
     settings = " ".join(f"model.{key}=null" for key in keys)

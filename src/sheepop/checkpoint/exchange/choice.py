@@ -15,7 +15,7 @@ from sheepop.checkpoint.exchange.families.olmo2 import OLMO2
 from sheepop.checkpoint.exchange.families.phi3 import PHI3
 from sheepop.checkpoint.exchange.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.expected_tensors import without_ours
+from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
 
@@ -46,7 +46,7 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     raise CheckpointError(
         "No model family of transformers can express this model. The obstacles:\n"
         + "\n".join(lines)
-        + without_ours(config)
+        + export_advice(config)
     )
 
 

@@ -114,8 +114,8 @@ class Family:
         expected = expected_tensors(config)
         found = list(groups(self.tensors, expected, config))
         placed = {name for group in found for name in group.ours}
-        if homeless := [name for name in expected if name not in placed]:
-            raise CheckpointError(f"{self.model_type} has no tensors for {', '.join(homeless[:20])}.")
+        if unmapped := [name for name in expected if name not in placed]:
+            raise CheckpointError(f"{self.model_type} has no tensors for {', '.join(unmapped[:20])}.")
         return found
 
     def _check_architecture(self, given: Given) -> None:

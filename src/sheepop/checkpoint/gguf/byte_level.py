@@ -38,7 +38,7 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
 
 
 def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Value], list[str]]:
-    """Returns the same for a character tokenizer."""
+    """Returns tokens, further keys and notes for a character tokenizer."""
     special = {token_id: token for token, token_id in tokenizer.special_tokens.items()}
     tokens = TokenList([], [])
     merges = []

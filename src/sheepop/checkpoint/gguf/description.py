@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.expected_tensors import without_ours
+from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
@@ -41,7 +41,7 @@ def choose_architecture(config: ModelConfig, name: str | None = None) -> Archite
     nearest_first = sorted(refusals.items(), key=lambda item: len(item[1]))
     reasons = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in nearest_first)
     raise CheckpointError(
-        f"llama.cpp has no architecture that computes the same as this model:\n{reasons}{without_ours(config)}"
+        f"llama.cpp has no architecture that computes the same as this model:\n{reasons}{export_advice(config)}"
     )
 
 

@@ -86,10 +86,10 @@ def places(architecture: Architecture, config: ModelConfig) -> list[Place]:
     """Returns all tensors of a file for `config`, which `architecture` can express, in network order."""
     expected = expected_tensors(config)
     found = [*_computed(config), *_of_rows(architecture, config, expected)]
-    homeless = expected.keys() - {name for place in found for name, _ in place.ours} - balances(config)
-    if homeless:
+    unmapped = expected.keys() - {name for place in found for name, _ in place.ours} - balances(config)
+    if unmapped:
         raise CheckpointError(
-            f"llama.cpp's architecture {architecture.name} has no tensors for {', '.join(sorted(homeless))}."
+            f"llama.cpp's architecture {architecture.name} has no tensors for {', '.join(sorted(unmapped))}."
         )
     return found
 

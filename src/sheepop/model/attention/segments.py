@@ -46,7 +46,7 @@ class Segments:
             return "has no dropout, no windows and no distances in a network compiled for a CPU"
         return None if kind.head_dim == kind.value_dim else "is compiled only for values as wide as keys"
 
-    def prepare(self, kind: AttentionKind, sight: Sight) -> SegmentsAttention | AsideAttention | OperatorAttention:
+    def prepare(self, kind: AttentionKind, sight: Sight) -> SegmentsAttention | UncompiledAttention | OperatorAttention:
         """Cuts the rows into documents, or leaves that to the operator."""
         assert sight.documents is not None
         if kind.device.type == "cpu" and _is_compiled(kind):
@@ -54,7 +54,7 @@ class Segments:
         cut = Cut.of(sight.documents)
         masks = {size: _document_mask(size, kind, sight) for _, size in cut.groups}
         attending = SegmentsAttention(cut, tuple(masks[size] for _, size in cut.groups))
-        return AsideAttention(attending, _beside_compiled_code()) if kind.compiled else attending
+        return UncompiledAttention(attending, _uncompiled_attend()) if kind.compiled else attending
 
 
 def _is_compiled(kind: AttentionKind) -> bool:
@@ -154,11 +154,11 @@ class SegmentsAttention:
 
 
 @dataclass(frozen=True)
-class AsideAttention:
-    """Runs `segments` uncompiled inside a compiled network, by `attend_aside`, because groups change in every batch."""
+class UncompiledAttention:
+    """Runs `segments` uncompiled inside a compiled network, because the groups change in every batch."""
 
     segments: SegmentsAttention
-    attend_aside: Callable[..., Tensor]
+    uncompiled_attend: Callable[..., Tensor]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -167,14 +167,14 @@ class AsideAttention:
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C)."""
-        return self.attend_aside(self.segments, q_BHTC, k_BKTC, v_BKTC, score)
+        return self.uncompiled_attend(self.segments, q_BHTC, k_BKTC, v_BKTC, score)
 
 
 @cache
-def _beside_compiled_code() -> Callable[..., Tensor]:
+def _uncompiled_attend() -> Callable[..., Tensor]:
     """Returns one function for all passes, made on first use, since as a decorator it would load the compiler early."""
-    aside: Callable[..., Tensor] = torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
-    return aside
+    attend: Callable[..., Tensor] = torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
+    return attend
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def _product(rows_MI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
 
 
 def _product_of_few(rows_MI: Tensor, weight_EIO: Tensor, ends: list[int]) -> Tensor:
-    """Does the same for fewer rows than experts, as in generation, and skips the experts without rows."""
+    """Computes `_product` for fewer rows than experts, as in generation, and skips experts without rows."""
     begins = (0, *ends)
     used = [expert for expert, end in enumerate(ends) if end > begins[expert]]
     parts = [rows_MI[begins[expert] : ends[expert]] @ weight_EIO[expert] for expert in used]
