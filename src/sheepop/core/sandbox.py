@@ -110,7 +110,7 @@ class Sandbox:
 
     @classmethod
     def find(cls) -> Sandbox:
-        """Returns a sandbox that has held a program which tries to get out.
+        """Returns a sandbox after a probe program has failed to get out of it.
 
         Raises `IsolationError` with the reason and the remedy if this machine has none.
         """

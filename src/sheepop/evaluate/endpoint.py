@@ -9,6 +9,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.http_client import LATER, Failure, HttpClient
 
 _EXPECTED = "Give the address of a server that speaks OpenAI's protocol."
+_WRONG_FORMAT = "answers in another format than OpenAI's protocol has"
 _REMEDIES = {
     401: "Give a key with --api-key, or in OPENAI_API_KEY.",
     403: "Give a key that may use this model, with --api-key or in OPENAI_API_KEY.",
@@ -83,7 +84,7 @@ class Endpoint:
                     is_finished = is_finished or reason is not None
                     yield Piece(_text((choice.get("delta") or {}).get("content")), reason)
             except (AttributeError, TypeError):
-                raise _wrong_format() from None
+                raise Failure(_WRONG_FORMAT, _EXPECTED) from None
         if not is_finished:
             raise Failure("broke off its answer", LATER)
 
@@ -101,7 +102,7 @@ def _content(reply: dict[str, Any]) -> str:
     try:
         return _text(reply["choices"][0]["message"]["content"])
     except (KeyError, IndexError, TypeError):
-        raise _wrong_format() from None
+        raise Failure(_WRONG_FORMAT, _EXPECTED) from None
 
 
 def _text(content: Any) -> str:
@@ -109,9 +110,5 @@ def _text(content: Any) -> str:
     if content is None:
         return ""
     if not isinstance(content, str) or any("\ud800" <= letter <= "\udfff" for letter in content):
-        raise _wrong_format()
+        raise Failure(_WRONG_FORMAT, _EXPECTED)
     return content
-
-
-def _wrong_format() -> Failure:
-    return Failure("answers in another format than OpenAI's protocol has", _EXPECTED)

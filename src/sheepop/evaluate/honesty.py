@@ -97,10 +97,7 @@ def judged_conduct(
 
 
 def evaluate_conduct(
-    name: str,
-    requests: Sequence[Request],
-    texts: Sequence[str],
-    conducts: Sequence[tuple[Conduct | None, str]],
+    name: str, requests: Sequence[Request], texts: Sequence[str], conducts: Sequence[tuple[Conduct | None, str]]
 ) -> Evaluation:
     """Scores the texts that a model wrote for requests, with `conducts` from `judged_conduct`.
 
@@ -128,13 +125,8 @@ def evaluate_conduct(
     measures = [
         Measure.share("conduct", [should == did for should, did in pairs], "How often it did what it should."),
         *(
-            Measure.share(
-                name,
-                [pair[1] == did for pair in pairs if pair[0] == should],
-                definition,
-                higher_is_better=did == should,
-            )
-            for name, should, did, definition in _RATES
+            Measure.share(rate, [d == did for s, d in pairs if s == should], definition, higher_is_better=did == should)
+            for rate, should, did, definition in _RATES
         ),
         Measure.share("correctness", right, "How often its text contains one of the right answers."),
     ]
