@@ -104,7 +104,7 @@ class CleanPart:
         with closing(account):
             documents: Iterator[Draft]
             if self.earlier is None:
-                documents = (draft for entry in self.plan.entries(rank) for draft in self._read(entry, account))
+                documents = self._read(rank, account)
             else:
                 documents = (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(account))
             for stage in local_stages(clean, self.local, account, self.seed):
@@ -114,9 +114,10 @@ class CleanPart:
             write_part(staging, finished, mixture, sign=bool(self.decided), near=near)
         write_json(staging / ACCOUNT, account.as_record())
 
-    def _read(self, entry: Entry, account: Account) -> Iterator[Draft]:
-        items = _items(entry, self.plan.directory / _SCRATCH, self.config.extract, self.query)
-        return _documents(entry, items, self.config, account)
+    def _read(self, rank: int, account: Account) -> Iterator[Draft]:
+        for entry in self.plan.entries(rank):
+            items = _items(entry, self.plan.directory / _SCRATCH, self.config.extract, self.query)
+            yield from _documents(entry, items, self.config, account)
 
 
 def clean_documents(
