@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import psutil
 
 from sheepop.core.console import Console
 from sheepop.core.measurements import measurement_key, recall, remember
@@ -281,7 +282,10 @@ def _time_steps(
     seconds: float,
     compiled: bool,
 ) -> list[list[float]]:
-    """Times steps of all precisions in turn, for `seconds` each after two steps; returns the seconds of every step."""
+    """Times steps of all precisions in turn, for `seconds` each after two steps; returns the seconds of every step.
+
+    If memory has no room for the states of several models, one precision is timed after the other.
+    """
 
     def build_runner(precision: str) -> StepRunner:
         model = make_model()
@@ -290,7 +294,14 @@ def _time_steps(
         evaluation = build_evaluation_weights(model, optimizers, config)
         return StepRunner(placement, objective, optimizers, evaluation, config.max_grad_norm)
 
-    runners = [build_runner(precision) for precision in precisions]
+    runners = [build_runner(precisions[0])]
+    if _have_room(runners[0], len(precisions) - 1):
+        runners += [build_runner(precision) for precision in precisions[1:]]
+    elif len(precisions) > 1:
+        del runners
+        apart = [[precision] for precision in precisions]
+        one = (make_model, batches, objective, config, device)
+        return [_time_steps(*one, precision, seconds, compiled)[0] for precision in apart]
     times: list[list[float]] = [[] for _ in precisions]
     size = config.global_batch_size
     least = _LEAST_STEPS if len(runners) == 1 else _LEAST_COMPARED_STEPS
@@ -308,3 +319,9 @@ def _time_steps(
             started = time.monotonic()
         number += 1
     return times
+
+
+def _have_room(runner: StepRunner, more: int) -> bool:
+    """Whether memory has room for the weights, gradients and two states of each weight of `more` such models."""
+    weights = sum(parameter.numel() for parameter in runner.placement.model.parameters())
+    return more * weights * 16 < psutil.virtual_memory().available
