@@ -229,7 +229,7 @@ def test_pairs_and_orders_come_equally_often_and_cannot_be_foretold() -> None:
 
 def test_an_arena_needs_two_models_and_prompts_that_are_texts(tmp_path: Path) -> None:
     console, config = Console(quiet=True), load_config()
-    with pytest.raises(UsageError, match="needs two models, but this server has a"):
+    with pytest.raises(UsageError, match="needs two models, and there is a"):
         serve_arena({"a": tmp_path}, config, prompts=None, dtype=None, console=console)
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": [{"role": "user", "content": "Hi?"}]}) + "\n")

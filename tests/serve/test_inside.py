@@ -116,7 +116,7 @@ def test_what_is_read_off_is_what_the_functions_say(client: Any, begun: dict[str
         ("/traces/{0}/attribution?position=0&token=999", 400, "no such token"),
         ("/traces/{0}/neighbours?token=-1", 400, "no token -1"),
         ("/traces/99999/map", 404, "no longer exists"),
-        ("/app.py", 404, "no part 'app.py'"),
+        ("/app.py", 404, "no file 'app.py'"),
         ("/..%2finside.py", 404, ""),
         ("/%2e%2e/inside.py", 404, ""),
     ],

@@ -156,7 +156,7 @@ def test_a_run_without_a_checkpoint_is_watched_and_its_model_comes_later(configu
     [
         ("/runs/third", "no run 'third'; there is first, second run"),
         ("/runs/..%2f..%2fetc/metrics", "Not Found"),
-        ("/runs/../metrics", "no part"),
+        ("/runs/../metrics", "no file"),
         ("/runs/first/traces/3", "no trace of step 3"),
         ("/runs/first/traces/4/tensor?tensor=nothing", "no tensor 'nothing'"),
         ("/runs/first/traces/4/tensor?tensor=blocks.0.attention.weights&head=9", "no head 9"),

@@ -199,11 +199,7 @@ class Service:
     async def chat(self, requested: ChatRequest, request: Request) -> Response:
         """Answers a conversation."""
         messages = [message.to_template() for message in requested.messages]
-        tools = (
-            None
-            if not requested.tools or requested.tool_choice == "none"
-            else [tool.model_dump() for tool in requested.tools]
-        )
+        tools = [tool.model_dump() for tool in requested.tools or () if requested.tool_choice != "none"] or None
         with self._ticket(request, requested.model) as ticket:
             longest = ticket.model.generator.model.config.max_seq_len
             prompt = await self._while_wanted(request, ticket.model.render(messages, tools), "messages")
