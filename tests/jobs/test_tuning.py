@@ -306,7 +306,7 @@ def test_an_adapted_model_is_a_model_for_everything_else(
     run, origin = adapted
     again = config(examples, tmp_path / "again", *LORA, "training.max_steps=1")
     if read_quantization(resolve_model_directory(origin)) is not None:
-        with pytest.raises(CheckpointError, match="holds a change beside weights of integers"):
+        with pytest.raises(CheckpointError, match="holds an adapter on integer weights"):
             train(again, fork=run)
         with pytest.raises(ConfigError, match="are integers, which cannot be trained"):
             train(config(examples, tmp_path / "whole", "training.max_steps=1"), fork=origin)

@@ -147,12 +147,14 @@ def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path) -> N
         (["parallel.context=2", "parallel.context_method=ring"], "data.packing = true joins several"),
         (["parallel.pipeline=2", "parallel.schedule=interleaved"], "num_layers = 2 are too few for 4 stages"),
     ]
-    run = tmp_path / "run"  # which none of them makes
-    started = [together.start(2, together.options(run, *settings)) for settings, _ in cases]
+    started = [
+        together.start(2, together.options(tmp_path / str(number), *settings))
+        for number, (settings, _) in enumerate(cases)
+    ]
     for (_, words), ranks in zip(cases, started, strict=True):
         ends = [rank.wait() for rank in ranks]
         assert re.search(words, one_error(ends)), ends
-    assert not run.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_ranks_that_were_given_different_settings_do_not_start(together: Together, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class ParallelConfig(Config):
     """How attention exchanges tokens: `ulysses` exchanges tokens for heads, which the ranks must divide; `ring` sends
     keys and values from rank to rank, for any number of heads, one document a row and plain causal attention."""
     expert: int = Field(1, ge=1, strict=True)
-    """Ranks side by side that have some of the experts each and send tokens to them, beside their other parts."""
+    """Neighbouring ranks, also ranks of the other kinds, that have some of the experts each and send tokens to them."""
     pipeline: int = Field(1, ge=1, strict=True)
     """Ranks, or groups of the others, that have some of the layers each, and send micro-batches on to the next."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"

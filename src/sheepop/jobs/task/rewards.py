@@ -167,10 +167,11 @@ class PolicyTask(ExampleTask):
     @cached_property
     def reward(self) -> Reward:
         """The reward of answers: a model, a program or a service."""
-        assert self.settings.reward is not None
+        settings: RolloutConfig = self.settings
+        assert settings.reward is not None
         return open_reward(
-            self.settings.reward,
-            self.settings.reward_seconds,
+            settings.reward,
+            settings.reward_seconds,
             self.tokenizer(),
             device=resolve_device(self.config.device),
             batch_size=self.evaluation_batch,
