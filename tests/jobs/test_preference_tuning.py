@@ -292,7 +292,9 @@ def test_a_step_of_a_tuned_run_says_which_examples_it_read(preferred: TrainOutco
     assert [row for row, _ in rows] == [0, 0, 1, 1, 2, 2, 3, 3], "two answers to each of four prompts"
     tokenizer = load_model(preferred.run).tokenizer
     for _, origin in rows:
-        assert len(tokenizer.encode(origin.text, allow_special=True)) + 1 == origin.stop - origin.start, "and the end of the text"
+        assert len(tokenizer.encode(origin.text, allow_special=True)) + 1 == origin.stop - origin.start, (
+            "and the end of the text"
+        )
         assert any(answer in origin.text for answer in answers)
     for chosen, rejected in zip(rows[::2], rows[1::2], strict=True):
         assert chosen[1].document + 1 == rejected[1].document and "sheep" in rejected[1].text

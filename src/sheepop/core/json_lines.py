@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,20 @@ class BadLine:
     reason: str
 
 
-def parsed_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any] | BadLine]]:
-    """The number of every line that is not blank, from 1, with its object or a `BadLine`."""
+def parsed_lines(
+    lines: Iterable[bytes], parse: Callable[[bytes], Any] = orjson.loads
+) -> Iterator[tuple[int, dict[str, Any] | BadLine]]:
+    """The number of every line that is not blank, from 1, with its object or a `BadLine`.
+
+    Give `json.loads` to `parse` for what orjson refuses: NaN, numbers beyond 64 bits and lone surrogates.
+    """
     for number, line in enumerate(lines, 1):
         text = line.removeprefix(codecs.BOM_UTF8).strip()
         if not text:
             continue
         try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            value = parse(text)
+        except (ValueError, RecursionError) as error:
             yield number, BadLine(f"not valid JSON ({error})")
         else:
             yield number, value if isinstance(value, dict) else BadLine("not a JSON object")

@@ -113,6 +113,6 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _rows(text: bytes) -> tuple[list[dict[str, Any]], int]:
-    lines = [line for _, line in parsed_lines(text.split(b"\n"))]
+    lines = [line for _, line in parsed_lines(text.split(b"\n"), json.loads)]
     rows = [line for line in lines if not isinstance(line, BadLine)]
     return rows, len(lines) - len(rows)
