@@ -25,37 +25,15 @@ _MOST_CONTROLS = 0.1
 
 # Text formats and their suffixes.
 _TEXT_FORMATS = by_word(
-    {
-        "html": "html htm xhtml shtml",
-        "xml": "xml rss atom kml gpx opml",
-        "json": "json geojson webmanifest har",
-        "jsonl": "jsonl ndjson jsonlines",
-        "tsv": "tsv tab",
-        "subtitles": "srt vtt ass ssa",
-        "notebook": "ipynb",
-        "mail": "eml mht mhtml",
-        "mailbox": "mbox",
-    },
-    "csv",
+    "html: html htm xhtml shtml, xml: xml rss atom kml gpx opml, json: json geojson webmanifest har, "
+    "jsonl: jsonl ndjson jsonlines, csv, tsv: tsv tab, subtitles: srt vtt ass ssa, notebook: ipynb, "
+    "mail: eml mht mhtml, mailbox: mbox"
 )
 # Formats that begin with a signature, and their suffixes: without the signature the file is damaged or something else.
 _SIGNED = by_word(
-    {
-        "image": "png jpg jpeg tif tiff webp bmp gif heic avif",
-        "zip": "zip jar whl docx pptx xlsx xlsb odt ods odp epub",
-        "old Office": "doc xls ppt msg",
-        "gzip": "gz tgz",
-        "bzip2": "bz2 tbz2",
-        "xz": "xz txz",
-        "zstd": "zst tzst",
-        "sqlite": "sqlite sqlite3",
-        "PDF": "pdf",
-        "tar": "tar",
-        "DuckDB": "duckdb",
-        "Parquet": "parquet",
-        "Arrow": "arrow",
-        "WARC": "warc",
-    }
+    "image: png jpg jpeg tif tiff webp bmp gif heic avif, zip: zip jar whl docx pptx xlsx xlsb odt ods odp epub, "
+    "old Office: doc xls ppt msg, gzip: gz tgz, bzip2: bz2 tbz2, xz: xz txz, zstd: zst tzst, tar, "
+    "sqlite: sqlite sqlite3, DuckDB: duckdb, PDF: pdf, Parquet: parquet, Arrow: arrow, WARC: warc"
 )
 # The type that a zip states in its first member, called mimetype and stored raw (EPUB OCF 3.3, 4.3; ODF 1.3, 2-3.3).
 _MIMETYPE = re.compile(rb".{30}mimetype.{0,64}?(application/[\w.+-]+)", re.DOTALL)
@@ -72,21 +50,16 @@ _DIRECTORY_ENTRY = re.compile(rb"PK\x01\x02.{24}(..).{16}", re.DOTALL)
 _LONGEST_END = 2**16 + 22
 _DIRECTORY_BYTES = 2**20
 # The stream at the root of a compound file that identifies its format.
-_STREAMS = {
-    "WordDocument": "doc",
-    "Workbook": "xls",
-    "Book": "xls",
-    "PowerPoint Document": "ppt",
-    "__properties_version1.0": "msg",
-}
+_STREAMS = {"WordDocument": "doc", "Workbook": "xls", "Book": "xls", "PowerPoint Document": "ppt"}
+_STREAMS |= {"__properties_version1.0": "msg"}
 _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
 
 # The header lines of a message, each with its continuation lines, and names of fields that mail programs add.
 _HEADER = re.compile(r"(?:[!-9;-~]+:[^\n]*+\n(?:[ \t][^\n]*+\n)*+)++")
 _FIELD = re.compile(r"^([!-9;-~]+):", re.MULTILINE)
 _MAIL_FIELDS = frozenset({"date", "message-id", "mime-version", "received", "return-path", "delivered-to"})
-# The line that separates the messages of a mailbox.
-_MAILBOX = re.compile(r"From \S+ +\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d .*\d{4}\s*$")
+# The line that separates the messages of a mailbox, and a header.
+_MAILBOX = re.compile(r"From \S+ +\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d .*\d{4}[^\S\n]*\n" + _HEADER.pattern)
 # Possessive: otherwise comments that could end in several places would be tried in every combination.
 _HTML = re.compile(
     r"(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
@@ -101,18 +74,11 @@ _XML = re.compile(
 # Below this score the model still tells code from prose, but is often wrong about the language.
 _SURE = 0.95
 # Our names for the model's labels; the label of any other language is its name.
-_LABELS = by_word({"notebook": "ipynb"}, "markdown rst latex html xml csv tsv json jsonl")
-_LABEL_LANGUAGES = {
-    "cpp": "c++",
-    "cs": "c#",
-    "lisp": "common lisp",
-    "objectivec": "objective-c",
-    "vba": "visual basic",
-    "scss": "sass",
-    "proto": "protobuf",
-    "asm": "assembly",
-    "erb": "template",
-}
+_LABELS = by_word("notebook: ipynb, markdown, rst, latex, html, xml, csv, tsv, json, jsonl")
+_LABEL_LANGUAGES = by_word(
+    "c++: cpp, c#: cs, common lisp: lisp, objective-c: objectivec, visual basic: vba, sass: scss, protobuf: proto, "
+    "assembly: asm, template: erb"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +173,7 @@ def _compound_format(content: Content) -> str:
             names = {entry[0] for entry in OleFileIO(file).listdir(storages=False) if len(entry) == 1}
         except Exception as error:
             # olefile raises whatever Python error a malformed container causes.
-            detail = f"an old Microsoft Office file that cannot be opened: {error}"
-            raise ExtractionError("damaged", detail) from None
+            raise ExtractionError("damaged", f"an old Microsoft Office file that cannot be opened: {error}") from None
     if "EncryptedPackage" in names:
         raise ExtractionError("encrypted", "an office file that needs a password")
     known = next((name for stream, name in _STREAMS.items() if stream in names), None)
@@ -226,7 +191,12 @@ def _text_format(content: Content, head: bytes) -> FileType:
     beginning = head[mark:].decode(encoding, "replace")
     if known := text_type(content.name, beginning):
         return FileType(*known)
-    for looks_like, name in ((_is_mailbox, "mailbox"), (_is_mail, "mail"), (_HTML.match, "html"), (_XML.match, "xml")):
+    for looks_like, name in (
+        (_MAILBOX.match, "mailbox"),
+        (_is_mail, "mail"),
+        (_HTML.match, "html"),
+        (_XML.match, "xml"),
+    ):
         if looks_like(beginning):
             return FileType(name)
     return _guessed(content)
@@ -237,11 +207,6 @@ def _is_mail(beginning: str) -> bool:
     header = _HEADER.match(beginning)
     names = {name.lower() for name in _FIELD.findall(header[0])} if header else set()
     return len(names & _MAIL_FIELDS) > (1 if "from" in names else 2)
-
-
-def _is_mailbox(beginning: str) -> bool:
-    first, _, rest = beginning.partition("\n")
-    return _MAILBOX.match(first) is not None and _HEADER.match(rest) is not None
 
 
 def _unknown(content: Content) -> FileType:

@@ -24,18 +24,16 @@ import pathspec
 from sheepop.core.errors import DataError
 from sheepop.data.discovery import Entry, Skipped, ignore_spec, name_refusal, printable, size_refusal
 from sheepop.data.extract.interface import Content, ExtractionError
-from sheepop.data.extract.languages import is_generated_name
+from sheepop.data.extract.languages import is_generated_name, words
 from sheepop.data.extract.unpacking import spooled
 
 GIT_PREFIX = "git+"
 """The prefix of a path that names a repository: ``git+PATH`` or ``git+PATH@REVISION``."""
 
 _SUBMODULE = 0o160000
-_VENDORED_FOLDERS = frozenset(
-    {
-        *("vendor", "vendored", "_vendor", "_vendored", "third_party", "third-party", "thirdparty", "3rdparty"),
-        *("node_modules", "bower_components", "jspm_packages", "godeps", "pods", "dist"),
-    }
+_VENDORED_FOLDERS = words(
+    "vendor vendored _vendor _vendored third_party third-party thirdparty 3rdparty"
+    " node_modules bower_components jspm_packages godeps pods dist"
 )
 _LICENSE_NAMES = ("license", "licence", "copying", "unlicense")
 _LICENSE_BYTES = 2**20
@@ -78,22 +76,14 @@ _LONGEST_HEADER = 200
 _SETTINGS = {
     # The user named the repository, so another owner is fine: nothing in it is executed.
     "safe.directory": "*",
-    "core.hooksPath": os.devnull,
-    "core.fsmonitor": "false",
-    "core.attributesFile": os.devnull,
-    "core.splitIndex": "false",
-    "core.untrackedCache": "false",
+    **dict.fromkeys(("core.hooksPath", "core.attributesFile"), os.devnull),
+    **dict.fromkeys(("core.fsmonitor", "core.splitIndex", "core.untrackedCache"), "false"),
     "protocol.allow": "never",
 }
 _ENVIRONMENT = {
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "HOME": os.devnull,
+    **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM", "GIT_NO_LAZY_FETCH", "GIT_NO_REPLACE_OBJECTS"), "1"),
+    **dict.fromkeys(("GIT_OPTIONAL_LOCKS", "GIT_TERMINAL_PROMPT"), "0"),
+    **dict.fromkeys(("GIT_CONFIG_GLOBAL", "HOME"), os.devnull),
     "LC_ALL": "C",
 }
 
@@ -276,8 +266,8 @@ def _git_output(
                 raise DataError(f"git {arguments[0]} in {repository} did not finish within {_SECONDS:g} s.") from None
             raise
     if process.returncode:
-        words = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]
-        raise DataError(f"git {arguments[0]} failed in {repository}: {words[-1].removeprefix('fatal: ')}.")
+        lines = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]
+        raise DataError(f"git {arguments[0]} failed in {repository}: {lines[-1].removeprefix('fatal: ')}.")
     return bytes(output)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import date_of, facts_of
 from sheepop.data.extract.page import decode_page, parse_page
-from sheepop.data.extract.page_blocks import Block, page_blocks, page_text, words
+from sheepop.data.extract.page_blocks import Block, page_blocks, page_text
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement

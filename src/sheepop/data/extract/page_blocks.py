@@ -11,17 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import code_span, fenced, join, table
 from sheepop.data.extract.page import decode_page, parse_page
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
-
-
-def words(text: str) -> frozenset[str]:
-    """Returns the set of words of a text."""
-    return frozenset(text.split())
-
 
 BlockKind = Literal["text", "heading", "item", "code", "table"]
 

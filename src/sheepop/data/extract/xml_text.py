@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from sheepop.data.decoding import decode
 from sheepop.data.extract.html import extract_html
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import fenced
 from sheepop.data.extract.page import SAFE, parse_page
-from sheepop.data.extract.page_blocks import page_blocks, page_text, words
+from sheepop.data.extract.page_blocks import page_blocks, page_text
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
