@@ -23,7 +23,7 @@ from sheepop.data.extract.office_parts import (
     properties,
     with_notes,
 )
-from sheepop.data.extract.word_styles import CODE_STYLES, LONGEST_CHAIN, count, numeral
+from sheepop.data.extract.word import CODE_STYLES, LONGEST_CHAIN, count, numeral
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"

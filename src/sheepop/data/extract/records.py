@@ -14,8 +14,8 @@ from sheepop.data.decoding import decode
 from sheepop.data.extract.chat import turns_text
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import Lines, byte_lines, open_utf8
 from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column
+from sheepop.data.extract.text import Lines, byte_lines, open_utf8
 
 _BLOCK = 2**20
 # The memory of parsed JSON, as a multiple of its text, in all but contrived files.

@@ -20,7 +20,7 @@ from sheepop.data.extract.office_parts import (
     presentation,
     with_notes,
 )
-from sheepop.data.extract.word_styles import count, numeral
+from sheepop.data.extract.word import count, numeral
 
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"

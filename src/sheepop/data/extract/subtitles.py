@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import Lines
 from sheepop.data.extract.paged_text import join_lines
 from sheepop.data.extract.template import longest_record
-from sheepop.data.extract.text import extract_text
+from sheepop.data.extract.text import Lines, extract_text
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")

@@ -11,9 +11,9 @@ from itertools import chain, islice
 from typing import Any, Literal
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import Lines
 from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.template import TEXT_FIELDS, RecordFormat, longest_record
+from sheepop.data.extract.text import Lines
 
 _SAMPLE_LINES = 2000
 _SAMPLE_CHARACTERS = 2**17
