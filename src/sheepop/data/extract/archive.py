@@ -56,11 +56,7 @@ class _Member(NamedTuple):
 
 
 def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields the documents in the members of a zip file, in the order of its directory.
-
-    Raises `ExtractionError`: ``damaged`` if the directory cannot be read, ``bomb`` if members overlap or unpack to too
-    many bytes.
-    """
+    """Yields the documents in the members of a zip file, in the order of its directory; raises `ExtractionError`."""
     with _opened_zip(content) as archive:
         yield from _documents(_zip_members(archive), content.size, context)
 
@@ -127,11 +123,8 @@ def _left_out(name: str) -> tuple[str, tuple[str, str]] | None:
 
 def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
     for member in archive.infolist():
-        refusal = None
-        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-            refusal = _NO_FILE
-        elif member.flag_bits & _ENCRYPTED_FLAG:
-            refusal = "encrypted", "it needs a password"
+        refusal = ("encrypted", "it needs a password") if member.flag_bits & _ENCRYPTED_FLAG else None
+        refusal = refusal if stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG) else _NO_FILE
         yield _Member(member.filename, member.is_dir(), refusal, partial(_opened, archive, member))
 
 
@@ -194,10 +187,7 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
-    """Opens the zip file in `content`.
-
-    Raises `ExtractionError`: ``damaged`` if its directory cannot be read, ``bomb`` if its members overlap.
-    """
+    """Opens a zip file; raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` if its members overlap."""
     with content.open() as file:
         try:
             archive = zipfile.ZipFile(file)
@@ -249,13 +239,11 @@ def _refuse_definitions(name: str, beginning: bytes) -> None:
     """Raises an error if an XML part has a document type, or if its first element is not within `beginning`."""
     # Without NUL bytes, markup in UTF-16 and UTF-32 reads as ASCII.
     head = beginning.replace(b"\0", b"").lstrip(_SPACE)
-    if head.startswith(_EBCDIC):
+    encoding = _ENCODING.match(head)
+    if head.startswith(_EBCDIC) or (encoding and encoding[1].lower() not in _ENCODINGS):
         raise ExtractionError("unsupported", f"{name} is in an encoding that Office does not write")
     if not head.startswith(b"<"):
         return
-    encoding = _ENCODING.match(head)
-    if encoding and encoding.group(1).lower() not in _ENCODINGS:
-        raise ExtractionError("unsupported", f"{name} is in an encoding that Office does not write")
     while match := _NO_ELEMENT_YET.match(head):
         head = head[match.end() :].lstrip(_SPACE)
     if head[:2] in (b"<!", b"<?", b"<", b""):

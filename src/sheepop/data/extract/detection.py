@@ -144,10 +144,7 @@ def _zip_format(content: Content, head: bytes) -> str:
 
 
 def _zip_names(file: BinaryIO) -> set[bytes]:
-    """Returns the first few thousand member names of a zip file, fewer or none if its directory is damaged.
-
-    The module zipfile would read a directory of any size, and no memory limit applies here.
-    """
+    """Returns the first few thousand member names, none if damaged; zipfile would read a directory of any size."""
     size = file.seek(0, os.SEEK_END)
     begin = file.seek(max(0, size - _LONGEST_END))
     end = file.read()

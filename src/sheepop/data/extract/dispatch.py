@@ -87,10 +87,7 @@ FORMATS = {
 
 
 class Dispatcher:
-    """Runs the extractor for each content within the limits of `config`; `scratch` is for temporary files.
-
-    `alive` is passed to the extractors, see `Context`.
-    """
+    """Runs the extractor for each content within the limits of `config`; for `scratch` and `alive` see `Context`."""
 
     def __init__(self, config: ExtractConfig, scratch: Path, alive: Callable[[], None] = lambda: None) -> None:
         self.config, self.scratch, self.alive = config, scratch, alive

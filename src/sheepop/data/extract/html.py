@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from lxml.html import HtmlElement
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import date_of, facts_of
 from sheepop.data.extract.page import decode_page, parse_page
 from sheepop.data.extract.page_blocks import Block, page_blocks, page_text
-
-if TYPE_CHECKING:
-    from lxml.html import HtmlElement
 
 _DATE_NAMES = words(
     "article:published_time og:published_time datepublished date dc.date dc.date.issued dcterms.created dcterms.date"

@@ -9,7 +9,6 @@ _TAR_BLOCK = 512
 _TAR_CHECKSUM = slice(148, 156)
 _OCTAL = re.compile(rb"[ \0]*([0-7]{1,7})[ \0]*\Z")
 
-
 # Offset, bytes or pattern, the reason why the format is not read (empty if it is), its name. The first match counts.
 _SIGNATURES: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, re.compile(rb"PK(?:\x03\x04|\x05\x06|\x07\x08PK\x03\x04)"), "", "zip"),

@@ -133,9 +133,8 @@ def _attached(part: Message, number: int) -> tuple[str, bytes]:
     """Returns the file name and the bytes of an attached part."""
     payload = part.get_payload()
     if isinstance(payload, list):
-        return _name("message.eml", number), b"\n".join(
-            inner.as_bytes() for inner in payload if isinstance(inner, Message)
-        )
+        messages = [inner.as_bytes() for inner in payload if isinstance(inner, Message)]
+        return _name("message.eml", number), b"\n".join(messages)
     return _name(_decoded(part.get_filename("")), number), _bytes(part)
 
 

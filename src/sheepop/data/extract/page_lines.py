@@ -83,11 +83,11 @@ class Page:
     height: float
     lines: Sequence[Line]
     others: Sequence[Line] = ()
-    confidence: float | None = None
     tables: int = 0
     meaningless: int = 0
-    unsure: int = 0
     is_unsearched: bool = False
+    confidence: float | None = None
+    unsure: int = 0
 
 
 def runs(items: Iterable[T], continues: Callable[[list[T], T], bool]) -> list[list[T]]:
@@ -234,15 +234,9 @@ def _joined(row: list[Line]) -> Line:
     for before, line in pairwise(row):
         gap = (line.left - before.right) / max(before.size, line.size)
         text += ("   " if gap > _CELL_GAP else " " if gap > 0.12 else "") + line.text
-    return Line(
-        text,
-        row[0].left,
-        min(line.top for line in row),
-        max(line.right for line in row),
-        max(line.bottom for line in row),
-        max(row, key=lambda line: len(line.text)).size,
-        row[0].first_width,
-    )
+    top, bottom = min(line.top for line in row), max(line.bottom for line in row)
+    size = max(row, key=lambda line: len(line.text)).size
+    return Line(text, row[0].left, top, _ends(row)[1], bottom, size, row[0].first_width)
 
 
 class Glyph(NamedTuple):

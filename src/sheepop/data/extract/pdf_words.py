@@ -123,12 +123,9 @@ def _turned(words: list[Word], frame: PageFrame) -> tuple[list[Word], PageFrame]
     turns = min(letters, key=lambda turns: (-letters[turns], turns), default=0)
     if turns == 0:
         return words, frame
-    turned = [
-        word._replace(
-            box=word.box.turned(turns, *frame.size), turns=None if word.turns is None else (word.turns - turns) % 4
-        )
-        for word in words
-    ]
+    boxes = [word.box.turned(turns, *frame.size) for word in words]
+    rests = [None if word.turns is None else (word.turns - turns) % 4 for word in words]
+    turned = [word._replace(box=box, turns=rest) for word, box, rest in zip(words, boxes, rests, strict=True)]
     return turned, frame._replace(turns=(frame.turns + turns) % 4)
 
 
@@ -154,15 +151,9 @@ def _line(piece: list[Word]) -> Line:
     usual = next(word for word in piece if word.size == size)
     baseline = usual.box.bottom - usual.descent
     first = piece[0].text.split(" ", 1)[0]  # a right-to-left piece may contain several words
-    return Line(
-        text,
-        min(word.box.left for word in piece),
-        baseline - _ASCENT * size,
-        max(word.box.right for word in piece),
-        baseline + _DESCENT * size,
-        size,
-        (piece[0].box.right - piece[0].box.left) * len(first) / len(piece[0].text),
-    )
+    first_width = (piece[0].box.right - piece[0].box.left) * len(first) / len(piece[0].text)
+    left, right = min(word.box.left for word in piece), max(word.box.right for word in piece)
+    return Line(text, left, baseline - _ASCENT * size, right, baseline + _DESCENT * size, size, first_width)
 
 
 class _Style(NamedTuple):
@@ -295,12 +286,9 @@ def _columns(words: list[Word]) -> Iterator[Word]:
 def _is_below(column: list[Word], word: Word) -> bool:
     before = column[-1]
     reach = _COLUMN_STRAY * before.size
-    return (
-        abs(word.box.left - before.box.left) <= reach
-        and -reach <= word.box.top - before.box.bottom <= _COLUMN_GAP * before.size
-        and _is_upright(before)
-        and _is_upright(word)
-    )
+    gap, stray = word.box.top - before.box.bottom, abs(word.box.left - before.box.left)
+    is_near = stray <= reach and -reach <= gap <= _COLUMN_GAP * before.size
+    return is_near and _is_upright(before) and _is_upright(word)
 
 
 def _is_upright(word: Word) -> bool:

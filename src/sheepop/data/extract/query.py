@@ -179,10 +179,7 @@ def _message(error: Exception) -> str:
 
 
 def parse_address(url: str) -> URL:
-    """Parses an address into a SQLAlchemy URL.
-
-    Raises `ExtractionError` if it is not valid, or contains an ``@`` or ``/`` of a password that must be escaped.
-    """
+    """Parses an address; raises `ExtractionError` if it is invalid or a password has an unescaped ``@`` or ``/``."""
     try:
         from sqlalchemy import make_url
         from sqlalchemy.exc import SQLAlchemyError
@@ -213,10 +210,7 @@ def source_label(url: str) -> str:
 
 
 def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, Any]]:
-    """Returns the address and further arguments of the driver: time limits, and for pg8000 encryption.
-
-    `sslmode` has the meaning that PostgreSQL's own library gives it.
-    """
+    """Returns the address and arguments of the driver: time limits, and for pg8000 `sslmode` as in libpq."""
     driver = address.get_driver_name()
     arguments: dict[str, Any] = {name: max(1, round(max_seconds)) for name in _TIME_LIMITS.get(driver, ())}
     if driver == "pg8000" and "sslmode" in address.query:

@@ -133,10 +133,7 @@ def _chart_table(chart: Element) -> str:
     categories: dict[str, str] = {}
     for one in series:
         categories = {**(_points(one, "cat") or _points(one, "xVal")), **categories}
-    order = sorted(
-        {index for column in (categories, *columns) for index in column},
-        key=lambda index: (integer(index, 10**9), index),
-    )
+    order = sorted(set(categories).union(*columns), key=lambda index: (integer(index, 10**9), index))
     rows = [[categories.get(index, ""), *(column.get(index, "") for column in columns)] for index in order]
     figures = table([["", *map(_name, series)], *rows])
     return "\n\n".join(part for part in (heading, figures) if part)

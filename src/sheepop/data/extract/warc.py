@@ -11,6 +11,10 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from warcio.archiveiterator import ArchiveIterator
+from warcio.bufferedreaders import ChunkedDataReader
+from warcio.exceptions import ArchiveLoadFailed
+
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
@@ -47,8 +51,6 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
     scripts. Metadata: ``url``, ``date``, and ``truncated`` with the reason why the crawler kept only the beginning.
     Raises `ExtractionError` if the archive is damaged; the documents before the damage remain valid.
     """
-    from warcio.exceptions import ArchiveLoadFailed
-
     allowance, number = Allowance(content.size, context.config), 0
     is_packed = content.head(len(_ZSTD)).startswith((_GZIP, _ZSTD))
     with content.open() as file:
@@ -66,8 +68,6 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 def _records(file: Counted) -> Iterator[Any]:
     """Yields the records; reads each to its end, and checks its stated length, before the next."""
-    from warcio.archiveiterator import ArchiveIterator
-
     records = ArchiveIterator(file, arc2warc=True)
     for number in count(1):
         begins = records.next_line is not None
@@ -143,8 +143,6 @@ def _name(url: str, media_type: str) -> str:
 @contextmanager
 def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
     """Provides the content of a record without its HTTP encodings; raises `MemberError` if it cannot be decoded."""
-    from warcio.bufferedreaders import ChunkedDataReader
-
     encoding, transfer = (
         (record.http_headers.get_header(header) or "").strip().lower() if record.http_headers is not None else ""
         for header in ("Content-Encoding", "Transfer-Encoding")

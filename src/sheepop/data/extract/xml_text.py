@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.entities import html5
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lxml import etree
 
 from sheepop.data.decoding import decode
 from sheepop.data.extract.html import extract_html
@@ -20,9 +22,6 @@ from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import fenced
 from sheepop.data.extract.page import SAFE, parse_page
 from sheepop.data.extract.page_blocks import page_blocks, page_text
-
-if TYPE_CHECKING:
-    from lxml.etree import _Element
 
 # Elements of DocBook, JATS, TEI, XHTML and feeds: paragraphs, blocks, roots of documents, verbatim text, escaped HTML.
 _PARAGRAPHS = words(
@@ -115,10 +114,8 @@ def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
     yield from flow.done
 
 
-def _events(content: Content) -> Iterator[tuple[str, _Element]]:
+def _events(content: Content) -> Iterator[tuple[str, etree._Element]]:
     """Yields ("start" or "end", element) for the elements of a file in order."""
-    from lxml import etree
-
     head = content.head(_SNIFFED_BYTES).replace(b"\0", b"")
     # The parser expands entities defined in the file, within its limits. With entities defined outside it would stop at
     # their names; then none is expanded, and `_between` inserts those that HTML defines too.
@@ -145,7 +142,7 @@ def _events(content: Content) -> Iterator[tuple[str, _Element]]:
 class _Open:
     """An open element; its text begins at piece `begin` of the current line, or is `skipped`."""
 
-    element: _Element | None = None
+    element: etree._Element | None = None
     name: str = ""
     verbatim: bool = False
     has_text: bool = False
@@ -167,7 +164,7 @@ class _Flow:
         self._line: list[str] = []
         self._break_due = self._gap = self._in_prose = False
 
-    def start(self, element: _Element) -> None:
+    def start(self, element: etree._Element) -> None:
         name = str(element.tag).rpartition("}")[2].lower()
         around = self.open[-1]
         around.has_children = True
@@ -238,7 +235,7 @@ def _code(text: str) -> str:
     return fenced(code) if code.strip() else ""
 
 
-def _between(before: _Element | None, parent: _Element | None) -> str:
+def _between(before: etree._Element | None, parent: etree._Element | None) -> str:
     """Returns the text of `parent` after its child element at or before `before`, or since the start of `parent`."""
     pieces: list[str] = []
     while before is not None and not isinstance(before.tag, str):
