@@ -106,10 +106,7 @@ def _documents(members: Iterator[_Member], size: int, context: Context) -> Itera
 
 
 def _left_out(name: str) -> tuple[str, tuple[str, str]] | None:
-    """Returns the path to skip and why, or None to read the member; the rules are those of `sheepop.data.discovery`.
-
-    The path is the member, or the folder that contains it, with a slash at the end.
-    """
+    """Returns the member, or its folder with a slash, and why `sheepop.data.discovery` skips it; None to read it."""
     parts = _SEPARATOR.split(name)
     if not parts[0] or ".." in parts or _DRIVE.match(name):
         return name, ("unsafe", "its name leads out of the archive")

@@ -185,8 +185,9 @@ def open_duckdb(path: Path, config: ExtractConfig) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     denied = ("enable_external_access", "autoload_known_extensions", "autoinstall_known_extensions")
-    limits = {"threads": 1, "memory_limit": f"{config.max_memory_bytes // 2**21}MiB", "temp_directory": ""}
-    connection = duckdb.connect(str(path), read_only=True, config={**dict.fromkeys(denied, False), **limits})
+    settings: dict[str, Any] = dict.fromkeys(denied, False)
+    settings |= {"threads": 1, "memory_limit": f"{config.max_memory_bytes // 2**21}MiB", "temp_directory": ""}
+    connection = duckdb.connect(str(path), read_only=True, config=settings)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")
     return connection

@@ -207,10 +207,7 @@ def _is_mail(beginning: str) -> bool:
 
 
 def _unknown(content: Content) -> FileType:
-    """Returns "text" for a file that should be text by its name or the model, although its first bytes are not.
-
-    Its reader then refuses it with more detail. Raises `ExtractionError` for a binary file.
-    """
+    """Returns "text", whose reader tells more, if name or model say so; raises `ExtractionError` for binary."""
     suffix = content.suffix[1:]
     if suffix in _TEXT_FORMATS or text_type(content.name, ""):
         return FileType("text")

@@ -75,10 +75,7 @@ class Extraction:
         yield Refused("", *_CHANGED)
 
     def blob(self, repository: Path, blob: str, name: str) -> Iterator[Extracted | Refused]:
-        """Yields the documents of a file in a git repository; `blob` is the full hash of its content.
-
-        Code whose first lines say that a program wrote it is refused as ``generated``.
-        """
+        """Yields the documents of the file with this full hash in a git repository; refuses generated code."""
         directory = self._directory("blob")
         try:
             with self._reader(repository).content(blob, name, directory) as content:

@@ -272,10 +272,7 @@ def _git_output(
 
 
 class BlobReader:
-    """Reads the contents of files in the repository at `path`, one at a time, from one ``git cat-file --batch``.
-
-    It ends git, and sets `is_open` to False, if a file takes over `seconds` or is damaged.
-    """
+    """Reads files of a repository by one ``git cat-file --batch``; closes if one takes over `seconds` or is damaged."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path, self._seconds, self.is_open = path, seconds, True
@@ -292,10 +289,7 @@ class BlobReader:
 
     @contextmanager
     def content(self, blob: str, name: str, scratch: Path) -> Iterator[Content]:
-        """Provides the blob with this full hash as content called `name` while the context is open.
-
-        Raises `ExtractionError`: ``missing`` if the repository lacks the blob, ``damaged``, ``timeout``.
-        """
+        """Provides the blob with this hash; raises `ExtractionError`: ``missing``, ``damaged``, ``timeout``."""
         begin, limit = time.monotonic(), threading.Timer(self._seconds, self._process.kill)
         limit.start()
         try:

@@ -42,10 +42,7 @@ _MOST_REPEATED = 1000
 
 
 def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields one document of prose.
-
-    Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them. Raises `ExtractionError`.
-    """
+    """Yields one document of prose with the facts that `properties` finds; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
         blocks = walk.blocks(walk.body)

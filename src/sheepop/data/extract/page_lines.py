@@ -113,10 +113,7 @@ def mirrored(lines: Iterable[Line]) -> list[Line]:
 
 
 def reading_blocks(lines: Sequence[Line], depth: int = _DEEPEST_COLUMNS) -> list[list[Line]]:
-    """Returns blocks of lines, such as columns, in reading order; pieces of one row are joined to one line.
-
-    `lines` must all be written from left to right, or be mirrored. Columns are searched inside columns to `depth`.
-    """
+    """Returns blocks, such as columns, of left-to-right or mirrored lines in reading order; joins pieces of a row."""
     ordered = sorted(lines, key=lambda line: (line.top + line.bottom, line.left))
     gutter = _gutter(lines) if depth else None
     if gutter is None:
@@ -292,10 +289,7 @@ def _reversed(text: str) -> str:
 
 
 def _clusters(glyphs: Sequence[Glyph]) -> list[Glyph]:
-    """Returns the letters from left to right, each followed by its combining marks.
-
-    Right-to-left letters at the same position (a ligature) become one glyph in visual order.
-    """
+    """Returns the letters from left to right with their combining marks; a right-to-left ligature becomes one glyph."""
     letters: list[Glyph] = []
     for place, group in groupby(glyphs, key=lambda glyph: glyph[1:]):
         text = "".join(glyph.character for glyph in group)

@@ -58,10 +58,7 @@ class Box(NamedTuple):
 
 
 class PageFrame(NamedTuple):
-    """Converts coordinates of the file, where y grows upwards, into those of the page after clockwise quarter turns.
-
-    `width` and `height` are the sizes before it is turned.
-    """
+    """Converts coordinates of the file (y upwards) to the page, of `width` x `height` before its clockwise `turns`."""
 
     left: float
     top: float
@@ -96,10 +93,7 @@ class Word(NamedTuple):
 
 
 class PageWords(NamedTuple):
-    """The words of a page in the order of the file, with positions on the page as turned by `frame` to read most of it.
-
-    `meaningless` is the number of characters without a known meaning.
-    """
+    """The words in the order of the file, placed on the page as `frame` turns it, and the count of unknown characters."""
 
     words: list[Word]
     frame: PageFrame

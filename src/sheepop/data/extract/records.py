@@ -11,10 +11,9 @@ from itertools import chain, count, islice
 from typing import Any
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.chat import turns_text
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column
+from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column, turns_text
 from sheepop.data.extract.text import Lines, byte_lines, open_utf8
 
 _BLOCK = 2**20
@@ -122,10 +121,7 @@ def _value_documents(content: Content, config: ExtractConfig) -> Documents:
 
 
 def _records_within(value: dict[str, Any], form: RecordFormat) -> Iterator[tuple[str, Any]]:
-    """Yields (place, record) for the records in `value` that have the text of `form`.
-
-    They are the rows of its columns, or else `value` itself, or else all of its fields, or else the items of its lists.
-    """
+    """Yields (place, record) with the text of `form`: rows of columns, else `value`, else its fields, or list items."""
     rows = _columns(value)
     first = next(rows, None)
     if first is not None and form.holds_text(first):

@@ -33,10 +33,7 @@ _Cue = tuple[float, float, list[str]]
 
 
 def extract_subtitles(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields one document of prose in the order of the file, or several if it would be too long.
-
-    A line that cannot be read is refused; a file without cues is read as plain text.
-    """
+    """Yields prose in documents of limited length, and refuses unreadable lines; without cues, reads plain text."""
     limit = context.config.max_document_bytes
     lines = Lines(content, longest_record(context.config))
     refused: list[Refused] = []

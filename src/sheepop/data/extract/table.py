@@ -118,10 +118,7 @@ def _sample(lines: Lines) -> list[str]:
 
 
 def _shape(lines: list[str], delimiters: list[str]) -> tuple[Dialect, int]:
-    """Returns the dialect under which most rows of the sample have the same number of columns, and that number.
-
-    A file of one column has no delimiter, so its commas are text.
-    """
+    """Returns the dialect in which most rows have one number of columns, and that number; one column needs none."""
     best: tuple[float, Dialect, int] = -1.0, Dialect(_PARTS_NOTHING), 1
     for dialect in _candidates("".join(lines), delimiters):
         widths, is_cut = _widths(lines, dialect)

@@ -102,10 +102,7 @@ def cut_point(data: bytes | bytearray, limit: int) -> int:
 
 
 def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
-    """Yields the document if it takes at most `limit` bytes of UTF-8, else its pieces with their places and marks.
-
-    Raises UnicodeEncodeError if the text contains half of a surrogate pair.
-    """
+    """Yields the document, or its pieces of at most `limit` bytes; raises UnicodeEncodeError for a half surrogate."""
     text = document.text
     data = b"" if text.isascii() and len(text) <= limit else text.encode("utf-8")
     if len(data) <= limit:
@@ -197,10 +194,7 @@ def byte_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
 
 
 def open_utf8(content: Content) -> io.BufferedReader:
-    """Opens the bytes of `content` without a byte order mark; turns UTF-16 and UTF-32 into UTF-8, lone CR into LF.
-
-    Reading raises `ExtractionError` if UTF-16 or UTF-32 is invalid.
-    """
+    """Opens `content` as UTF-8 without byte order mark, lone CR as LF; reading raises `ExtractionError` if invalid."""
     file = content.open()
     head = file.read(_BLOCK)
     if wide := wide_encoding(head):

@@ -40,10 +40,7 @@ _LARGEST = 10_000
 
 
 def extract_docx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields one document of prose, and the embedded documents in other formats.
-
-    Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them. Raises `ExtractionError`.
-    """
+    """Yields one document of prose with the facts that `OfficeParts.properties` finds, and the embedded documents."""
     with office_package(content, context) as archive:
         parts = OfficeParts(archive)
         walk = _Walk(parts)

@@ -153,10 +153,7 @@ class _Open:
 
 
 class _Flow:
-    """Turns text and the starts and ends of elements into paragraphs.
-
-    An element inside text belongs to its line; an element between other elements is a line of its own.
-    """
+    """Turns events into paragraphs: an element in text belongs to its line, one between elements is its own line."""
 
     def __init__(self) -> None:
         self.done: list[Paragraph] = []
