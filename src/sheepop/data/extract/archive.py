@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 from sheepop.data.discovery import name_refusal, printable
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.magic import is_tar_header
 from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 
@@ -55,19 +55,19 @@ class _Member(NamedTuple):
     open: Callable[[], IO[bytes]]
 
 
-def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_zip(content: Content, context: Context) -> Documents:
     """Yields the documents in the members of a zip file, in the order of its directory; raises `ExtractionError`."""
     with _opened_zip(content) as archive:
         yield from _documents(_zip_members(archive), content.size, context)
 
 
-def extract_tar(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_tar(content: Content, context: Context) -> Documents:
     """Yields the documents in the members of a tar archive, in order; raises `ExtractionError` if it is damaged."""
     with content.open() as file:
         yield from _tar_documents(file, content.size, context)
 
 
-def extract_compressed(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_compressed(content: Content, context: Context) -> Documents:
     """Yields the documents of a gzip, bzip2, xz or zstd file, which contains one file or a tar archive."""
     with content.open() as file, decompressed(file) as plain:
         # The bytes between the members of a tar archive count too.
@@ -81,7 +81,7 @@ def extract_compressed(content: Content, context: Context) -> Iterator[Extracted
             yield from context.inner(inner, "")
 
 
-def _documents(members: Iterator[_Member], size: int, context: Context) -> Iterator[Extracted | Refused]:
+def _documents(members: Iterator[_Member], size: int, context: Context) -> Documents:
     """Yields the documents and refusals of the members of an archive of `size` bytes."""
     allowance, folders = Allowance(size, context.config), set[str]()
     for member in members:
@@ -134,7 +134,7 @@ def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
         raise MemberError("damaged", str(error)) from None
 
 
-def _tar_documents(file: Any, size: int, context: Context) -> Iterator[Extracted | Refused]:
+def _tar_documents(file: Any, size: int, context: Context) -> Documents:
     try:
         yield from _documents(_tar_members(file), size, context)
     except tarfile.TarError as error:

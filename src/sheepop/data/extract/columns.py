@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pyarrow
 from pyarrow import ipc, types
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.rows import SAMPLE_ROWS, Row, row_documents
 from sheepop.data.extract.template import RecordFormat
 
@@ -22,17 +22,17 @@ _ARROW_FILE = b"ARROW1"
 Opened = Callable[[BinaryIO, Sequence[str] | None], tuple[list[str], Iterator[pyarrow.RecordBatch]]]
 
 
-def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_parquet(content: Content, context: Context) -> Documents:
     """Yields the rows of a Parquet file through `row_documents`, in batches of about 4 MB for any row group size."""
     yield from _documents(content, context, _opened_parquet)
 
 
-def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_arrow(content: Content, context: Context) -> Documents:
     """Yields the rows of an Arrow file, Arrow stream or Feather file, whose record batches must each fit in memory."""
     yield from _documents(content, context, _opened_arrow)
 
 
-def _documents(content: Content, context: Context, opened: Opened) -> Iterator[Extracted | Refused]:
+def _documents(content: Content, context: Context, opened: Opened) -> Documents:
     form = RecordFormat.of(context.config)
     with content.open() as file, _damage_named():
         names, batches = opened(file, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.template import longest_record
 
@@ -28,7 +28,7 @@ Table = tuple[str, Sequence[str], Iterable[Row | Refused]]
 """The displayed name of a table, its columns, and its rows."""
 
 
-def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_sqlite(content: Content, context: Context) -> Documents:
     """Yields the rows of every table of a SQLite database, in the order of table names and row numbers.
 
     A table with a text column gives a document for each row, at ``table T row N``; any other gives one Markdown
@@ -50,7 +50,7 @@ def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | R
         raise ExtractionError("damaged", str(error)) from None
 
 
-def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_duckdb(content: Content, context: Context) -> Documents:
     """Yields the tables of a DuckDB database like `extract_sqlite`, with rows in the order of insertion."""
     import duckdb
 
@@ -80,7 +80,7 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
         link.unlink(missing_ok=True)
 
 
-def _documents(tables: Iterable[Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
+def _documents(tables: Iterable[Table | Refused], context: Context) -> Documents:
     """Yields the documents of all tables; raises ``missing`` if none can be read and some lack that column."""
     missing: list[Refused] = []
     has_found = False

@@ -39,12 +39,8 @@ _SIGNED = by_word(
 _MIMETYPE = re.compile(rb".{30}mimetype.{0,64}?(application/[\w.+-]+)", re.DOTALL)
 _OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
 # The format of a zip by the beginning of its mimetype, and by a member or folder of an office package.
-_MIMETYPES = {
-    b"application/epub+zip": "epub",
-    _OPEN_DOCUMENT + b"text": "odt",
-    _OPEN_DOCUMENT + b"spreadsheet": "ods",
-    _OPEN_DOCUMENT + b"presentation": "odp",
-}
+_MIMETYPES = {b"application/epub+zip": "epub", _OPEN_DOCUMENT + b"text": "odt"}
+_MIMETYPES |= {_OPEN_DOCUMENT + b"spreadsheet": "ods", _OPEN_DOCUMENT + b"presentation": "odp"}
 _MEMBERS = {b"xl/workbook.bin": "xlsb", b"word/": "docx", b"xl/": "xlsx", b"ppt/": "pptx"}
 _DIRECTORY_ENTRY = re.compile(rb"PK\x01\x02.{24}(..).{16}", re.DOTALL)
 _LONGEST_END = 2**16 + 22
@@ -61,9 +57,7 @@ _MAIL_FIELDS = frozenset({"date", "message-id", "mime-version", "received", "ret
 # The line that separates the messages of a mailbox, and a header.
 _MAILBOX = re.compile(r"From \S+ +\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d .*\d{4}[^\S\n]*\n" + _HEADER.pattern)
 # Possessive: otherwise comments that could end in several places would be tried in every combination.
-_HTML = re.compile(
-    r"(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
-)
+_HTML = re.compile(r"(?is)(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b")
 # An XML declaration, a document type that names its file (optional in SGML), or an element with a namespace.
 _XML = re.compile(
     r"(?:\s++|(?><!--.*?-->))*+<(?:\?xml\s|!DOCTYPE\s+[\w:.-]+\s*(?:\[|(?:SYSTEM|PUBLIC\s+(?:\"[^\"]*\"|'[^']*'))\s+[\"'])"
@@ -153,10 +147,8 @@ def _zip_names(file: BinaryIO) -> set[bytes]:
     # The directory ends where this record begins, also if a self-extracting program precedes the archive.
     file.seek(max(0, begin + position - length))
     directory = file.read(min(length, _DIRECTORY_BYTES))
-    return {
-        directory[entry.end() : entry.end() + int.from_bytes(entry[1], "little")]
-        for entry in _DIRECTORY_ENTRY.finditer(directory)
-    }
+    entries = ((entry.end(), int.from_bytes(entry[1], "little")) for entry in _DIRECTORY_ENTRY.finditer(directory))
+    return {directory[begin : begin + size] for begin, size in entries}
 
 
 def _compound_format(content: Content) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from lxml.html import HtmlElement
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import date_of, facts_of
 from sheepop.data.extract.page import decode_page, parse_page
@@ -40,7 +40,7 @@ _LEAST_DECLARED_CHARS = 100
 _MOST_BLOCKS = 20_000
 
 
-def extract_html(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_html(content: Content, context: Context) -> Documents:
     """Yields one document of prose: the main text of the page as Markdown.
 
     Metadata: ``title``, ``language``, ``url``, ``date`` and ``author`` if the page states them, and ``encoding``.

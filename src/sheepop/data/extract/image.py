@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, ImageStat
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.page_lines import WIDE_GAP, Line, Page
 from sheepop.data.extract.paged_text import documents
 
@@ -59,7 +59,7 @@ _SCRIPT = re.compile(rb"Script: (?!Latin|Fraktur|Han\b|Japanese)(\w+)")
 _TELL_SCRIPT, _SCRIPT_SECONDS = ("tesseract", "stdin", "stdout", "--psm", "0"), 30.0
 
 
-def extract_image(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_image(content: Content, context: Context) -> Documents:
     """Yields the text recognised in the picture as prose; the pages of a TIFF get marks.
 
     Only the first frame of an animation is read; the metadata ``frames`` is their number. Raises `ExtractionError`:

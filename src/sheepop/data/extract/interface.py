@@ -92,6 +92,10 @@ class Content:
         return self._path
 
 
+Documents = Iterator[Extracted | Refused]
+"""The documents and refusals in content, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What an extractor needs besides the content; `scratch` is its directory for temporary files.
@@ -102,8 +106,8 @@ class Context:
 
     config: ExtractConfig
     scratch: Path
-    inner: Callable[[Content, str], Iterator[Extracted | Refused]]
+    inner: Callable[[Content, str], Documents]
     alive: Callable[[], None] = lambda: None
 
 
-Extractor = Callable[[Content, Context], Iterator[Extracted | Refused]]
+Extractor = Callable[[Content, Context], Documents]

@@ -104,12 +104,8 @@ _HEADER_LINES = 20
 _HEADER_CHARACTERS = 2000
 
 _FIRST_LINE = re.compile(r"#![ \t]*(\S+)(?:[ \t]+([^\r\n]*))?")
-_OBJECTIVE_C = re.compile(
-    r"^[ \t]*(?:@(?:interface|implementation|protocol|import|class|end)\b|#\s*import\b)", re.MULTILINE
-)
-_CPP = re.compile(
-    r"^[ \t]*(?:template\s*<|class\s+\w+|namespace\b|using\s+\w+|(?:public|private|protected)\s*:)", re.MULTILINE
-)
+_OBJECTIVE_C = re.compile(r"(?m)^[ \t]*(?:@(?:interface|implementation|protocol|import|class|end)\b|#\s*import\b)")
+_CPP = re.compile(r"(?m)^[ \t]*(?:template\s*<|class\s+\w+|namespace\b|using\s+\w+|(?:public|private|protected)\s*:)")
 _PROLOG = re.compile(r"^[ \t]*:-|^[a-z]\w*\([^\n]*\)\s*:-", re.MULTILINE)
 _COQ = re.compile(r"^[ \t]*(?:Require|Theorem|Lemma|Proof|Inductive|Fixpoint|Definition)\b", re.MULTILINE)
 _FIRST_WORD = re.compile(r"[-._ ]")

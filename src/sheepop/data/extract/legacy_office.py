@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import date_of, facts_of, heading, join, one_line, table
 from sheepop.data.extract.office_parts import Blocks, document, presentation, with_notes
 
@@ -15,7 +14,7 @@ from sheepop.data.extract.office_parts import Blocks, document, presentation, wi
 _NOTE = re.compile(r"\{\\\*?\s*\\footnote\b")
 
 
-def extract_doc(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_doc(content: Content, context: Context) -> Documents:
     """Yields one document of prose: headings, paragraphs, items (their numbers are unknown), tables and notes.
 
     Metadata: ``title``, ``author`` and ``date`` if the file states them. Raises `ExtractionError`.
@@ -24,13 +23,13 @@ def extract_doc(content: Content, context: Context) -> Iterator[Extracted | Refu
     yield document(join(block for section in known["sections"] for block in _blocks(section)), _facts(known))
 
 
-def extract_ppt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_ppt(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``slide N`` and the notes of each slide; raises `ExtractionError`."""
     known = _known(content, "ppt")
     yield presentation(map(_blocks, known["sections"]), _facts(known))
 
 
-def extract_rtf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_rtf(content: Content, context: Context) -> Documents:
     """Yields one document of prose: paragraphs, and table rows with pipes between cells; raises `ExtractionError`."""
     from striprtf.striprtf import rtf_to_text
 

@@ -10,7 +10,7 @@ from email.header import decode_header, make_header
 from email.message import Message
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import facts_of
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.page_blocks import blocks_of, page_text
@@ -27,7 +27,7 @@ _NEVER = 1601
 _HTML_BODY = 0x1013  # PidTagHtml
 
 
-def extract_mail(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_mail(content: Content, context: Context) -> Documents:
     """Yields one document of prose with the headers in `_SHOWN` and the text; then the documents in attachments.
 
     If the text is there both as plain text and as HTML, the plain one is used. Metadata: ``title``, ``author`` and
@@ -41,7 +41,7 @@ def extract_mail(content: Content, context: Context) -> Iterator[Extracted | Ref
     yield from _documents(headers, text, [_attached(part, number) for number, part in enumerate(attached, 1)], context)
 
 
-def extract_mailbox(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_mailbox(content: Content, context: Context) -> Documents:
     """Yields the messages of a mailbox (mbox) in order, at places ``message N``; raises `ExtractionError`."""
     for number, data in enumerate(_messages(content, context.config.max_member_bytes), 1):
         if number > context.config.max_members:
@@ -50,7 +50,7 @@ def extract_mailbox(content: Content, context: Context) -> Iterator[Extracted | 
         yield from context.inner(Content(f"message {number}.eml", data=data), f"message {number}")
 
 
-def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_msg(content: Content, context: Context) -> Documents:
     """Yields a message that Outlook saved, in the form of `extract_mail`; raises `ExtractionError`."""
     import oxmsg
 
@@ -82,7 +82,7 @@ def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refu
 
 def _documents(
     headers: Mapping[str, str], text: str, attached: Iterable[tuple[str, bytes]], context: Context
-) -> Iterator[Extracted | Refused]:
+) -> Documents:
     head = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
     is_empty = not text.strip()
     if not is_empty:

@@ -11,7 +11,7 @@ from typing import Any
 from nbformat import ValidationError, converter, versions
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.markdown import facts_of, fenced, marked
 
 _NEWEST = 4
@@ -20,7 +20,7 @@ _TEXT_TYPES = ("text/markdown", "text/latex", "text/plain")
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def extract_notebook(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_notebook(content: Content, context: Context) -> Documents:
     """Yields one document with a mark ``cell N`` for each cell that is not empty.
 
     It is code in the kernel's language if most characters are code, else prose. Text outputs are included with

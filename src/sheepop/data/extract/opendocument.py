@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 
 from sheepop.data.extract.archive import safe_zip
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import heading, item, join, one_line, table
 from sheepop.data.extract.office_parts import (
     Blocks,
@@ -41,7 +41,7 @@ _MANIFEST = "META-INF/manifest.xml"
 _MOST_REPEATED = 1000
 
 
-def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_odt(content: Content, context: Context) -> Documents:
     """Yields one document of prose with the facts that `properties` finds; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
@@ -49,7 +49,7 @@ def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refu
         yield document(join([*blocks, *walk.notes]), walk.facts)
 
 
-def extract_odp(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_odp(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``slide N`` and the notes of each slide; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)

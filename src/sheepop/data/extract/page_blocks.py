@@ -260,13 +260,8 @@ def _is_left_out(node: HtmlElement, tag: str) -> bool:
         return True
     if not node.attrib:
         return False
-    style = node.get("style")
-    return (
-        node.get("role") in _ROLES_LEFT_OUT
-        or node.get("aria-hidden") == "true"
-        or node.get("hidden", "until-found") != "until-found"
-        or (style is not None and _HIDDEN.search(style) is not None)
-    )
+    is_hidden = node.get("aria-hidden") == "true" or node.get("hidden", "until-found") != "until-found"
+    return is_hidden or node.get("role") in _ROLES_LEFT_OUT or _HIDDEN.search(node.get("style") or "") is not None
 
 
 def _integer(text: str | None, default: int) -> int:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, Refused
+from sheepop.data.extract.interface import Documents, Extracted, Refused
 from sheepop.data.extract.markdown import marked
 from sheepop.data.extract.page_lines import Line, Page, is_right_to_left, mirrored, reading_blocks, runs
 
@@ -60,9 +60,7 @@ _LONGEST_LINE = 200
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-def documents(
-    pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig
-) -> Iterator[Extracted | Refused]:
+def documents(pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig) -> Documents:
     """Yields the pages as one document with metadata `facts`, or several if it is too long; passes refusals on."""
     gathered: list[Page] = []
     size, is_whole = 0, True

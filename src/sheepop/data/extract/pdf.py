@@ -14,7 +14,7 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.page_lines import Line, Page
 from sheepop.data.extract.paged_text import documents
 from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, Word, lines_of, read_words
@@ -45,7 +45,7 @@ _MOST_RENDERED_PIXELS = 25_000_000
 _LONGEST_SIDE = 20_000
 
 
-def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_pdf(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark for each page that has text, or several if it is too long.
 
     Metadata: ``title``, ``author``, ``pages``, and counts such as recognised pages, tables and removed running lines.

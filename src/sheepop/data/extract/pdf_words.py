@@ -93,7 +93,7 @@ class Word(NamedTuple):
 
 
 class PageWords(NamedTuple):
-    """The words in the order of the file, placed on the page as `frame` turns it, and the count of unknown characters."""
+    """The words in the order of the file, placed on the page as `frame` turns it; counts unknown characters."""
 
     words: list[Word]
     frame: PageFrame

@@ -19,7 +19,7 @@ from urllib.parse import quote, quote_plus
 
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.database import fetched_rows, open_duckdb, open_sqlite
-from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Documents, Extracted, ExtractionError
 from sheepop.data.extract.rows import row_documents
 from sheepop.data.extract.template import longest_record
 from sheepop.data.extract.text import pieces_of
@@ -73,7 +73,7 @@ _QUOTES = {
 }
 
 
-def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracted | Refused]:
+def read_query(url: str, query: str, config: ExtractConfig) -> Documents:
     """Yields the rows of `query` on the database at `url` through `row_documents`, with the place ``row N``.
 
     Rows are fetched in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for a refused address or query,

@@ -12,7 +12,7 @@ from typing import Any
 
 from sheepop.data.decoding import decode
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column, turns_text
 from sheepop.data.extract.text import Lines, byte_lines, open_utf8
 
@@ -27,8 +27,6 @@ _STRUCTURE = re.compile(r'["\[\]{},]')
 _IN_STRING = re.compile(r'["\\]')
 # An error or a number this near to the end of the text that was read may be due to the missing rest.
 _NEAR_END = 16
-
-Documents = Iterator[Extracted | Refused]
 
 
 def extract_jsonl(content: Content, context: Context) -> Documents:

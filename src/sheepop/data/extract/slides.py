@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sheepop.data.extract.archive import office_package
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import heading, item, one_line, table
 from sheepop.data.extract.office_parts import (
     Blocks,
@@ -39,7 +39,7 @@ _NUMERALS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "low
 _BULLETS = frozenset({"buNone", "buChar", "buAutoNum", "buBlip"})
 
 
-def extract_pptx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_pptx(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``slide N`` for each slide.
 
     Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them, and ``hidden_slides``, the

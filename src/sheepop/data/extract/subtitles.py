@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.paged_text import join_lines
 from sheepop.data.extract.template import longest_record
 from sheepop.data.extract.text import Lines, extract_text
@@ -32,7 +32,7 @@ _SHORTEST_CUE = 0.1
 _Cue = tuple[float, float, list[str]]
 
 
-def extract_subtitles(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_subtitles(content: Content, context: Context) -> Documents:
     """Yields prose in documents of limited length, and refuses unreadable lines; without cues, reads plain text."""
     limit = context.config.max_document_bytes
     lines = Lines(content, longest_record(context.config))

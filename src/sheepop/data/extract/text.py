@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import BinaryIO, cast
 
 from sheepop.data.decoding import decode, find_encoding, utf8_blocks, wide_encoding
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.unpacking import buffered
 
 _BLOCK, _SKIPPED = 2**18, 2**16
@@ -17,7 +17,7 @@ _DETECTION_BYTES = 2**18
 _LONGEST_DETECTED = 2**20
 
 
-def extract_text(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_text(content: Content, context: Context) -> Documents:
     """Yields the text of `content`, or pieces that end at line ends if it is longer than a document may be.
 
     The encoding is in the metadata. A run without white space that is over the limit is refused alone.

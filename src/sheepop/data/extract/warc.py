@@ -15,7 +15,7 @@ from warcio.archiveiterator import ArchiveIterator
 from warcio.bufferedreaders import ChunkedDataReader
 from warcio.exceptions import ArchiveLoadFailed
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 
@@ -44,7 +44,7 @@ _LONGEST_DECODED = 2**26
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
-def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_warc(content: Content, context: Context) -> Documents:
     """Yields the documents of the archive's responses, resources and conversions, at places ``record N URL``.
 
     Responses with a status other than 200 are refused one by one, and so are pictures, media, fonts, styles and
@@ -89,7 +89,7 @@ def _records(file: Counted) -> Iterator[Any]:
             raise ExtractionError("damaged", f"record {number:,} does not have the length that it states")
 
 
-def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | Refused]:
+def _record(record: Any, number: int, context: Context) -> Documents:
     headers = record.rec_headers
     url = " ".join((headers.get_header("WARC-Target-URI") or headers.get_header("uri") or "").split())
     place = f"record {number} {url}".rstrip()

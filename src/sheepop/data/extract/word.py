@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from sheepop.data.extract.archive import office_package
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import heading, item, join, one_line, table
 from sheepop.data.extract.office_parts import Blocks, Element, OfficeParts, document, formula, integer, local_name
 
@@ -39,7 +39,7 @@ _PLACE = re.compile(r"%([1-9])")
 _LARGEST = 10_000
 
 
-def extract_docx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_docx(content: Content, context: Context) -> Documents:
     """Yields one document of prose with the facts that `OfficeParts.properties` finds, and the embedded documents."""
     with office_package(content, context) as archive:
         parts = OfficeParts(archive)

@@ -17,7 +17,7 @@ from lxml import etree
 
 from sheepop.data.decoding import decode
 from sheepop.data.extract.html import extract_html
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import fenced
 from sheepop.data.extract.page import SAFE, parse_page
@@ -36,9 +36,7 @@ _BLOCKS = _PARAGRAPHS | words(
 _DOCUMENTS = words("article book chapter dita feed fictionbook refentry rss tei tei.2 teicorpus")
 _VERBATIM = words("code-block literallayout pre preformat programlisting screen synopsis")
 _ESCAPED_HTML = words("content description encoded summary")
-_TAG = re.compile(
-    r"<(?:p|br|a|div|img|ul|ol|li|b|i|em|strong|span|h[1-6]|table|pre|code|blockquote)\b[^>]*>", re.IGNORECASE
-)
+_TAG = re.compile(r"(?i)<(?:p|br|a|div|img|ul|ol|li|b|i|em|strong|span|h[1-6]|table|pre|code|blockquote)\b[^>]*>")
 _XHTML = "{http://www.w3.org/1999/xhtml}html"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _SNIFFED_BYTES = 2**16
@@ -47,7 +45,7 @@ _SENTENCE_WORDS = 6
 _LEAST_PROSE = 0.5
 
 
-def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_xml(content: Content, context: Context) -> Documents:
     """Yields XHTML as a web page, other XML as prose in documents of limited length, or as code if it is data.
 
     Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
