@@ -19,8 +19,8 @@ from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 from sheepop.data.discovery import name_refusal, printable
+from sheepop.data.extract.detection import is_tar_header
 from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
-from sheepop.data.extract.magic import is_tar_header
 from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 
 _TAR_BLOCK = 512
@@ -160,8 +160,7 @@ class _Header(tarfile.TarInfo):
         if not bytes(buf).strip(b"\0") and buf:
             raise tarfile.EOFHeaderError("a block of zeros, perhaps a short one")  # type: ignore[attr-defined]
         header = super().frombuf(buf, encoding, errors)
-        describes = header.type in _DESCRIBING
-        if header.size < 0 or (describes and header.size > _LONGEST_TAR_HEADER):
+        if header.size < 0 or (header.type in _DESCRIBING and header.size > _LONGEST_TAR_HEADER):
             raise ExtractionError("damaged", f"a tar header gives a size of {header.size:,} bytes")
         return header
 

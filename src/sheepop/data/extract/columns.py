@@ -148,5 +148,4 @@ def _damage_named() -> Iterator[None]:
     except pyarrow.ArrowNotImplementedError as error:
         raise ExtractionError("unsupported", str(error)) from None
     except damage as error:
-        reason = "encrypted" if "crypt" in str(error).lower() else "damaged"
-        raise ExtractionError(reason, str(error)) from None
+        raise ExtractionError("encrypted" if "crypt" in str(error).lower() else "damaged", str(error)) from None

@@ -120,8 +120,7 @@ class Dispatcher:
             file_type = file_type or detect(content)
             row = FORMATS[file_type.name]
             extra = row.extra
-            most = self.config.max_depth + (0 if row.container else _DEEPEST_CONTENT)
-            if depth > most:
+            if depth > self.config.max_depth + (0 if row.container else _DEEPEST_CONTENT):
                 raise ExtractionError("nested", f"it is nested {depth} containers deep; see data.extract.max_depth")
             context = Context(self.config, self.scratch, inner, self.alive)
             for item in row.load()(content, context):

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -180,8 +180,7 @@ def _commit(path: Path, revision: str) -> str:
 
 def _tree(path: Path, commit: str) -> Iterator[_Tracked]:
     """Yields the files and submodules of the commit's tree; a submodule has size 0."""
-    output = _git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
-    for line in output.split(b"\0")[:-1]:
+    for line in _git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit).split(b"\0")[:-1]:
         about, _, raw = line.partition(b"\t")
         mode, _, blob, size = about.split()
         name = printable(os.fsdecode(raw))
@@ -194,11 +193,11 @@ def _marked(path: Path, commit: str, names: list[bytes]) -> dict[bytes, _Refusal
         return {}
     marked: dict[bytes, _Refusal] = {}
     with tempfile.TemporaryDirectory(prefix="sheepop-git-") as scratch:
-        index = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
-        _git_output(path, "read-tree", commit, environment=index)
+        index = str(Path(scratch, "index"))
+        _git_output(path, "read-tree", commit, index=index)
         paths = b"".join(name + b"\0" for name in names)
         arguments = ("check-attr", "--cached", "--stdin", "-z", *_ATTRIBUTES)
-        fields = _git_output(path, *arguments, data=paths, environment=index).split(b"\0")
+        fields = _git_output(path, *arguments, data=paths, index=index).split(b"\0")
     for name, attribute, value in zip(fields[0::3], fields[1::3], fields[2::3], strict=False):
         if value in (b"set", b"true"):
             marked.setdefault(name, (_ATTRIBUTES[attribute.decode("ascii")], ".gitattributes says so"))
@@ -231,17 +230,16 @@ def guess_license(text: str) -> str:
     return best
 
 
-def _start_git(
-    repository: Path, *arguments: str, environment: Mapping[str, str] | None = None, **streams: Any
-) -> subprocess.Popen[bytes]:
+def _start_git(repository: Path, *arguments: str, index: str = "", **streams: Any) -> subprocess.Popen[bytes]:
     """Starts a git command in `repository`, on Linux with bounded memory; raises `DataError` without git."""
     # Git must not search the parent folders for a repository.
-    ceiling = {"GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
+    paths = {"GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
+    paths |= {"GIT_INDEX_FILE": index} if index else {}
     settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
     try:
         process = subprocess.Popen(
             ["git", "--no-pager", *settings, "-C", str(repository), *arguments],
-            env={"PATH": os.environ.get("PATH", os.defpath), **_ENVIRONMENT, **ceiling, **(environment or {})},
+            env={"PATH": os.environ.get("PATH", os.defpath), **_ENVIRONMENT, **paths},
             start_new_session=True,
             **streams,
         )
@@ -252,12 +250,10 @@ def _start_git(
     return process
 
 
-def _git_output(
-    repository: Path, *arguments: str, data: bytes = b"", environment: Mapping[str, str] | None = None
-) -> bytes:
+def _git_output(repository: Path, *arguments: str, data: bytes = b"", index: str = "") -> bytes:
     """Returns the output of a git command; raises `DataError` with git's own message if it fails or takes too long."""
     pipe = subprocess.PIPE
-    with _start_git(repository, *arguments, environment=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    with _start_git(repository, *arguments, index=index, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             output, errors = process.communicate(data, timeout=_SECONDS)
         except BaseException as error:

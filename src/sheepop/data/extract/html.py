@@ -50,15 +50,13 @@ def extract_html(content: Content, context: Context) -> Documents:
         decoded = decode_page(file.read())
     page = parse_page(decoded.text)
     facts = {**_facts(page), "encoding": decoded.encoding}
-    blocks = page_blocks(page)
-    text = page_text(main_blocks(blocks, page))
+    text = page_text(main_blocks(page_blocks(page), page))
     if not text:
         raise ExtractionError("empty", "the page shows no text")
     yield Extracted(text, metadata=facts)
 
 
 def _facts(page: HtmlElement) -> dict[str, str]:
-    """Returns the metadata of the page."""
     named: dict[str, str] = {}
     for element in page.iter("meta"):
         name = element.get("property") or element.get("name") or element.get("itemprop") or ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from email import message_from_bytes
 from email.errors import HeaderParseError, MessageError
 from email.header import decode_header, make_header
@@ -80,9 +80,7 @@ def extract_msg(content: Content, context: Context) -> Documents:
         yield from _documents(shown, text, attached, context)
 
 
-def _documents(
-    headers: Mapping[str, str], text: str, attached: Iterable[tuple[str, bytes]], context: Context
-) -> Documents:
+def _documents(headers: Mapping[str, str], text: str, attached: list[tuple[str, bytes]], context: Context) -> Documents:
     head = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
     is_empty = not text.strip()
     if not is_empty:
@@ -147,8 +145,7 @@ def _text(part: Message) -> str:
     if part.get_content_subtype() == "html":
         known = decoded_as(data, charset)
         return page_text(blocks_of(data if known is None else known.text.encode()))
-    text = (decoded_as(data, charset) or decode(data)).text
-    return text.replace("\r\n", "\n").strip("\n")
+    return (decoded_as(data, charset) or decode(data)).text.replace("\r\n", "\n").strip("\n")
 
 
 def _bytes(part: Message) -> bytes:

@@ -66,7 +66,7 @@ def marked(pieces: Iterable[tuple[str, str]]) -> tuple[str, tuple[tuple[int, str
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """Returns a pipe table under its first row; escapes pipes, and drops empty rows and further white space in cells."""
+    """Returns a pipe table under its first row; escapes pipes, and drops empty rows and extra white space in cells."""
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
     width = max((number for row in cells for number, cell in enumerate(row, 1) if cell), default=0)

@@ -123,8 +123,7 @@ class _Walk:
         if any(style in CODE_STYLES for style in styles):
             return [("line", text), *boxes]
         if name == "h" or "title" in styles:
-            level = integer(element.get(f"{_TEXT}outline-level"), 1) or 1
-            return [("heading", heading(level, text)), *boxes]
+            return [("heading", heading(integer(element.get(f"{_TEXT}outline-level"), 1) or 1, text)), *boxes]
         return [("text", text.strip()), *boxes]
 
     def _style_names(self, element: Element) -> list[str]:
@@ -154,8 +153,7 @@ class _Walk:
         return blocks
 
     def _label(self, element: Element, style: str, level: int) -> str:
-        levels = self._lists.get(style, ())
-        found = next((e for e in levels if e.get(f"{_TEXT}level") == str(level)), None)
+        found = next((e for e in self._lists.get(style, ()) if e.get(f"{_TEXT}level") == str(level)), None)
         if found is None or local_name(found) != "list-level-style-number":
             return "-"
         own, first = (integer(stated.get(f"{_TEXT}start-value"), None) for stated in (element, found))

@@ -77,9 +77,7 @@ def documents(pages: Iterable[Page | Refused], facts: Mapping[str, str], config:
     yield from _document(gathered, facts, config, is_whole=is_whole)
 
 
-def _document(
-    pages: Sequence[Page], facts: Mapping[str, str], config: ExtractConfig, *, is_whole: bool
-) -> Iterator[Extracted]:
+def _document(pages: Sequence[Page], facts: Mapping[str, str], config: ExtractConfig, *, is_whole: bool) -> Documents:
     """Yields the document of these pages, if they have any text."""
     gone = running_lines(pages) if config.strip_running_lines else set()
     words = frozenset(word.lower() for page in pages for line in page.lines for word in _WORDS.findall(line.text))

@@ -228,8 +228,7 @@ def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, 
 
 def without_secrets(message: str, address: URL) -> str:
     """Returns `message` with every password of the address, plain or escaped, replaced by ``***``."""
-    options = [address.query.get(name) for name in _SECRET_OPTIONS]
-    for secret in [address.password, *options]:
+    for secret in [address.password, *map(address.query.get, _SECRET_OPTIONS)]:
         if isinstance(secret, str) and secret:
             forms = {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
             for form in sorted(forms, key=lambda form: (-len(form), form)):
@@ -238,10 +237,7 @@ def without_secrets(message: str, address: URL) -> str:
 
 
 def require_reading(query: str, dialect: str) -> None:
-    """Raises `ExtractionError` unless `query` is a single SELECT, WITH, VALUES or TABLE statement that only reads.
-
-    `dialect` is the name of the database in a SQLAlchemy URL: ``postgresql``, ``sqlite``, ``mysql``.
-    """
+    """Raises `ExtractionError` unless `query`, in this SQLAlchemy dialect, is one statement that only reads."""
     words = [word for word, _ in _words(query, dialect)]
     while words and words[-1] == ";":
         words.pop()

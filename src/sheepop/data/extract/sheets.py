@@ -87,8 +87,7 @@ def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
     with warnings.catch_warnings():
         # openpyxl warns of features that it would lose when saving the file.
         warnings.simplefilter("ignore")
-        workbook = load_workbook(file, read_only=True, data_only=True, keep_links=False)
-        for sheet in workbook.worksheets:
+        for sheet in load_workbook(file, read_only=True, data_only=True, keep_links=False).worksheets:
             # openpyxl would fill the claimed dimensions of a sheet with empty cells.
             sheet.reset_dimensions()
             yield sheet.title, sheet.sheet_state != "visible", sheet.iter_rows(values_only=True)

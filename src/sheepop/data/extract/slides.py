@@ -135,8 +135,7 @@ def _chart_table(chart: Element) -> str:
         categories = {**(_points(one, "cat") or _points(one, "xVal")), **categories}
     order = sorted(set(categories).union(*columns), key=lambda index: (integer(index, 10**9), index))
     rows = [[categories.get(index, ""), *(column.get(index, "") for column in columns)] for index in order]
-    figures = table([["", *map(_name, series)], *rows])
-    return "\n\n".join(part for part in (heading, figures) if part)
+    return "\n\n".join(part for part in (heading, table([["", *map(_name, series)], *rows])) if part)
 
 
 def _points(series: Element, kind: str) -> dict[str, str]:

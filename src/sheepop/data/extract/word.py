@@ -6,7 +6,7 @@ Headers, footers, comments and tracked deletions are left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ LONGEST_CHAIN = 20
 _LEVELS = 9
 _PLACE = re.compile(r"%([1-9])")
 _LARGEST = 10_000
+_ROMAN = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX"}
+_ROMAN |= {5: "V", 4: "IV", 1: "I"}
 
 
 def extract_docx(content: Content, context: Context) -> Documents:
@@ -197,7 +199,11 @@ def count(counts: dict[int, int], level: int, first: int, *, restarts: bool = Fa
 
 def numeral(number: int, style: str) -> str:
     """Returns a number in a numbering format of Word (ECMA-376, part 1, 17.18.59); rare formats become decimal."""
-    return _NUMERALS.get(style, str)(number) if 0 < number <= _LARGEST else str(number)
+    if not 0 < number <= _LARGEST:
+        return str(number)
+    texts = {"decimalZero": f"{number:02d}", "upperLetter": _letters(number), "upperRoman": _roman(number), "none": ""}
+    text = texts.get(style.replace("lower", "upper"), str(number))
+    return text.lower() if style.startswith("lower") else text
 
 
 def _letters(number: int) -> str:
@@ -211,18 +217,6 @@ def _roman(number: int) -> str:
         text += sign * (number // size)
         number %= size
     return text
-
-
-_ROMAN = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX"}
-_ROMAN |= {5: "V", 4: "IV", 1: "I"}
-_NUMERALS: dict[str, Callable[[int], str]] = {
-    "decimalZero": lambda number: f"{number:02d}",
-    "upperLetter": _letters,
-    "lowerLetter": lambda number: _letters(number).lower(),
-    "upperRoman": _roman,
-    "lowerRoman": lambda number: _roman(number).lower(),
-    "none": lambda number: "",
-}
 
 
 class _Walk:
