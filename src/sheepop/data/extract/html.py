@@ -46,8 +46,7 @@ def extract_html(content: Content, context: Context) -> Documents:
     Metadata: ``title``, ``language``, ``url``, ``date`` and ``author`` if the page states them, and ``encoding``.
     Raises `ExtractionError` if the page cannot be decoded, is nested too deeply, or shows no text.
     """
-    with content.open() as file:
-        decoded = decode_page(file.read())
+    decoded = decode_page(content.read())
     page = parse_page(decoded.text)
     facts = {**_facts(page), "encoding": decoded.encoding}
     text = page_text(main_blocks(page_blocks(page), page))

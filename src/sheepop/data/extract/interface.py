@@ -78,6 +78,10 @@ class Content:
             raise OSError(0, "it is no longer a regular file")
         return file
 
+    def read(self) -> bytes:
+        """Returns all bytes."""
+        return self.head(-1)
+
     def head(self, count: int) -> bytes:
         """Returns the first `count` bytes, or fewer if the content is shorter."""
         with self.open() as file:

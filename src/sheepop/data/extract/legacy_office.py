@@ -33,10 +33,8 @@ def extract_rtf(content: Content, context: Context) -> Documents:
     """Yields one document of prose: paragraphs, and table rows with pipes between cells; raises `ExtractionError`."""
     from striprtf.striprtf import rtf_to_text
 
-    with content.open() as file:
-        # RTF escapes characters outside ASCII; striprtf decodes raw bytes with the code page of the file.
-        source = _NOTE.sub("{ ", file.read().decode("latin-1"))
-    text = rtf_to_text(source, errors="replace")
+    # RTF escapes characters outside ASCII; striprtf decodes raw bytes with the code page of the file.
+    text = rtf_to_text(_NOTE.sub("{ ", content.read().decode("latin-1")), errors="replace")
     yield document(text.strip("\n") if text.strip() else "", {})
 
 
@@ -44,13 +42,11 @@ def _known(content: Content, kind: Literal["doc", "ppt"]) -> dict[str, Any]:
     """Parses a file with office_oxide and returns its JSON form as plain data."""
     from office_oxide import Document, OfficeOxideError
 
-    with content.open() as file:
-        try:
-            found: dict[str, Any] = json.loads(Document.from_bytes(file.read(), kind).to_ir_json())
-        except OfficeOxideError as error:
-            is_locked = "encrypt" in str(error).lower() or "password" in str(error).lower()
-            raise ExtractionError("encrypted" if is_locked else "damaged", str(error)) from None
-    return found
+    try:
+        return json.loads(Document.from_bytes(content.read(), kind).to_ir_json())
+    except OfficeOxideError as error:
+        is_locked = "encrypt" in str(error).lower() or "password" in str(error).lower()
+        raise ExtractionError("encrypted" if is_locked else "damaged", str(error)) from None
 
 
 def _facts(known: dict[str, Any]) -> dict[str, str]:

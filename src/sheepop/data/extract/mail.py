@@ -33,8 +33,7 @@ def extract_mail(content: Content, context: Context) -> Documents:
     If the text is there both as plain text and as HTML, the plain one is used. Metadata: ``title``, ``author`` and
     ``date``. Raises `ExtractionError`: ``empty`` for a message without text and attachments.
     """
-    with content.open() as file:
-        message = message_from_bytes(file.read())
+    message = message_from_bytes(content.read())
     shown, attached = _parts(message)
     headers = {name: ", ".join(_decoded(str(value)) for value in message.get_all(name, [])) for name in _SHOWN}
     text = "\n\n".join(filter(None, map(_text, shown)))

@@ -50,11 +50,10 @@ def extract_notebook(content: Content, context: Context) -> Documents:
 
 def _read(content: Content) -> tuple[Any, str]:
     """Returns the notebook converted to format 4, and its kernel language in lower case, or "" if it is not stated."""
-    with content.open() as file:
-        try:
-            data = json.loads(decode(file.read()).text)
-        except (ValueError, RecursionError) as error:
-            raise ExtractionError("damaged", f"it is not valid JSON: {error}") from None
+    try:
+        data = json.loads(decode(content.read()).text)
+    except (ValueError, RecursionError) as error:
+        raise ExtractionError("damaged", f"it is not valid JSON: {error}") from None
     version = data.get("nbformat") if isinstance(data, dict) else None
     if not isinstance(version, int) or version < 1:
         raise ExtractionError("invalid", "it does not name its notebook format")

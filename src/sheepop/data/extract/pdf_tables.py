@@ -98,7 +98,8 @@ def _edge(box: Box, orientation: str) -> dict[str, Any]:
 
 def _holds(box: _Edges, points: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Returns a mask of the points that are in a box."""
-    return ((points >= box[:2]) & (points <= box[2:])).all(axis=1)
+    are_inside: NDArray[np.bool_] = (points >= box[:2]) & (points <= box[2:])
+    return are_inside[:, 0] & are_inside[:, 1]
 
 
 def _has_words_beside(

@@ -151,8 +151,7 @@ def _whole(content: Content, config: ExtractConfig) -> tuple[str, Any]:
     if content.size > max_bytes:
         remedy = "a list of records or JSON lines can be of any size"
         raise ExtractionError("oversized", f"{content.size:,} bytes of one JSON value, over {max_bytes:,}; {remedy}")
-    with content.open() as file:
-        text = decode(file.read()).text
+    text = decode(content.read()).text
     try:
         return text, parse_json(text)
     except ExtractionError as error:

@@ -179,6 +179,5 @@ def _in_utf8(content: Content, media_type: str, charset: str) -> Content:
     is_text = media_type.startswith("text/") and media_type != "text/xml"
     if not charset or not (is_text or media_type == "application/xhtml+xml") or content.size > _LONGEST_DECODED:
         return content
-    with content.open() as file:
-        decoded = decoded_as(file.read(), charset)
+    decoded = decoded_as(content.read(), charset)
     return content if decoded is None else Content(content.name, data=_UTF8_MARK + decoded.text.encode("utf-8"))

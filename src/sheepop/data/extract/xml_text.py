@@ -71,8 +71,7 @@ def extract_xml(content: Content, context: Context) -> Documents:
         size += len(paragraph.text.encode("utf-8")) + 2
     is_document = root.rpartition("}")[2].lower() in _DOCUMENTS
     if number == 0 and content.size <= limit and not (is_document and paragraphs) and not _is_prose(paragraphs):
-        with content.open() as file:
-            decoded = decode(file.read())
+        decoded = decode(content.read())
         yield Extracted(decoded.text, kind="code", language="xml", metadata={"encoding": decoded.encoding})
     elif paragraphs:
         yield Extracted(_text(paragraphs), place=f"part {number + 1}" if number else "")
