@@ -28,7 +28,7 @@ from sheepop.data.duplicates.shingles import (
     shingles_of_words,
     word_hashes,
 )
-from sheepop.data.extract.lines import byte_lines
+from sheepop.data.extract.text import byte_lines
 
 # One rule for all kinds of documents, because evaluation sets do not state the kind of their texts.
 _RULE = "prose"

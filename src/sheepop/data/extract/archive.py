@@ -19,8 +19,8 @@ from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 from sheepop.data.discovery import name_refusal, printable
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.magic import is_tar_header
+from sheepop.data.extract.detection import is_tar_header
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 
 _TAR_BLOCK = 512
@@ -55,23 +55,19 @@ class _Member(NamedTuple):
     open: Callable[[], IO[bytes]]
 
 
-def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields the documents in the members of a zip file, in the order of its directory.
-
-    Raises `ExtractionError`: ``damaged`` if the directory cannot be read, ``bomb`` if members overlap or unpack to too
-    many bytes.
-    """
+def extract_zip(content: Content, context: Context) -> Documents:
+    """Yields the documents in the members of a zip file, in the order of its directory; raises `ExtractionError`."""
     with _opened_zip(content) as archive:
         yield from _documents(_zip_members(archive), content.size, context)
 
 
-def extract_tar(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_tar(content: Content, context: Context) -> Documents:
     """Yields the documents in the members of a tar archive, in order; raises `ExtractionError` if it is damaged."""
     with content.open() as file:
         yield from _tar_documents(file, content.size, context)
 
 
-def extract_compressed(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_compressed(content: Content, context: Context) -> Documents:
     """Yields the documents of a gzip, bzip2, xz or zstd file, which contains one file or a tar archive."""
     with content.open() as file, decompressed(file) as plain:
         # The bytes between the members of a tar archive count too.
@@ -85,7 +81,7 @@ def extract_compressed(content: Content, context: Context) -> Iterator[Extracted
             yield from context.inner(inner, "")
 
 
-def _documents(members: Iterator[_Member], size: int, context: Context) -> Iterator[Extracted | Refused]:
+def _documents(members: Iterator[_Member], size: int, context: Context) -> Documents:
     """Yields the documents and refusals of the members of an archive of `size` bytes."""
     allowance, folders = Allowance(size, context.config), set[str]()
     for member in members:
@@ -110,10 +106,7 @@ def _documents(members: Iterator[_Member], size: int, context: Context) -> Itera
 
 
 def _left_out(name: str) -> tuple[str, tuple[str, str]] | None:
-    """Returns the path to skip and why, or None to read the member; the rules are those of `sheepop.data.discovery`.
-
-    The path is the member, or the folder that contains it, with a slash at the end.
-    """
+    """Returns the member, or its folder with a slash, and why `sheepop.data.discovery` skips it; None to read it."""
     parts = _SEPARATOR.split(name)
     if not parts[0] or ".." in parts or _DRIVE.match(name):
         return name, ("unsafe", "its name leads out of the archive")
@@ -127,11 +120,8 @@ def _left_out(name: str) -> tuple[str, tuple[str, str]] | None:
 
 def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
     for member in archive.infolist():
-        refusal = None
-        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-            refusal = _NO_FILE
-        elif member.flag_bits & _ENCRYPTED_FLAG:
-            refusal = "encrypted", "it needs a password"
+        refusal = ("encrypted", "it needs a password") if member.flag_bits & _ENCRYPTED_FLAG else None
+        refusal = refusal if stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG) else _NO_FILE
         yield _Member(member.filename, member.is_dir(), refusal, partial(_opened, archive, member))
 
 
@@ -144,7 +134,7 @@ def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
         raise MemberError("damaged", str(error)) from None
 
 
-def _tar_documents(file: Any, size: int, context: Context) -> Iterator[Extracted | Refused]:
+def _tar_documents(file: Any, size: int, context: Context) -> Documents:
     try:
         yield from _documents(_tar_members(file), size, context)
     except tarfile.TarError as error:
@@ -170,8 +160,7 @@ class _Header(tarfile.TarInfo):
         if not bytes(buf).strip(b"\0") and buf:
             raise tarfile.EOFHeaderError("a block of zeros, perhaps a short one")  # type: ignore[attr-defined]
         header = super().frombuf(buf, encoding, errors)
-        describes = header.type in _DESCRIBING
-        if header.size < 0 or (describes and header.size > _LONGEST_TAR_HEADER):
+        if header.size < 0 or (header.type in _DESCRIBING and header.size > _LONGEST_TAR_HEADER):
             raise ExtractionError("damaged", f"a tar header gives a size of {header.size:,} bytes")
         return header
 
@@ -194,10 +183,7 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
-    """Opens the zip file in `content`.
-
-    Raises `ExtractionError`: ``damaged`` if its directory cannot be read, ``bomb`` if its members overlap.
-    """
+    """Opens a zip file; raises `ExtractionError`: ``damaged`` for its directory, ``bomb`` if its members overlap."""
     with content.open() as file:
         try:
             archive = zipfile.ZipFile(file)
@@ -249,13 +235,11 @@ def _refuse_definitions(name: str, beginning: bytes) -> None:
     """Raises an error if an XML part has a document type, or if its first element is not within `beginning`."""
     # Without NUL bytes, markup in UTF-16 and UTF-32 reads as ASCII.
     head = beginning.replace(b"\0", b"").lstrip(_SPACE)
-    if head.startswith(_EBCDIC):
+    encoding = _ENCODING.match(head)
+    if head.startswith(_EBCDIC) or (encoding and encoding[1].lower() not in _ENCODINGS):
         raise ExtractionError("unsupported", f"{name} is in an encoding that Office does not write")
     if not head.startswith(b"<"):
         return
-    encoding = _ENCODING.match(head)
-    if encoding and encoding.group(1).lower() not in _ENCODINGS:
-        raise ExtractionError("unsupported", f"{name} is in an encoding that Office does not write")
     while match := _NO_ELEMENT_YET.match(head):
         head = head[match.end() :].lstrip(_SPACE)
     if head[:2] in (b"<!", b"<?", b"<", b""):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+import pyarrow
+from pyarrow import ipc, types
+
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.rows import SAMPLE_ROWS, Row, row_documents
 from sheepop.data.extract.template import RecordFormat
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 2**22
@@ -19,20 +19,20 @@ _BUFFER_BYTES = 2**17
 _ARROW_FILE = b"ARROW1"
 
 # A function that returns the names of the columns read and the record batches; None reads all columns.
-Opened = Callable[[BinaryIO, Sequence[str] | None], "tuple[list[str], Iterator[pyarrow.RecordBatch]]"]
+Opened = Callable[[BinaryIO, Sequence[str] | None], tuple[list[str], Iterator[pyarrow.RecordBatch]]]
 
 
-def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_parquet(content: Content, context: Context) -> Documents:
     """Yields the rows of a Parquet file through `row_documents`, in batches of about 4 MB for any row group size."""
     yield from _documents(content, context, _opened_parquet)
 
 
-def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_arrow(content: Content, context: Context) -> Documents:
     """Yields the rows of an Arrow file, Arrow stream or Feather file, whose record batches must each fit in memory."""
     yield from _documents(content, context, _opened_arrow)
 
 
-def _documents(content: Content, context: Context, opened: Opened) -> Iterator[Extracted | Refused]:
+def _documents(content: Content, context: Context, opened: Opened) -> Documents:
     form = RecordFormat.of(context.config)
     with content.open() as file, _damage_named():
         names, batches = opened(file, None)
@@ -62,12 +62,8 @@ def _rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Row | Refused]:
 
 def _batch_rows(batch: pyarrow.RecordBatch, begin: int) -> Iterator[Row | Refused]:
     columns = [_as_strings(column) for column in batch.columns]
-    try:
-        values = [column.to_pylist() for column in columns]
-    except (ValueError, OverflowError):
-        values = []
-    if values:
-        yield from enumerate(zip(*values, strict=True), begin + 1)
+    with suppress(ValueError, OverflowError):
+        yield from enumerate(zip(*[column.to_pylist() for column in columns], strict=True), begin + 1)
         return
     # Some value cannot be converted, such as text that is not UTF-8: the rows are converted one by one.
     for index in range(batch.num_rows):
@@ -81,8 +77,6 @@ def _batch_rows(batch: pyarrow.RecordBatch, begin: int) -> Iterator[Row | Refuse
 
 def _as_strings(column: pyarrow.Array) -> pyarrow.Array:
     """Returns the column with dates and times as text, also inside records and lists: Python's types are too narrow."""
-    import pyarrow
-
     wanted = _without_times(column.type)
     if wanted == column.type:
         return column
@@ -93,9 +87,6 @@ def _as_strings(column: pyarrow.Array) -> pyarrow.Array:
 
 
 def _without_times(kind: pyarrow.DataType) -> pyarrow.DataType:
-    import pyarrow
-    from pyarrow import types
-
     if types.is_duration(kind):
         return pyarrow.int64()
     if types.is_temporal(kind) and not types.is_interval(kind):
@@ -121,8 +112,6 @@ def _opened_parquet(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list
 
 
 def _opened_arrow(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[str], Iterator[pyarrow.RecordBatch]]:
-    from pyarrow import ipc
-
     is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
     file.seek(0)
     opened = ipc.open_file if is_file else ipc.open_stream
@@ -138,8 +127,6 @@ def _opened_arrow(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[s
 
 def _validated(column: pyarrow.Array) -> pyarrow.Array:
     """Returns the column after checking its offsets, which could point anywhere; as bytes if it is not UTF-8."""
-    import pyarrow
-
     try:
         column.validate(full=True)
     except pyarrow.ArrowInvalid:
@@ -153,8 +140,6 @@ def _validated(column: pyarrow.Array) -> pyarrow.Array:
 
 @contextmanager
 def _damage_named() -> Iterator[None]:
-    import pyarrow
-
     damage = (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError)
     try:
         yield
@@ -163,5 +148,4 @@ def _damage_named() -> Iterator[None]:
     except pyarrow.ArrowNotImplementedError as error:
         raise ExtractionError("unsupported", str(error)) from None
     except damage as error:
-        reason = "encrypted" if "crypt" in str(error).lower() else "damaged"
-        raise ExtractionError(reason, str(error)) from None
+        raise ExtractionError("encrypted" if "crypt" in str(error).lower() else "damaged", str(error)) from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.template import longest_record
 
@@ -28,7 +28,7 @@ Table = tuple[str, Sequence[str], Iterable[Row | Refused]]
 """The displayed name of a table, its columns, and its rows."""
 
 
-def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_sqlite(content: Content, context: Context) -> Documents:
     """Yields the rows of every table of a SQLite database, in the order of table names and row numbers.
 
     A table with a text column gives a document for each row, at ``table T row N``; any other gives one Markdown
@@ -50,11 +50,8 @@ def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | R
         raise ExtractionError("damaged", str(error)) from None
 
 
-def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields the rows of every table of a DuckDB database, in the order of table names and insertion.
-
-    Documents and places are as in `extract_sqlite`. The database is opened without access to any other file.
-    """
+def extract_duckdb(content: Content, context: Context) -> Documents:
+    """Yields the tables of a DuckDB database like `extract_sqlite`, with rows in the order of insertion."""
     import duckdb
 
     path = content.path(context.scratch)
@@ -83,11 +80,8 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
         link.unlink(missing_ok=True)
 
 
-def _documents(tables: Iterable[Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
-    """Yields the documents of all tables, and a refusal for each table that is damaged or lacks the configured column.
-
-    Raises `ExtractionError` (``missing``) if no table can be read and some lack that column.
-    """
+def _documents(tables: Iterable[Table | Refused], context: Context) -> Documents:
+    """Yields the documents of all tables; raises ``missing`` if none can be read and some lack that column."""
     missing: list[Refused] = []
     has_found = False
     for table in tables:
@@ -190,14 +184,9 @@ def open_duckdb(path: Path, config: ExtractConfig) -> duckdb.DuckDBPyConnection:
     """Returns a read-only connection to this one file that uses half of the memory limit; raises `duckdb.Error`."""
     import duckdb
 
-    settings: dict[str, Any] = {
-        "enable_external_access": False,
-        "autoload_known_extensions": False,
-        "autoinstall_known_extensions": False,
-        "threads": 1,
-        "memory_limit": f"{config.max_memory_bytes // 2**21}MiB",
-        "temp_directory": "",
-    }
+    denied = ("enable_external_access", "autoload_known_extensions", "autoinstall_known_extensions")
+    settings: dict[str, Any] = dict.fromkeys(denied, False)
+    settings |= {"threads": 1, "memory_limit": f"{config.max_memory_bytes // 2**21}MiB", "temp_directory": ""}
     connection = duckdb.connect(str(path), read_only=True, config=settings)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")
@@ -205,10 +194,8 @@ def open_duckdb(path: Path, config: ExtractConfig) -> duckdb.DuckDBPyConnection:
 
 
 def _duckdb_tables(connection: duckdb.DuckDBPyConnection, faults_named: Faults) -> Iterator[Table]:
-    listed = connection.execute(
-        "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal ORDER BY schema_name, table_name"
-    ).fetchall()
-    for schema, table in listed:
+    query = "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal ORDER BY schema_name, table_name"
+    for schema, table in connection.execute(query).fetchall():
         quoted = f"{_quoted(schema)}.{_quoted(table)}"
         columns = [row[:2] for row in connection.execute(f"DESCRIBE {quoted}").fetchall()]
         # Python's date types cannot hold every date of the database.
@@ -228,10 +215,7 @@ def _duckdb_rows(connection: duckdb.DuckDBPyConnection, statement: str, faults_n
 
 
 def fetched_rows(fetch: Callable[[int], Sequence[Any]], faults_named: Faults) -> Iterator[Row]:
-    """Yields the numbered rows of a cursor, fetched in batches whose size depends on the length of the rows.
-
-    `faults_named` gets the number of the last row and turns the errors of fetching into `ExtractionError`.
-    """
+    """Yields the numbered rows of a cursor in batches; each fetch runs in `faults_named(number of the last row)`."""
     number, size = 0, _FIRST_ROWS
     while True:
         with faults_named(number):

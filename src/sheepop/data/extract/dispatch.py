@@ -1,7 +1,6 @@
 """Turns content into documents with the extractor that the table of formats names; failures become `Refused`.
 
-Run as a program, it is the child process that reads files within limits: each request names a file, the answers are
-its documents.
+Run as a program, it is the child process that reads the requested files within limits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sheepop.core.bounded_child import Alive, serve
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType, detect
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Extractor, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Extractor, Refused
 from sheepop.data.extract.template import PAIR
 from sheepop.data.extract.text import pieces_of
 from sheepop.data.extract.unpacking import Allowance, raise_if_full
@@ -87,15 +86,12 @@ FORMATS = {
 
 
 class Dispatcher:
-    """Runs the extractor for each content within the limits of `config`; `scratch` is for temporary files.
-
-    `alive` is passed to the extractors, see `Context`.
-    """
+    """Runs the extractor for each content within the limits of `config`; for `scratch` and `alive` see `Context`."""
 
     def __init__(self, config: ExtractConfig, scratch: Path, alive: Callable[[], None] = lambda: None) -> None:
         self.config, self.scratch, self.alive = config, scratch, alive
 
-    def documents(self, content: Content, file_type: FileType | None = None) -> Iterator[Extracted | Refused]:
+    def documents(self, content: Content, file_type: FileType | None = None) -> Documents:
         """Yields the documents and refusals in `content`, with their places; detects the type if none is given.
 
         A refusal of the whole content has an empty place. Raises only MemoryError, and `StorageError` if the disk for
@@ -114,8 +110,8 @@ class Dispatcher:
 
     def _documents(
         self, content: Content, file_type: FileType | None, place: str, depth: int, unpacked: Allowance
-    ) -> Iterator[Extracted | Refused]:
-        def inner(content: Content, inner_place: str) -> Iterator[Extracted | Refused]:
+    ) -> Documents:
+        def inner(content: Content, inner_place: str) -> Documents:
             unpacked.spend(content.size)
             return self._documents(content, None, inner_place, depth + 1, unpacked)
 
@@ -124,8 +120,7 @@ class Dispatcher:
             file_type = file_type or detect(content)
             row = FORMATS[file_type.name]
             extra = row.extra
-            most = self.config.max_depth + (0 if row.container else _DEEPEST_CONTENT)
-            if depth > most:
+            if depth > self.config.max_depth + (0 if row.container else _DEEPEST_CONTENT):
                 raise ExtractionError("nested", f"it is nested {depth} containers deep; see data.extract.max_depth")
             context = Context(self.config, self.scratch, inner, self.alive)
             for item in row.load()(content, context):
@@ -149,7 +144,7 @@ class Dispatcher:
         except Exception as error:
             yield Refused(place, "damaged", self._clean(f"{type(error).__name__}: {error}"))
 
-    def _checked(self, item: Extracted | Refused, texts: Allowance) -> Iterator[Extracted | Refused]:
+    def _checked(self, item: Extracted | Refused, texts: Allowance) -> Documents:
         """Yields the item, cut into pieces if it is too long; refuses it if it has no pair or cannot be encoded."""
         if isinstance(item, Refused):
             yield item

@@ -5,11 +5,10 @@ from __future__ import annotations
 import posixpath
 import zipfile
 import zlib
-from collections.abc import Iterator
 from urllib.parse import unquote
 
 from sheepop.data.extract.archive import safe_zip
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import date_of, facts_of, marked
 from sheepop.data.extract.office_parts import Element, local_name, parse_xml
 from sheepop.data.extract.page_blocks import Block, blocks_of, page_text
@@ -24,7 +23,7 @@ _FACTS = {"title": "title", "creator": "author", "language": "language", "rights
 _LONGEST_TITLE = 200
 
 
-def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_epub(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``chapter N: title`` for each chapter, and refuses unreadable chapters.
 
     Metadata: ``title``, ``author``, ``language``, ``rights`` and ``date`` if the book states them. Raises

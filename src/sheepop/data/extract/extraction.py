@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import astuple
 from itertools import islice
@@ -19,7 +18,7 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
 from sheepop.data.extract.dispatch import FORMATS, Dispatcher, clear, from_message
 from sheepop.data.extract.git import BlobReader
-from sheepop.data.extract.interface import Content, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Documents, ExtractionError, Refused
 from sheepop.data.extract.languages import is_generated_text
 from sheepop.data.extract.unpacking import raise_if_full
 
@@ -50,7 +49,7 @@ class Extraction:
         self._owned = ExitStack()
         weakref.finalize(self, self._owned.close)
 
-    def documents(self, path: Path, name: str) -> Iterator[Extracted | Refused]:
+    def documents(self, path: Path, name: str) -> Documents:
         """Yields the documents and refusals of the file at `path`, whose printable name is `name`.
 
         A `Refused` with an empty place concerns the file; the documents before it remain valid. A file that changed
@@ -74,11 +73,8 @@ class Extraction:
                 return
         yield Refused("", *_CHANGED)
 
-    def blob(self, repository: Path, blob: str, name: str) -> Iterator[Extracted | Refused]:
-        """Yields the documents of a file in a git repository; `blob` is the full hash of its content.
-
-        Code whose first lines say that a program wrote it is refused as ``generated``.
-        """
+    def blob(self, repository: Path, blob: str, name: str) -> Documents:
+        """Yields the documents of the file with this full hash in a git repository; refuses generated code."""
         directory = self._directory("blob")
         try:
             with self._reader(repository).content(blob, name, directory) as content:
@@ -92,7 +88,7 @@ class Extraction:
             raise_if_full(error, directory)
             yield _refused(error)
 
-    def _read(self, content: Content, file_type: FileType) -> Iterator[Extracted | Refused]:
+    def _read(self, content: Content, file_type: FileType) -> Documents:
         if not FORMATS[file_type.name].bounded:
             yield from self._here.documents(content, file_type)
             return
@@ -119,7 +115,7 @@ class Extraction:
             raise ExtractionError(*_CHANGED)
         return data
 
-    def _bounded(self, name: str, path: Path, file_type: FileType) -> Iterator[Extracted | Refused]:
+    def _bounded(self, name: str, path: Path, file_type: FileType) -> Documents:
         place = {"path": str(path), "name": name, "scratch": str(self._directory("work"))}
         request = {**place, "type": astuple(file_type), "config": self._config_text}
         delivered = 0

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -24,18 +24,16 @@ import pathspec
 from sheepop.core.errors import DataError
 from sheepop.data.discovery import Entry, Skipped, ignore_spec, name_refusal, printable, size_refusal
 from sheepop.data.extract.interface import Content, ExtractionError
-from sheepop.data.extract.languages import is_generated_name
+from sheepop.data.extract.languages import is_generated_name, words
 from sheepop.data.extract.unpacking import spooled
 
 GIT_PREFIX = "git+"
 """The prefix of a path that names a repository: ``git+PATH`` or ``git+PATH@REVISION``."""
 
 _SUBMODULE = 0o160000
-_VENDORED_FOLDERS = frozenset(
-    {
-        *("vendor", "vendored", "_vendor", "_vendored", "third_party", "third-party", "thirdparty", "3rdparty"),
-        *("node_modules", "bower_components", "jspm_packages", "godeps", "pods", "dist"),
-    }
+_VENDORED_FOLDERS = words(
+    "vendor vendored _vendor _vendored third_party third-party thirdparty 3rdparty"
+    " node_modules bower_components jspm_packages godeps pods dist"
 )
 _LICENSE_NAMES = ("license", "licence", "copying", "unlicense")
 _LICENSE_BYTES = 2**20
@@ -78,22 +76,14 @@ _LONGEST_HEADER = 200
 _SETTINGS = {
     # The user named the repository, so another owner is fine: nothing in it is executed.
     "safe.directory": "*",
-    "core.hooksPath": os.devnull,
-    "core.fsmonitor": "false",
-    "core.attributesFile": os.devnull,
-    "core.splitIndex": "false",
-    "core.untrackedCache": "false",
+    **dict.fromkeys(("core.hooksPath", "core.attributesFile"), os.devnull),
+    **dict.fromkeys(("core.fsmonitor", "core.splitIndex", "core.untrackedCache"), "false"),
     "protocol.allow": "never",
 }
 _ENVIRONMENT = {
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "HOME": os.devnull,
+    **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM", "GIT_NO_LAZY_FETCH", "GIT_NO_REPLACE_OBJECTS"), "1"),
+    **dict.fromkeys(("GIT_OPTIONAL_LOCKS", "GIT_TERMINAL_PROMPT"), "0"),
+    **dict.fromkeys(("GIT_CONFIG_GLOBAL", "HOME"), os.devnull),
     "LC_ALL": "C",
 }
 
@@ -190,8 +180,7 @@ def _commit(path: Path, revision: str) -> str:
 
 def _tree(path: Path, commit: str) -> Iterator[_Tracked]:
     """Yields the files and submodules of the commit's tree; a submodule has size 0."""
-    output = _git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
-    for line in output.split(b"\0")[:-1]:
+    for line in _git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit).split(b"\0")[:-1]:
         about, _, raw = line.partition(b"\t")
         mode, _, blob, size = about.split()
         name = printable(os.fsdecode(raw))
@@ -204,11 +193,11 @@ def _marked(path: Path, commit: str, names: list[bytes]) -> dict[bytes, _Refusal
         return {}
     marked: dict[bytes, _Refusal] = {}
     with tempfile.TemporaryDirectory(prefix="sheepop-git-") as scratch:
-        index = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
-        _git_output(path, "read-tree", commit, environment=index)
+        index = str(Path(scratch, "index"))
+        _git_output(path, "read-tree", commit, index=index)
         paths = b"".join(name + b"\0" for name in names)
         arguments = ("check-attr", "--cached", "--stdin", "-z", *_ATTRIBUTES)
-        fields = _git_output(path, *arguments, data=paths, environment=index).split(b"\0")
+        fields = _git_output(path, *arguments, data=paths, index=index).split(b"\0")
     for name, attribute, value in zip(fields[0::3], fields[1::3], fields[2::3], strict=False):
         if value in (b"set", b"true"):
             marked.setdefault(name, (_ATTRIBUTES[attribute.decode("ascii")], ".gitattributes says so"))
@@ -241,17 +230,16 @@ def guess_license(text: str) -> str:
     return best
 
 
-def _start_git(
-    repository: Path, *arguments: str, environment: Mapping[str, str] | None = None, **streams: Any
-) -> subprocess.Popen[bytes]:
+def _start_git(repository: Path, *arguments: str, index: str = "", **streams: Any) -> subprocess.Popen[bytes]:
     """Starts a git command in `repository`, on Linux with bounded memory; raises `DataError` without git."""
     # Git must not search the parent folders for a repository.
-    ceiling = {"GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
+    paths = {"GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
+    paths |= {"GIT_INDEX_FILE": index} if index else {}
     settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
     try:
         process = subprocess.Popen(
             ["git", "--no-pager", *settings, "-C", str(repository), *arguments],
-            env={"PATH": os.environ.get("PATH", os.defpath), **_ENVIRONMENT, **ceiling, **(environment or {})},
+            env={"PATH": os.environ.get("PATH", os.defpath), **_ENVIRONMENT, **paths},
             start_new_session=True,
             **streams,
         )
@@ -262,12 +250,10 @@ def _start_git(
     return process
 
 
-def _git_output(
-    repository: Path, *arguments: str, data: bytes = b"", environment: Mapping[str, str] | None = None
-) -> bytes:
+def _git_output(repository: Path, *arguments: str, data: bytes = b"", index: str = "") -> bytes:
     """Returns the output of a git command; raises `DataError` with git's own message if it fails or takes too long."""
     pipe = subprocess.PIPE
-    with _start_git(repository, *arguments, environment=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    with _start_git(repository, *arguments, index=index, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             output, errors = process.communicate(data, timeout=_SECONDS)
         except BaseException as error:
@@ -276,16 +262,13 @@ def _git_output(
                 raise DataError(f"git {arguments[0]} in {repository} did not finish within {_SECONDS:g} s.") from None
             raise
     if process.returncode:
-        words = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]
-        raise DataError(f"git {arguments[0]} failed in {repository}: {words[-1].removeprefix('fatal: ')}.")
+        lines = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]
+        raise DataError(f"git {arguments[0]} failed in {repository}: {lines[-1].removeprefix('fatal: ')}.")
     return bytes(output)
 
 
 class BlobReader:
-    """Reads the contents of files in the repository at `path`, one at a time, from one ``git cat-file --batch``.
-
-    It ends git, and sets `is_open` to False, if a file takes over `seconds` or is damaged.
-    """
+    """Reads files of a repository by one ``git cat-file --batch``; closes if one takes over `seconds` or is damaged."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path, self._seconds, self.is_open = path, seconds, True
@@ -302,10 +285,7 @@ class BlobReader:
 
     @contextmanager
     def content(self, blob: str, name: str, scratch: Path) -> Iterator[Content]:
-        """Provides the blob with this full hash as content called `name` while the context is open.
-
-        Raises `ExtractionError`: ``missing`` if the repository lacks the blob, ``damaged``, ``timeout``.
-        """
+        """Provides the blob with this hash; raises `ExtractionError`: ``missing``, ``damaged``, ``timeout``."""
         begin, limit = time.monotonic(), threading.Timer(self._seconds, self._process.kill)
         limit.start()
         try:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from lxml.html import HtmlElement
+
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
+from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import date_of, facts_of
 from sheepop.data.extract.page import decode_page, parse_page
-from sheepop.data.extract.page_blocks import Block, page_blocks, page_text, words
-
-if TYPE_CHECKING:
-    from lxml.html import HtmlElement
+from sheepop.data.extract.page_blocks import Block, page_blocks, page_text
 
 _DATE_NAMES = words(
     "article:published_time og:published_time datepublished date dc.date dc.date.issued dcterms.created dcterms.date"
@@ -41,25 +40,22 @@ _LEAST_DECLARED_CHARS = 100
 _MOST_BLOCKS = 20_000
 
 
-def extract_html(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_html(content: Content, context: Context) -> Documents:
     """Yields one document of prose: the main text of the page as Markdown.
 
     Metadata: ``title``, ``language``, ``url``, ``date`` and ``author`` if the page states them, and ``encoding``.
     Raises `ExtractionError` if the page cannot be decoded, is nested too deeply, or shows no text.
     """
-    with content.open() as file:
-        decoded = decode_page(file.read())
+    decoded = decode_page(content.read())
     page = parse_page(decoded.text)
     facts = {**_facts(page), "encoding": decoded.encoding}
-    blocks = page_blocks(page)
-    text = page_text(main_blocks(blocks, page))
+    text = page_text(main_blocks(page_blocks(page), page))
     if not text:
         raise ExtractionError("empty", "the page shows no text")
     yield Extracted(text, metadata=facts)
 
 
 def _facts(page: HtmlElement) -> dict[str, str]:
-    """Returns the metadata of the page."""
     named: dict[str, str] = {}
     for element in page.iter("meta"):
         name = element.get("property") or element.get("name") or element.get("itemprop") or ""

@@ -13,19 +13,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, ImageStat
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
 from sheepop.data.extract.page_lines import WIDE_GAP, Line, Page
 from sheepop.data.extract.paged_text import documents
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sheepop.data.extract.config import ExtractConfig
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "AVIF")
 _HEIF, _AVIF = b"ftyp", b"ftypavif"
@@ -62,7 +59,7 @@ _SCRIPT = re.compile(rb"Script: (?!Latin|Fraktur|Han\b|Japanese)(\w+)")
 _TELL_SCRIPT, _SCRIPT_SECONDS = ("tesseract", "stdin", "stdout", "--psm", "0"), 30.0
 
 
-def extract_image(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_image(content: Content, context: Context) -> Documents:
     """Yields the text recognised in the picture as prose; the pages of a TIFF get marks.
 
     Only the first frame of an animation is read; the metadata ``frames`` is their number. Raises `ExtractionError`:
@@ -159,11 +156,10 @@ def _refusals() -> Iterator[None]:
 def recognise(image: Image.Image, config: ExtractConfig, number: int = 1) -> Page:
     """Returns the text in a picture of mode ``L`` or ``RGB`` as a page; turns the picture by quarters if necessary.
 
-    The page has this number, and its unit is a pixel of the picture as read, turned and perhaps shrunk. Lines of which
-    little is read, or with a confidence under `ocr_min_confidence`, are left out and counted as unsure.
-
-    Raises ImportError without rapidocr, MemoryError, and `ExtractionError`: ``oversized`` for a strip that is too long,
-    ``damaged`` if recognition fails, ``unsupported`` for a language whose letters it misses, ``illegible``.
+    The unit is a pixel of the picture as read, turned and perhaps shrunk. Lines of which little is read, or with a
+    confidence under `ocr_min_confidence`, are left out and counted as unsure. Raises ImportError without rapidocr,
+    MemoryError, and `ExtractionError`: ``oversized`` for a strip that is too long, ``damaged`` if recognition fails,
+    ``unsupported`` for a language whose letters it misses, ``illegible``.
     """
     views = [_view(fitting(image), config)]
     left, right, over = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180
@@ -204,27 +200,17 @@ class _View(NamedTuple):
 def _view(image: Image.Image, config: ExtractConfig) -> _View:
     read = engine(config.ocr_threads)
     tiles = [tile for tile in _tiles(np.asarray(image.convert("L"))) if tile[2].max() > tile[2].min()]
-    lines = [
-        (pieces if score >= config.ocr_min_confidence else [], score)
-        for tile in tiles
-        for pieces, score in _read(read, *tile)
-    ]
+    least = config.ocr_min_confidence
+    lines = [(pieces if score >= least else [], score) for tile in tiles for pieces, score in _read(read, *tile)]
     found = [(piece, len(piece.text), score) for pieces, score in lines for piece in pieces]
     # A piece of one or two characters may be higher than wide.
     level = [item for item in found if item[1] <= 2 or item[0].height <= item[0].right - item[0].left]
     count = sum(length for _, length, _ in found)
     confidence = sum(length * score for _, length, score in found) / max(count, 1)
-    is_steep = count > 2 * sum(length for _, length, _ in level)
-    return _View(
-        image,
-        [piece for piece, _, _ in found],
-        len(lines),
-        sum(bool(pieces) for pieces, _ in lines),
-        confidence,
-        sum(length * score for _, length, score in level),
-        is_steep,
-        is_steep or confidence < _UPRIGHT,
-    )
+    right = sum(length * score for _, length, score in level)
+    is_steep, is_doubtful = count > 2 * sum(length for _, length, _ in level), confidence < _UPRIGHT
+    num_read, pieces = sum(bool(pieces) for pieces, _ in lines), [piece for piece, _, _ in found]
+    return _View(image, pieces, len(lines), num_read, confidence, right, is_steep, is_steep or is_doubtful)
 
 
 def _refuse_unread(view: _View, config: ExtractConfig) -> None:
@@ -257,10 +243,7 @@ def _script(image: Image.Image) -> str | None:
 
 
 def fitting(image: Image.Image) -> Image.Image:
-    """Returns the picture, shrunk if it is larger than a tile, or wider than a strip of tiles may be.
-
-    Raises `ExtractionError` for a strip of too many tiles.
-    """
+    """Returns the picture, shrunk to a tile or the width of a strip of tiles; raises `ExtractionError` if too long."""
     short, long = sorted(image.size)
     if long <= _LONGEST_ASPECT * short:
         scale = min(1.0, _LONG_SIDE / long, math.sqrt(_LONG_SIDE * _SHORT_SIDE / (short * long)))

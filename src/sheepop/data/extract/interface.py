@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
-if TYPE_CHECKING:
-    from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.config import ExtractConfig
 
 Kind = Literal["prose", "code", "table", "chat", "pair"]
 
@@ -52,10 +51,7 @@ class ExtractionError(Exception):
 
 
 class Content:
-    """Bytes to extract from: a file on disk, or a member of a container in memory.
-
-    `name` is a printable file name whose suffix may hint at the type.
-    """
+    """Bytes to extract from, on disk or in memory; the suffix of the printable file `name` may hint at the type."""
 
     def __init__(self, name: str, *, path: Path | None = None, data: bytes | None = None) -> None:
         if (path is None) == (data is None):
@@ -73,10 +69,7 @@ class Content:
         return Path(self.name).suffix.lower()
 
     def open(self) -> BinaryIO:
-        """Opens a seekable binary file at its beginning.
-
-        Raises OSError if it cannot be read; does not block on a pipe or device that has replaced the file.
-        """
+        """Opens a seekable binary file; raises OSError, and does not block on a pipe that has replaced the file."""
         if self._path is None:
             return io.BytesIO(self._data or b"")
         file = open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -84,6 +77,10 @@ class Content:
             file.close()
             raise OSError(0, "it is no longer a regular file")
         return file
+
+    def read(self) -> bytes:
+        """Returns all bytes."""
+        return self.head(-1)
 
     def head(self, count: int) -> bytes:
         """Returns the first `count` bytes, or fewer if the content is shorter."""
@@ -99,6 +96,10 @@ class Content:
         return self._path
 
 
+Documents = Iterator[Extracted | Refused]
+"""The documents and refusals in content, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What an extractor needs besides the content; `scratch` is its directory for temporary files.
@@ -109,8 +110,8 @@ class Context:
 
     config: ExtractConfig
     scratch: Path
-    inner: Callable[[Content, str], Iterator[Extracted | Refused]]
+    inner: Callable[[Content, str], Documents]
     alive: Callable[[], None] = lambda: None
 
 
-Extractor = Callable[[Content, Context], Iterator[Extracted | Refused]]
+Extractor = Callable[[Content, Context], Documents]

@@ -3,190 +3,89 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 
-def by_word(table: Mapping[str, str], own: str = "") -> dict[str, str]:
-    """Inverts a table from names to words: returns word -> name; each word in `own` maps to itself."""
-    return {word: name for name, words in table.items() for word in words.split()} | {
-        name: name for name in own.split()
-    }
+def words(text: str) -> frozenset[str]:
+    """Returns the set of words of a text."""
+    return frozenset(text.split())
+
+
+def by_word(table: str) -> dict[str, str]:
+    """Inverts a table such as ``python: py pyw, go``; returns word -> name, where ``go`` maps to itself."""
+    entries = [entry.partition(":") for entry in table.split(",")]
+    return {word: name.strip() for name, _, words in entries for word in (words or name).split()}
 
 
 # Languages and the suffixes of their files. The names are those of most tools and data sets, in lower case.
-_SUFFIXES_OF = {
-    "ada": "adb ads ada",
-    "arduino": "ino pde",
-    "assembly": "asm s nasm",
-    "autohotkey": "ahk",
-    "awk": "awk gawk",
-    "batch": "bat cmd",
-    "bazel": "bzl bazel star",
-    "bibtex": "bib",
-    "bison": "y yy bison",
-    "c": "c h idc",
-    "c#": "cs csx",
-    "c++": "cpp cc cxx c++ hpp hh hxx h++ ipp inl tpp tcc",
-    "clojure": "clj cljs cljc edn",
-    "cobol": "cob cbl cpy cobol",
-    "coffeescript": "coffee",
-    "common lisp": "lisp lsp cl asd",
-    "crystal": "cr",
-    "cuda": "cu cuh",
-    "cython": "pyx pxd pxi",
-    "d": "d di",
-    "diff": "diff patch",
-    "elixir": "ex exs",
-    "emacs lisp": "el",
-    "erlang": "erl hrl",
-    "f#": "fs fsi fsx",
-    "forth": "fth 4th",
-    "fortran": "f for ftn f77 f90 f95 f03 f08",
-    "gdscript": "gd",
-    "gettext": "po pot",
-    "glsl": "glsl vert frag geom comp",
-    "graphql": "graphql gql",
-    "groovy": "groovy gvy",
-    "handlebars": "hbs handlebars mustache",
-    "haskell": "hs lhs hsc",
-    "haxe": "hx",
-    "hcl": "hcl tf tfvars",
-    "hlsl": "hlsl fx",
-    "ini": "ini cfg conf cnf desktop properties inf editorconfig",
-    "javascript": "js mjs cjs jsx es6",
-    "jinja": "j2 jinja jinja2",
-    "json": "jsonc json5",
-    "julia": "jl",
-    "kotlin": "kt kts",
-    "lex": "l lex flex",
-    "linker script": "ld lds",
-    "llvm": "ll llvm",
-    "m4": "m4 ac",
-    "makefile": "mk mak make am",
-    "matlab": "m",
-    "nim": "nim nims",
-    "objective-c": "mm",
-    "ocaml": "ml mli mll mly",
-    "opencl": "clc opencl",
-    "pascal": "pas dpr lpr",
-    "perl": "pl pm t",
-    "php": "php php3 php4 php5 phtml",
-    "postscript": "ps eps",
-    "powershell": "ps1 psm1 psd1",
-    "protobuf": "proto",
-    "puppet": "pp",
-    "purescript": "purs",
-    "python": "py pyw pyi pyt gyp wsgi",
-    "racket": "rkt",
-    "reason": "re rei",
-    "ruby": "rb rake gemspec ru",
-    "rust": "rs",
-    "sass": "sass scss",
-    "scala": "scala sc sbt",
-    "scheme": "scm ss sld",
-    "shell": "sh bash zsh ksh csh tcsh ebuild bats",
-    "smalltalk": "st",
-    "solidity": "sol",
-    "sparql": "sparql rq",
-    "sql": "sql ddl psql pgsql",
-    "standard ml": "sml sig fun",
-    "stylus": "styl",
-    "swig": "swg i",
-    "systemverilog": "sv svh",
-    "tcl": "tcl tk itcl",
-    "tex": "sty cls ins",
-    "template": "erb tmpl tpl mako ejs jsp asp aspx cshtml",
-    "typescript": "ts tsx mts cts",
-    "typst": "typ",
-    "vala": "vala vapi",
-    "verilog": "v vh",
-    "vhdl": "vhd vhdl",
-    "visual basic": "vb vbs bas frm vba",
-    "webassembly": "wat wast",
-    "xml": "xsd xsl xslt dtd plist xaml csproj vcxproj vbproj props targets resx glade ui qrc storyboard xib",
-    "yaml": "yaml yml",
-    "yara": "yar yara",
-}
-# Languages whose only suffix is their name.
-_OWN_SUFFIXES = (
-    "agda applescript cmake coq css dart elm fish go gradle idl java lean less lua meson metal mlir nix prolog "
-    "qml r sas starlark svelte svg swift thrift toml vim vue zig"
+_SUFFIXES = by_word(
+    "ada: adb ads ada, agda, applescript, arduino: ino pde, assembly: asm s nasm, autohotkey: ahk, awk: awk gawk, "
+    "batch: bat cmd, bazel: bzl bazel star, bibtex: bib, bison: y yy bison, c: c h idc, c#: cs csx, "
+    "c++: cpp cc cxx c++ hpp hh hxx h++ ipp inl tpp tcc, clojure: clj cljs cljc edn, cmake, cobol: cob cbl cpy cobol, "
+    "coffeescript: coffee, common lisp: lisp lsp cl asd, coq, crystal: cr, css, cuda: cu cuh, cython: pyx pxd pxi, "
+    "d: d di, dart, diff: diff patch, elixir: ex exs, elm, emacs lisp: el, erlang: erl hrl, f#: fs fsi fsx, fish, "
+    "forth: fth 4th, fortran: f for ftn f77 f90 f95 f03 f08, gdscript: gd, gettext: po pot, "
+    "glsl: glsl vert frag geom comp, go, gradle, graphql: graphql gql, groovy: groovy gvy, "
+    "handlebars: hbs handlebars mustache, haskell: hs lhs hsc, haxe: hx, hcl: hcl tf tfvars, hlsl: hlsl fx, idl, "
+    "ini: ini cfg conf cnf desktop properties inf editorconfig, java, javascript: js mjs cjs jsx es6, "
+    "jinja: j2 jinja jinja2, json: jsonc json5, julia: jl, kotlin: kt kts, lean, less, lex: l lex flex, "
+    "linker script: ld lds, llvm: ll llvm, lua, m4: m4 ac, makefile: mk mak make am, matlab: m, meson, metal, mlir, "
+    "nim: nim nims, nix, objective-c: mm, ocaml: ml mli mll mly, opencl: clc opencl, pascal: pas dpr lpr, "
+    "perl: pl pm t, php: php php3 php4 php5 phtml, postscript: ps eps, powershell: ps1 psm1 psd1, prolog, "
+    "protobuf: proto, puppet: pp, purescript: purs, python: py pyw pyi pyt gyp wsgi, qml, r, racket: rkt, "
+    "reason: re rei, ruby: rb rake gemspec ru, rust: rs, sas, sass: sass scss, scala: scala sc sbt, "
+    "scheme: scm ss sld, shell: sh bash zsh ksh csh tcsh ebuild bats, smalltalk: st, solidity: sol, "
+    "sparql: sparql rq, sql: sql ddl psql pgsql, standard ml: sml sig fun, starlark, stylus: styl, svelte, svg, "
+    "swift, swig: swg i, systemverilog: sv svh, tcl: tcl tk itcl, "
+    "template: erb tmpl tpl mako ejs jsp asp aspx cshtml, tex: sty cls ins, thrift, toml, typescript: ts tsx mts cts, "
+    "typst: typ, vala: vala vapi, verilog: v vh, vhdl: vhd vhdl, vim, visual basic: vb vbs bas frm vba, vue, "
+    "webassembly: wat wast, "
+    "xml: xsd xsl xslt dtd plist xaml csproj vcxproj vbproj props targets resx glade ui qrc storyboard xib, "
+    "yaml: yaml yml, yara: yar yara, zig"
 )
-_SUFFIXES = by_word(_SUFFIXES_OF, _OWN_SUFFIXES)
 LANGUAGES = frozenset(_SUFFIXES.values())
 """The names of all languages of code, and of hand-written configuration and markup."""
 
 # Languages and names of files, in lower case.
 _NAMES = by_word(
-    {
-        "bazel": "build workspace module.bazel",
-        "cmake": "cmakelists.txt",
-        "dockerfile": "dockerfile containerfile",
-        "go": "go.mod go.work",
-        "groovy": "jenkinsfile",
-        "ini": "pipfile setup.cfg .editorconfig .npmrc .pylintrc .flake8 .coveragerc entry_points.txt",
-        "javascript": "jakefile",
-        "makefile": "makefile gnumakefile makefile.in makefile.am bsdmakefile makefile.pre.in",
-        "meson": "meson.build meson_options.txt",
-        "m4": "configure.ac configure.in",
-        "python": "sconstruct sconscript wscript snakefile",
-        "ruby": "rakefile gemfile guardfile podfile vagrantfile fastfile brewfile capfile",
-        "shell": "configure .bashrc .bash_profile .profile .zshrc pkgbuild",
-        "starlark": "tiltfile",
-        "toml": "cargo.lock poetry.lock uv.lock",
-        "vim": ".vimrc",
-        "yaml": ".clang-format .clang-tidy",
-    }
+    "bazel: build workspace module.bazel, cmake: cmakelists.txt, dockerfile: dockerfile containerfile, "
+    "go: go.mod go.work, groovy: jenkinsfile, "
+    "ini: pipfile setup.cfg .editorconfig .npmrc .pylintrc .flake8 .coveragerc entry_points.txt, "
+    "javascript: jakefile, makefile: makefile gnumakefile makefile.in makefile.am bsdmakefile makefile.pre.in, "
+    "meson: meson.build meson_options.txt, m4: configure.ac configure.in, "
+    "python: sconstruct sconscript wscript snakefile, "
+    "ruby: rakefile gemfile guardfile podfile vagrantfile fastfile brewfile capfile, "
+    "shell: configure .bashrc .bash_profile .profile .zshrc pkgbuild, starlark: tiltfile, "
+    "toml: cargo.lock poetry.lock uv.lock, vim: .vimrc, yaml: .clang-format .clang-tidy"
 )
 
 # Programs that a first line "#!/usr/bin/env NAME" names, without version numbers.
 _INTERPRETERS = by_word(
-    {
-        "shell": "sh bash zsh dash ksh csh tcsh ash bats",
-        "javascript": "node nodejs bun",
-        "typescript": "deno ts-node tsx node-ts",
-        "python": "python pypy ipython",
-        "awk": "gawk mawk awk",
-        "tcl": "tclsh wish expect",
-        "scheme": "guile csi",
-        "haskell": "runhaskell runghc stack",
-        "makefile": "make gmake",
-        "erlang": "escript",
-        "r": "rscript",
-        "powershell": "pwsh",
-        "common lisp": "sbcl",
-        "lua": "lua luajit",
-    },
-    "perl ruby php groovy elixir julia swift racket fish ocaml scala clojure kotlin",
+    "shell: sh bash zsh dash ksh csh tcsh ash bats, javascript: node nodejs bun, "
+    "typescript: deno ts-node tsx node-ts, python: python pypy ipython, awk: gawk mawk awk, tcl: tclsh wish expect, "
+    "scheme: guile csi, haskell: runhaskell runghc stack, makefile: make gmake, erlang: escript, r: rscript, "
+    "powershell: pwsh, common lisp: sbcl, lua: lua luajit, perl, ruby, php, groovy, elixir, julia, swift, racket, "
+    "fish, ocaml, scala, clojure, kotlin"
 )
 
 # Markup formats of running text, and the suffixes of their files.
 _PROSE = by_word(
-    {
-        "markdown": "md markdown mdown mkd mdx qmd rmd",
-        "rst": "rst rest",
-        "latex": "tex ltx latex dtx",
-        "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
-    }
+    "markdown: md markdown mdown mkd mdx qmd rmd, rst: rst rest, latex: tex ltx latex dtx, "
+    "text: txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox"
 )
 # First words of file names that mean running text, unless the suffix is known: LICENSE, COPYING.LIB, README-first.
-_PROSE_WORDS = (
+_PROSE_NAMES = words(
     "readme license licence copying copyright notice authors contributors contributing credits changelog changes news "
     "history todo install thanks acknowledgements acknowledgments maintainers bugs faq version manifest metadata "
     "owners unlicense patents record wheel installer requested codeowners py pkg"
 )
-_PROSE_NAMES = frozenset(_PROSE_WORDS.split())
 # Suffixes after the one that counts: setup.py.in, settings.ini.example.
 _OUTER_SUFFIXES = (".in", ".example", ".sample", ".dist", ".default", ".orig", ".bak", ".template")
 
-_LOCK_FILES = frozenset(
-    {
-        *("package-lock.json", "npm-shrinkwrap.json", "yarn.lock", "pnpm-lock.yaml", "bun.lockb", "bun.lock"),
-        *("poetry.lock", "pipfile.lock", "uv.lock", "pdm.lock", "conda-lock.yml", "cargo.lock", "go.sum"),
-        *("composer.lock", "gemfile.lock", "podfile.lock", "mix.lock", "flake.lock", "pubspec.lock"),
-        *("packages.lock.json", "gradle.lockfile", "package.resolved", "deno.lock"),
-    }
+_LOCK_FILES = words(
+    "package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml bun.lockb bun.lock poetry.lock pipfile.lock "
+    "uv.lock pdm.lock conda-lock.yml cargo.lock go.sum composer.lock gemfile.lock podfile.lock mix.lock flake.lock "
+    "pubspec.lock packages.lock.json gradle.lockfile package.resolved deno.lock"
 )
 _GENERATED_NAME = re.compile(
     r"\.(?:min|bundle)\.(?:m?js|css)$|\.(?:js|css)\.map$|_pb2(?:_grpc)?\.pyi?$|\.pb\.(?:go|cc|h|swift)$"
@@ -205,12 +104,8 @@ _HEADER_LINES = 20
 _HEADER_CHARACTERS = 2000
 
 _FIRST_LINE = re.compile(r"#![ \t]*(\S+)(?:[ \t]+([^\r\n]*))?")
-_OBJECTIVE_C = re.compile(
-    r"^[ \t]*(?:@(?:interface|implementation|protocol|import|class|end)\b|#\s*import\b)", re.MULTILINE
-)
-_CPP = re.compile(
-    r"^[ \t]*(?:template\s*<|class\s+\w+|namespace\b|using\s+\w+|(?:public|private|protected)\s*:)", re.MULTILINE
-)
+_OBJECTIVE_C = re.compile(r"(?m)^[ \t]*(?:@(?:interface|implementation|protocol|import|class|end)\b|#\s*import\b)")
+_CPP = re.compile(r"(?m)^[ \t]*(?:template\s*<|class\s+\w+|namespace\b|using\s+\w+|(?:public|private|protected)\s*:)")
 _PROLOG = re.compile(r"^[ \t]*:-|^[a-z]\w*\([^\n]*\)\s*:-", re.MULTILINE)
 _COQ = re.compile(r"^[ \t]*(?:Require|Theorem|Lemma|Proof|Inductive|Fixpoint|Definition)\b", re.MULTILINE)
 _FIRST_WORD = re.compile(r"[-._ ]")

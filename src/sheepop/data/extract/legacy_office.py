@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import date_of, facts_of, heading, join, one_line, table
 from sheepop.data.extract.office_parts import Blocks, document, presentation, with_notes
 
@@ -15,7 +14,7 @@ from sheepop.data.extract.office_parts import Blocks, document, presentation, wi
 _NOTE = re.compile(r"\{\\\*?\s*\\footnote\b")
 
 
-def extract_doc(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_doc(content: Content, context: Context) -> Documents:
     """Yields one document of prose: headings, paragraphs, items (their numbers are unknown), tables and notes.
 
     Metadata: ``title``, ``author`` and ``date`` if the file states them. Raises `ExtractionError`.
@@ -24,20 +23,18 @@ def extract_doc(content: Content, context: Context) -> Iterator[Extracted | Refu
     yield document(join(block for section in known["sections"] for block in _blocks(section)), _facts(known))
 
 
-def extract_ppt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_ppt(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``slide N`` and the notes of each slide; raises `ExtractionError`."""
     known = _known(content, "ppt")
     yield presentation(map(_blocks, known["sections"]), _facts(known))
 
 
-def extract_rtf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_rtf(content: Content, context: Context) -> Documents:
     """Yields one document of prose: paragraphs, and table rows with pipes between cells; raises `ExtractionError`."""
     from striprtf.striprtf import rtf_to_text
 
-    with content.open() as file:
-        # RTF escapes characters outside ASCII; striprtf decodes raw bytes with the code page of the file.
-        source = _NOTE.sub("{ ", file.read().decode("latin-1"))
-    text = rtf_to_text(source, errors="replace")
+    # RTF escapes characters outside ASCII; striprtf decodes raw bytes with the code page of the file.
+    text = rtf_to_text(_NOTE.sub("{ ", content.read().decode("latin-1")), errors="replace")
     yield document(text.strip("\n") if text.strip() else "", {})
 
 
@@ -45,13 +42,11 @@ def _known(content: Content, kind: Literal["doc", "ppt"]) -> dict[str, Any]:
     """Parses a file with office_oxide and returns its JSON form as plain data."""
     from office_oxide import Document, OfficeOxideError
 
-    with content.open() as file:
-        try:
-            found: dict[str, Any] = json.loads(Document.from_bytes(file.read(), kind).to_ir_json())
-        except OfficeOxideError as error:
-            is_locked = "encrypt" in str(error).lower() or "password" in str(error).lower()
-            raise ExtractionError("encrypted" if is_locked else "damaged", str(error)) from None
-    return found
+    try:
+        return json.loads(Document.from_bytes(content.read(), kind).to_ir_json())
+    except OfficeOxideError as error:
+        is_locked = "encrypt" in str(error).lower() or "password" in str(error).lower()
+        raise ExtractionError("encrypted" if is_locked else "damaged", str(error)) from None
 
 
 def _facts(known: dict[str, Any]) -> dict[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from email import message_from_bytes
 from email.errors import HeaderParseError, MessageError
 from email.header import decode_header, make_header
 from email.message import Message
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import facts_of
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.page_blocks import blocks_of, page_text
@@ -27,21 +27,20 @@ _NEVER = 1601
 _HTML_BODY = 0x1013  # PidTagHtml
 
 
-def extract_mail(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_mail(content: Content, context: Context) -> Documents:
     """Yields one document of prose with the headers in `_SHOWN` and the text; then the documents in attachments.
 
     If the text is there both as plain text and as HTML, the plain one is used. Metadata: ``title``, ``author`` and
     ``date``. Raises `ExtractionError`: ``empty`` for a message without text and attachments.
     """
-    with content.open() as file:
-        message = message_from_bytes(file.read())
+    message = message_from_bytes(content.read())
     shown, attached = _parts(message)
     headers = {name: ", ".join(_decoded(str(value)) for value in message.get_all(name, [])) for name in _SHOWN}
     text = "\n\n".join(filter(None, map(_text, shown)))
     yield from _documents(headers, text, [_attached(part, number) for number, part in enumerate(attached, 1)], context)
 
 
-def extract_mailbox(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_mailbox(content: Content, context: Context) -> Documents:
     """Yields the messages of a mailbox (mbox) in order, at places ``message N``; raises `ExtractionError`."""
     for number, data in enumerate(_messages(content, context.config.max_member_bytes), 1):
         if number > context.config.max_members:
@@ -50,7 +49,7 @@ def extract_mailbox(content: Content, context: Context) -> Iterator[Extracted | 
         yield from context.inner(Content(f"message {number}.eml", data=data), f"message {number}")
 
 
-def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_msg(content: Content, context: Context) -> Documents:
     """Yields a message that Outlook saved, in the form of `extract_mail`; raises `ExtractionError`."""
     import oxmsg
 
@@ -80,9 +79,7 @@ def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refu
         yield from _documents(shown, text, attached, context)
 
 
-def _documents(
-    headers: Mapping[str, str], text: str, attached: Iterable[tuple[str, bytes]], context: Context
-) -> Iterator[Extracted | Refused]:
+def _documents(headers: Mapping[str, str], text: str, attached: list[tuple[str, bytes]], context: Context) -> Documents:
     head = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
     is_empty = not text.strip()
     if not is_empty:
@@ -133,9 +130,8 @@ def _attached(part: Message, number: int) -> tuple[str, bytes]:
     """Returns the file name and the bytes of an attached part."""
     payload = part.get_payload()
     if isinstance(payload, list):
-        return _name("message.eml", number), b"\n".join(
-            inner.as_bytes() for inner in payload if isinstance(inner, Message)
-        )
+        messages = [inner.as_bytes() for inner in payload if isinstance(inner, Message)]
+        return _name("message.eml", number), b"\n".join(messages)
     return _name(_decoded(part.get_filename("")), number), _bytes(part)
 
 
@@ -148,8 +144,7 @@ def _text(part: Message) -> str:
     if part.get_content_subtype() == "html":
         known = decoded_as(data, charset)
         return page_text(blocks_of(data if known is None else known.text.encode()))
-    text = (decoded_as(data, charset) or decode(data)).text
-    return text.replace("\r\n", "\n").strip("\n")
+    return (decoded_as(data, charset) or decode(data)).text.replace("\r\n", "\n").strip("\n")
 
 
 def _bytes(part: Message) -> bytes:

@@ -66,11 +66,7 @@ def marked(pieces: Iterable[tuple[str, str]]) -> tuple[str, tuple[tuple[int, str
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """Returns a pipe table whose first row is the header; rows are padded to the longest, and empty rows left out.
-
-    White space in a cell becomes one space, so that a row is one line; pipes are escaped. Without any text the result
-    is empty.
-    """
+    """Returns a pipe table under its first row; escapes pipes, and drops empty rows and extra white space in cells."""
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
     width = max((number for row in cells for number, cell in enumerate(row, 1) if cell), default=0)

@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from nbformat import ValidationError, converter, versions
+
 from sheepop.data.decoding import decode
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.markdown import facts_of, fenced, marked
 
 _NEWEST = 4
@@ -18,7 +20,7 @@ _TEXT_TYPES = ("text/markdown", "text/latex", "text/plain")
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def extract_notebook(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_notebook(content: Content, context: Context) -> Documents:
     """Yields one document with a mark ``cell N`` for each cell that is not empty.
 
     It is code in the kernel's language if most characters are code, else prose. Text outputs are included with
@@ -42,21 +44,16 @@ def extract_notebook(content: Content, context: Context) -> Iterator[Extracted |
         raise ExtractionError("empty", "all of its cells are empty")
     title = notebook.get("metadata", {}).get("title")
     facts = facts_of({"title": title if isinstance(title, str) else "", "kernel_language": language})
-    if 2 * code_chars > len(text):
-        yield Extracted(text, kind="code", language=language, marks=marks, metadata=facts)
-    else:
-        yield Extracted(text, marks=marks, metadata=facts)
+    is_code = 2 * code_chars > len(text)
+    yield Extracted(text, "code" if is_code else "prose", language if is_code else "", "", marks, facts)
 
 
 def _read(content: Content) -> tuple[Any, str]:
     """Returns the notebook converted to format 4, and its kernel language in lower case, or "" if it is not stated."""
-    from nbformat import ValidationError, converter, versions
-
-    with content.open() as file:
-        try:
-            data = json.loads(decode(file.read()).text)
-        except (ValueError, RecursionError) as error:
-            raise ExtractionError("damaged", f"it is not valid JSON: {error}") from None
+    try:
+        data = json.loads(decode(content.read()).text)
+    except (ValueError, RecursionError) as error:
+        raise ExtractionError("damaged", f"it is not valid JSON: {error}") from None
     version = data.get("nbformat") if isinstance(data, dict) else None
     if not isinstance(version, int) or version < 1:
         raise ExtractionError("invalid", "it does not name its notebook format")
@@ -80,10 +77,8 @@ def _language(notebook: Any) -> str:
     # Up to format 3 each code cell had its own language.
     for sheet in notebook.get("worksheets", []):
         stated += [cell.get("language") for cell in sheet.get("cells", []) if cell.get("cell_type") == "code"]
-    names = [
-        name.strip().lower() for name in stated if isinstance(name, str) and re.fullmatch(r"[\w+#. -]{1,40}", name)
-    ]
-    return names[0] if names else ""
+    names = (name for name in stated if isinstance(name, str) and re.fullmatch(r"[\w+#. -]{1,40}", name))
+    return next(names, "").strip().lower()
 
 
 def _outputs(cell: Any) -> Iterator[str]:

@@ -83,10 +83,7 @@ class OfficeParts:
 
 
 def parse_xml(name: str, data: bytes) -> Element:
-    """Returns the root element of XML; expands no entities and loads nothing; `name` is for errors.
-
-    Raises `ExtractionError`: ``bomb`` for entities that multiply, ``damaged`` if it is not XML.
-    """
+    """Parses XML without entities and other files; raises `ExtractionError` with `name`: ``bomb``, ``damaged``."""
     from lxml import etree
 
     parser = etree.XMLParser(resolve_entities=False, load_dtd=False, **SAFE)

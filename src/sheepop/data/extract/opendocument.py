@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 
 from sheepop.data.extract.archive import safe_zip
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import heading, item, join, one_line, table
 from sheepop.data.extract.office_parts import (
     Blocks,
@@ -23,7 +23,7 @@ from sheepop.data.extract.office_parts import (
     properties,
     with_notes,
 )
-from sheepop.data.extract.word_styles import CODE_STYLES, LONGEST_CHAIN, count, numeral
+from sheepop.data.extract.word import CODE_STYLES, LONGEST_CHAIN, count, numeral
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
@@ -41,18 +41,15 @@ _MANIFEST = "META-INF/manifest.xml"
 _MOST_REPEATED = 1000
 
 
-def extract_odt(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields one document of prose.
-
-    Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them. Raises `ExtractionError`.
-    """
+def extract_odt(content: Content, context: Context) -> Documents:
+    """Yields one document of prose with the facts that `properties` finds; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
         blocks = walk.blocks(walk.body)
         yield document(join([*blocks, *walk.notes]), walk.facts)
 
 
-def extract_odp(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_odp(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``slide N`` and the notes of each slide; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
         walk = _Walk(archive)
@@ -126,8 +123,7 @@ class _Walk:
         if any(style in CODE_STYLES for style in styles):
             return [("line", text), *boxes]
         if name == "h" or "title" in styles:
-            level = integer(element.get(f"{_TEXT}outline-level"), 1) or 1
-            return [("heading", heading(level, text)), *boxes]
+            return [("heading", heading(integer(element.get(f"{_TEXT}outline-level"), 1) or 1, text)), *boxes]
         return [("text", text.strip()), *boxes]
 
     def _style_names(self, element: Element) -> list[str]:
@@ -157,8 +153,7 @@ class _Walk:
         return blocks
 
     def _label(self, element: Element, style: str, level: int) -> str:
-        levels = self._lists.get(style, ())
-        found = next((e for e in levels if e.get(f"{_TEXT}level") == str(level)), None)
+        found = next((e for e in self._lists.get(style, ()) if e.get(f"{_TEXT}level") == str(level)), None)
         if found is None or local_name(found) != "list-level-style-number":
             return "-"
         own, first = (integer(stated.get(f"{_TEXT}start-value"), None) for stated in (element, found))

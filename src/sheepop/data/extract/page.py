@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 SAFE = {"no_network": True, "huge_tree": False, "remove_comments": True, "remove_pis": True}
 # How far to look for the declared encoding: somewhat further than the HTML standard does.
 _HEAD_BYTES = 4096
-_DECLARED = re.compile(
-    rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
-)
+_DECLARED = re.compile(rb"""(?i)<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""")
 # The encodings that pages with these names really use, according to the HTML standard.
 _MEANT = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "gb2312": "gb18030"}
 _MEANT |= {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}

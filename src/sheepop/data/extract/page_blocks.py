@@ -11,17 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import code_span, fenced, join, table
 from sheepop.data.extract.page import decode_page, parse_page
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
-
-
-def words(text: str) -> frozenset[str]:
-    """Returns the set of words of a text."""
-    return frozenset(text.split())
-
 
 BlockKind = Literal["text", "heading", "item", "code", "table"]
 
@@ -265,13 +260,8 @@ def _is_left_out(node: HtmlElement, tag: str) -> bool:
         return True
     if not node.attrib:
         return False
-    style = node.get("style")
-    return (
-        node.get("role") in _ROLES_LEFT_OUT
-        or node.get("aria-hidden") == "true"
-        or node.get("hidden", "until-found") != "until-found"
-        or (style is not None and _HIDDEN.search(style) is not None)
-    )
+    is_hidden = node.get("aria-hidden") == "true" or node.get("hidden", "until-found") != "until-found"
+    return is_hidden or node.get("role") in _ROLES_LEFT_OUT or _HIDDEN.search(node.get("style") or "") is not None
 
 
 def _integer(text: str | None, default: int) -> int:

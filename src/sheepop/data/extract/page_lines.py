@@ -83,11 +83,11 @@ class Page:
     height: float
     lines: Sequence[Line]
     others: Sequence[Line] = ()
-    confidence: float | None = None
     tables: int = 0
     meaningless: int = 0
-    unsure: int = 0
     is_unsearched: bool = False
+    confidence: float | None = None
+    unsure: int = 0
 
 
 def runs(items: Iterable[T], continues: Callable[[list[T], T], bool]) -> list[list[T]]:
@@ -113,10 +113,7 @@ def mirrored(lines: Iterable[Line]) -> list[Line]:
 
 
 def reading_blocks(lines: Sequence[Line], depth: int = _DEEPEST_COLUMNS) -> list[list[Line]]:
-    """Returns blocks of lines, such as columns, in reading order; pieces of one row are joined to one line.
-
-    `lines` must all be written from left to right, or be mirrored. Columns are searched inside columns to `depth`.
-    """
+    """Returns blocks, such as columns, of left-to-right or mirrored lines in reading order; joins pieces of a row."""
     ordered = sorted(lines, key=lambda line: (line.top + line.bottom, line.left))
     gutter = _gutter(lines) if depth else None
     if gutter is None:
@@ -234,15 +231,9 @@ def _joined(row: list[Line]) -> Line:
     for before, line in pairwise(row):
         gap = (line.left - before.right) / max(before.size, line.size)
         text += ("   " if gap > _CELL_GAP else " " if gap > 0.12 else "") + line.text
-    return Line(
-        text,
-        row[0].left,
-        min(line.top for line in row),
-        max(line.right for line in row),
-        max(line.bottom for line in row),
-        max(row, key=lambda line: len(line.text)).size,
-        row[0].first_width,
-    )
+    top, bottom = min(line.top for line in row), max(line.bottom for line in row)
+    size = max(row, key=lambda line: len(line.text)).size
+    return Line(text, row[0].left, top, _ends(row)[1], bottom, size, row[0].first_width)
 
 
 class Glyph(NamedTuple):
@@ -298,10 +289,7 @@ def _reversed(text: str) -> str:
 
 
 def _clusters(glyphs: Sequence[Glyph]) -> list[Glyph]:
-    """Returns the letters from left to right, each followed by its combining marks.
-
-    Right-to-left letters at the same position (a ligature) become one glyph in visual order.
-    """
+    """Returns the letters from left to right with their combining marks; a right-to-left ligature becomes one glyph."""
     letters: list[Glyph] = []
     for place, group in groupby(glyphs, key=lambda glyph: glyph[1:]):
         text = "".join(glyph.character for glyph in group)

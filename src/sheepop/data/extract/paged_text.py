@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, Refused
+from sheepop.data.extract.interface import Documents, Extracted, Refused
 from sheepop.data.extract.markdown import marked
 from sheepop.data.extract.page_lines import Line, Page, is_right_to_left, mirrored, reading_blocks, runs
 
@@ -60,13 +60,8 @@ _LONGEST_LINE = 200
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-def documents(
-    pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig
-) -> Iterator[Extracted | Refused]:
-    """Yields the pages of a file as one document, or several if one would be too long, and passes refusals on.
-
-    `facts` become metadata of each document.
-    """
+def documents(pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig) -> Documents:
+    """Yields the pages as one document with metadata `facts`, or several if it is too long; passes refusals on."""
     gathered: list[Page] = []
     size, is_whole = 0, True
     for page in pages:
@@ -82,9 +77,7 @@ def documents(
     yield from _document(gathered, facts, config, is_whole=is_whole)
 
 
-def _document(
-    pages: Sequence[Page], facts: Mapping[str, str], config: ExtractConfig, *, is_whole: bool
-) -> Iterator[Extracted]:
+def _document(pages: Sequence[Page], facts: Mapping[str, str], config: ExtractConfig, *, is_whole: bool) -> Documents:
     """Yields the document of these pages, if they have any text."""
     gone = running_lines(pages) if config.strip_running_lines else set()
     words = frozenset(word.lower() for page in pages for line in page.lines for word in _WORDS.findall(line.text))
@@ -173,10 +166,7 @@ def _counting(level: list[_EdgeLine]) -> list[_EdgeLine]:
 
 
 def paragraphs(blocks: Sequence[Sequence[Line]], words: Container[str]) -> str:
-    """Returns the text of blocks in reading order: paragraphs separated by blank lines.
-
-    `words` are the words of the whole document in lower case; they decide whether a hyphen at a line end is kept.
-    """
+    """Returns the paragraphs of blocks; `words` are those of the document in lower case, see `join_lines`."""
     texts: list[str] = []
     before: _Paragraph | None = None
     for block in blocks:
@@ -190,7 +180,7 @@ def paragraphs(blocks: Sequence[Sequence[Line]], words: Container[str]) -> str:
 
 
 def join_lines(before: str, after: str, words: Container[str]) -> str:
-    """Joins two lines of a paragraph; the hyphen of a divided word is removed, that of a compound kept."""
+    """Joins lines of a paragraph; removes the hyphen of a divided word, and keeps that of a compound in `words`."""
     divided, follows = _DIVIDED.search(before[-_LONGEST_WORD:]), _FIRST_WORD.match(after)
     if not divided or not follows:
         # No blank in Chinese, in a range of numbers, or in an address.
@@ -268,15 +258,8 @@ def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_P
     for index, line in enumerate(run[1:]):
         before = run[index].text
         # Full lines in other text may still be a wrapped sentence; a single one is full only because it is the longest.
-        is_wrapped = full[index] and (
-            is_running
-            or (
-                sum(full) > 1
-                and len(before.split()) >= _RUNNING_WORDS
-                and before[-1] not in ";{}"
-                and line.text[0].islower()
-            )
-        )
+        is_sentence = len(before.split()) >= _RUNNING_WORDS and before[-1] not in ";{}" and line.text[0].islower()
+        is_wrapped = full[index] and (is_running or (sum(full) > 1 and is_sentence))
         if is_running and _is_indented(run, index + 1, full[index]):
             yield _Paragraph(text, run[index].size, False)
             text = line.text

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.page_lines import Page
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
+from sheepop.data.extract.page_lines import Line, Page
 from sheepop.data.extract.paged_text import documents
 from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, Word, lines_of, read_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from sheepop.data.extract.config import ExtractConfig
-    from sheepop.data.extract.page_lines import Line
 
 # A page with fewer letters than this, and pictures on at least this share of its area, is a scan with a stamp.
 _FEW_LETTERS = 200
@@ -47,19 +45,18 @@ _MOST_RENDERED_PIXELS = 25_000_000
 _LONGEST_SIDE = 20_000
 
 
-def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_pdf(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark for each page that has text, or several if it is too long.
 
     Metadata: ``title``, ``author``, ``pages``, and counts such as recognised pages, tables and removed running lines.
     Raises `ExtractionError`: ``encrypted``, ``damaged`` if it cannot be opened, ``empty`` if no page shows text.
     """
-    is_silent = True
+    item = None
     with content.open() as file, closing(_opened(file)) as document:
         facts = {**_facts(document), "pages": str(len(document))}
         for item in documents(_pages(document, context), facts, context.config):
-            is_silent = False
             yield item
-    if is_silent:
+    if item is None:
         raise ExtractionError("empty", "no page shows any text")
 
 
@@ -123,15 +120,8 @@ def _text(words: PageWords, objects: _Objects, number: int, config: ExtractConfi
         except TooManyLinesError:
             is_unsearched = True
     lines, others = lines_of(rest, words.frame)
-    return Page(
-        number,
-        words.frame.size[1],
-        [*lines, *tables],
-        others,
-        tables=len(tables),
-        meaningless=words.meaningless,
-        is_unsearched=is_unsearched,
-    )
+    height = words.frame.size[1]
+    return Page(number, height, [*lines, *tables], others, len(tables), words.meaningless, is_unsearched)
 
 
 def _recognised(

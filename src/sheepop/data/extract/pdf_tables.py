@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from pdfplumber import table
 
 from sheepop.data.extract import markdown
 from sheepop.data.extract.page_lines import Line
 from sheepop.data.extract.paged_text import join_lines
 from sheepop.data.extract.pdf_words import Box, Word
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _Edges = tuple[float, float, float, float]
 # Points.
@@ -100,8 +98,8 @@ def _edge(box: Box, orientation: str) -> dict[str, Any]:
 
 def _holds(box: _Edges, points: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Returns a mask of the points that are in a box."""
-    are_inside: NDArray[np.bool_] = np.logical_and(points >= box[:2], points <= box[2:])
-    return np.logical_and(are_inside[:, 0], are_inside[:, 1])
+    are_inside: NDArray[np.bool_] = (points >= box[:2]) & (points <= box[2:])
+    return are_inside[:, 0] & are_inside[:, 1]
 
 
 def _has_words_beside(

@@ -58,10 +58,7 @@ class Box(NamedTuple):
 
 
 class PageFrame(NamedTuple):
-    """Converts coordinates of the file, where y grows upwards, into those of the page after clockwise quarter turns.
-
-    `width` and `height` are the sizes before it is turned.
-    """
+    """Converts coordinates of the file (y upwards) to the page, of `width` x `height` before its clockwise `turns`."""
 
     left: float
     top: float
@@ -96,10 +93,7 @@ class Word(NamedTuple):
 
 
 class PageWords(NamedTuple):
-    """The words of a page in the order of the file, with positions on the page as turned by `frame` to read most of it.
-
-    `meaningless` is the number of characters without a known meaning.
-    """
+    """The words in the order of the file, placed on the page as `frame` turns it; counts unknown characters."""
 
     words: list[Word]
     frame: PageFrame
@@ -123,12 +117,9 @@ def _turned(words: list[Word], frame: PageFrame) -> tuple[list[Word], PageFrame]
     turns = min(letters, key=lambda turns: (-letters[turns], turns), default=0)
     if turns == 0:
         return words, frame
-    turned = [
-        word._replace(
-            box=word.box.turned(turns, *frame.size), turns=None if word.turns is None else (word.turns - turns) % 4
-        )
-        for word in words
-    ]
+    boxes = [word.box.turned(turns, *frame.size) for word in words]
+    rests = [None if word.turns is None else (word.turns - turns) % 4 for word in words]
+    turned = [word._replace(box=box, turns=rest) for word, box, rest in zip(words, boxes, rests, strict=True)]
     return turned, frame._replace(turns=(frame.turns + turns) % 4)
 
 
@@ -154,15 +145,9 @@ def _line(piece: list[Word]) -> Line:
     usual = next(word for word in piece if word.size == size)
     baseline = usual.box.bottom - usual.descent
     first = piece[0].text.split(" ", 1)[0]  # a right-to-left piece may contain several words
-    return Line(
-        text,
-        min(word.box.left for word in piece),
-        baseline - _ASCENT * size,
-        max(word.box.right for word in piece),
-        baseline + _DESCENT * size,
-        size,
-        (piece[0].box.right - piece[0].box.left) * len(first) / len(piece[0].text),
-    )
+    first_width = (piece[0].box.right - piece[0].box.left) * len(first) / len(piece[0].text)
+    left, right = min(word.box.left for word in piece), max(word.box.right for word in piece)
+    return Line(text, left, baseline - _ASCENT * size, right, baseline + _DESCENT * size, size, first_width)
 
 
 class _Style(NamedTuple):
@@ -295,12 +280,9 @@ def _columns(words: list[Word]) -> Iterator[Word]:
 def _is_below(column: list[Word], word: Word) -> bool:
     before = column[-1]
     reach = _COLUMN_STRAY * before.size
-    return (
-        abs(word.box.left - before.box.left) <= reach
-        and -reach <= word.box.top - before.box.bottom <= _COLUMN_GAP * before.size
-        and _is_upright(before)
-        and _is_upright(word)
-    )
+    gap, stray = word.box.top - before.box.bottom, abs(word.box.left - before.box.left)
+    is_near = stray <= reach and -reach <= gap <= _COLUMN_GAP * before.size
+    return is_near and _is_upright(before) and _is_upright(word)
 
 
 def _is_upright(word: Word) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import quote, quote_plus
 
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.database import fetched_rows, open_duckdb, open_sqlite
-from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Documents, Extracted, ExtractionError
 from sheepop.data.extract.rows import row_documents
 from sheepop.data.extract.template import longest_record
 from sheepop.data.extract.text import pieces_of
@@ -73,7 +73,7 @@ _QUOTES = {
 }
 
 
-def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracted | Refused]:
+def read_query(url: str, query: str, config: ExtractConfig) -> Documents:
     """Yields the rows of `query` on the database at `url` through `row_documents`, with the place ``row N``.
 
     Rows are fetched in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for a refused address or query,
@@ -179,10 +179,7 @@ def _message(error: Exception) -> str:
 
 
 def parse_address(url: str) -> URL:
-    """Parses an address into a SQLAlchemy URL.
-
-    Raises `ExtractionError` if it is not valid, or contains an ``@`` or ``/`` of a password that must be escaped.
-    """
+    """Parses an address; raises `ExtractionError` if it is invalid or a password has an unescaped ``@`` or ``/``."""
     try:
         from sqlalchemy import make_url
         from sqlalchemy.exc import SQLAlchemyError
@@ -213,10 +210,7 @@ def source_label(url: str) -> str:
 
 
 def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, Any]]:
-    """Returns the address and further arguments of the driver: time limits, and for pg8000 encryption.
-
-    `sslmode` has the meaning that PostgreSQL's own library gives it.
-    """
+    """Returns the address and arguments of the driver: time limits, and for pg8000 `sslmode` as in libpq."""
     driver = address.get_driver_name()
     arguments: dict[str, Any] = {name: max(1, round(max_seconds)) for name in _TIME_LIMITS.get(driver, ())}
     if driver == "pg8000" and "sslmode" in address.query:
@@ -234,8 +228,7 @@ def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, 
 
 def without_secrets(message: str, address: URL) -> str:
     """Returns `message` with every password of the address, plain or escaped, replaced by ``***``."""
-    options = [address.query.get(name) for name in _SECRET_OPTIONS]
-    for secret in [address.password, *options]:
+    for secret in [address.password, *map(address.query.get, _SECRET_OPTIONS)]:
         if isinstance(secret, str) and secret:
             forms = {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
             for form in sorted(forms, key=lambda form: (-len(form), form)):
@@ -244,10 +237,7 @@ def without_secrets(message: str, address: URL) -> str:
 
 
 def require_reading(query: str, dialect: str) -> None:
-    """Raises `ExtractionError` unless `query` is a single SELECT, WITH, VALUES or TABLE statement that only reads.
-
-    `dialect` is the name of the database in a SQLAlchemy URL: ``postgresql``, ``sqlite``, ``mysql``.
-    """
+    """Raises `ExtractionError` unless `query`, in this SQLAlchemy dialect, is one statement that only reads."""
     words = [word for word, _ in _words(query, dialect)]
     while words and words[-1] == ";":
         words.pop()

@@ -11,11 +11,10 @@ from itertools import chain, count, islice
 from typing import Any
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.chat import turns_text
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import Lines, byte_lines, open_utf8
-from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
+from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column, turns_text
+from sheepop.data.extract.text import Lines, byte_lines, open_utf8
 
 _BLOCK = 2**20
 # The memory of parsed JSON, as a multiple of its text, in all but contrived files.
@@ -28,8 +27,6 @@ _STRUCTURE = re.compile(r'["\[\]{},]')
 _IN_STRING = re.compile(r'["\\]')
 # An error or a number this near to the end of the text that was read may be due to the missing rest.
 _NEAR_END = 16
-
-Documents = Iterator[Extracted | Refused]
 
 
 def extract_jsonl(content: Content, context: Context) -> Documents:
@@ -122,10 +119,7 @@ def _value_documents(content: Content, config: ExtractConfig) -> Documents:
 
 
 def _records_within(value: dict[str, Any], form: RecordFormat) -> Iterator[tuple[str, Any]]:
-    """Yields (place, record) for the records in `value` that have the text of `form`.
-
-    They are the rows of its columns, or else `value` itself, or else all of its fields, or else the items of its lists.
-    """
+    """Yields (place, record) with the text of `form`: rows of columns, else `value`, else its fields, or list items."""
     rows = _columns(value)
     first = next(rows, None)
     if first is not None and form.holds_text(first):
@@ -157,8 +151,7 @@ def _whole(content: Content, config: ExtractConfig) -> tuple[str, Any]:
     if content.size > max_bytes:
         remedy = "a list of records or JSON lines can be of any size"
         raise ExtractionError("oversized", f"{content.size:,} bytes of one JSON value, over {max_bytes:,}; {remedy}")
-    with content.open() as file:
-        text = decode(file.read()).text
+    text = decode(content.read()).text
     try:
         return text, parse_json(text)
     except ExtractionError as error:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.template import RecordFormat, cell_text, longest_record
 
 SAMPLE_ROWS = 32
@@ -20,7 +20,7 @@ Row = tuple[int, Sequence[Any]]
 
 def row_documents(
     config: ExtractConfig, columns: Sequence[str], rows: Iterable[Row | Refused], place: str = "", delimiter: str = ""
-) -> Iterator[Extracted | Refused]:
+) -> Documents:
     """Yields the documents and refusals of the rows of a table, in order, in the form that `config` selects.
 
     `place` is put before every place. With a `delimiter`, rows may have any length: missing cells at the end are empty,
@@ -74,7 +74,7 @@ def _record(columns: Sequence[str], values: Sequence[Any], text: str | None, del
 
 def _table_documents(
     most: int, columns: Sequence[str], rows: Iterator[Row | Refused], place: str, delimiter: str
-) -> Iterator[Extracted | Refused]:
+) -> Documents:
     """Yields the table, cut between rows into documents of at most `most` bytes that each begin with the header."""
     head = f"{_line(columns)}\n|{' --- |' * len(columns)}\n" if columns else ""
     most -= len(head.encode("utf-8"))

@@ -1,7 +1,6 @@
 """Turns spreadsheets (xlsx, xlsb, xls, ods) into Markdown tables, one document for each sheet.
 
-Cells have their values, not their formulas. Empty columns and rows are left out, so that the claimed size of a sheet
-does not matter.
+Cells have values, not formulas. Empty columns and rows are left out, whatever size the sheet claims.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from sheepop.data.extract.archive import office_package, safe_zip
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import table
 from sheepop.data.extract.opendocument import refuse_encryption
 
@@ -36,7 +35,7 @@ _CELL_BYTES = 3
 _Sheet = tuple[str, bool, Iterable[Iterable[Any]]]
 
 
-def extract_xlsx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_xlsx(content: Content, context: Context) -> Documents:
     """Yields one table for each sheet that is not empty, also hidden ones, or several with the header for a long sheet.
 
     Places and marks are ``sheet NAME``. Metadata: ``hidden`` is ``yes`` for a hidden sheet; ``formulas_without_value``
@@ -50,7 +49,7 @@ def extract_xlsx(content: Content, context: Context) -> Iterator[Extracted | Ref
         yield from _documents(_by_calamine(file) if is_strict else _by_openpyxl(file), facts, context)
 
 
-def extract_sheets(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_sheets(content: Content, context: Context) -> Documents:
     """Does the same for xlsb, xls and ods without ``formulas_without_value``; cells with an error value are empty."""
     with content.open() as file:
         if content.head(len(_ZIP)) == _ZIP:
@@ -59,9 +58,7 @@ def extract_sheets(content: Content, context: Context) -> Iterator[Extracted | R
         yield from _documents(_by_calamine(file), {}, context)
 
 
-def _documents(
-    sheets: Iterable[_Sheet | Refused], facts: dict[str, str], context: Context
-) -> Iterator[Extracted | Refused]:
+def _documents(sheets: Iterable[_Sheet | Refused], facts: dict[str, str], context: Context) -> Documents:
     is_empty = True
     for sheet in sheets:
         if isinstance(sheet, Refused):
@@ -90,8 +87,7 @@ def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
     with warnings.catch_warnings():
         # openpyxl warns of features that it would lose when saving the file.
         warnings.simplefilter("ignore")
-        workbook = load_workbook(file, read_only=True, data_only=True, keep_links=False)
-        for sheet in workbook.worksheets:
+        for sheet in load_workbook(file, read_only=True, data_only=True, keep_links=False).worksheets:
             # openpyxl would fill the claimed dimensions of a sheet with empty cells.
             sheet.reset_dimensions()
             yield sheet.title, sheet.sheet_state != "visible", sheet.iter_rows(values_only=True)

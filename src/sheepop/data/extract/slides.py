@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sheepop.data.extract.archive import office_package
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import heading, item, one_line, table
 from sheepop.data.extract.office_parts import (
     Blocks,
@@ -20,7 +20,7 @@ from sheepop.data.extract.office_parts import (
     presentation,
     with_notes,
 )
-from sheepop.data.extract.word_styles import count, numeral
+from sheepop.data.extract.word import count, numeral
 
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
@@ -39,7 +39,7 @@ _NUMERALS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "low
 _BULLETS = frozenset({"buNone", "buChar", "buAutoNum", "buBlip"})
 
 
-def extract_pptx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_pptx(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``slide N`` for each slide.
 
     Metadata: ``title``, ``author``, ``language`` and ``date`` if the file states them, and ``hidden_slides``, the
@@ -133,13 +133,9 @@ def _chart_table(chart: Element) -> str:
     categories: dict[str, str] = {}
     for one in series:
         categories = {**(_points(one, "cat") or _points(one, "xVal")), **categories}
-    order = sorted(
-        {index for column in (categories, *columns) for index in column},
-        key=lambda index: (integer(index, 10**9), index),
-    )
+    order = sorted(set(categories).union(*columns), key=lambda index: (integer(index, 10**9), index))
     rows = [[categories.get(index, ""), *(column.get(index, "") for column in columns)] for index in order]
-    figures = table([["", *map(_name, series)], *rows])
-    return "\n\n".join(part for part in (heading, figures) if part)
+    return "\n\n".join(part for part in (heading, table([["", *map(_name, series)], *rows])) if part)
 
 
 def _points(series: Element, kind: str) -> dict[str, str]:

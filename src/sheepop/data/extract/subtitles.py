@@ -6,11 +6,10 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import Lines
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.paged_text import join_lines
 from sheepop.data.extract.template import longest_record
-from sheepop.data.extract.text import extract_text
+from sheepop.data.extract.text import Lines, extract_text
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
@@ -33,11 +32,8 @@ _SHORTEST_CUE = 0.1
 _Cue = tuple[float, float, list[str]]
 
 
-def extract_subtitles(content: Content, context: Context) -> Iterator[Extracted | Refused]:
-    """Yields one document of prose in the order of the file, or several if it would be too long.
-
-    A line that cannot be read is refused; a file without cues is read as plain text.
-    """
+def extract_subtitles(content: Content, context: Context) -> Documents:
+    """Yields prose in documents of limited length, and refuses unreadable lines; without cues, reads plain text."""
     limit = context.config.max_document_bytes
     lines = Lines(content, longest_record(context.config))
     refused: list[Refused] = []

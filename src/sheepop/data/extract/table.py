@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Literal
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.lines import Lines
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.rows import Row, row_documents
 from sheepop.data.extract.template import TEXT_FIELDS, RecordFormat, longest_record
+from sheepop.data.extract.text import Lines
 
 _SAMPLE_LINES = 2000
 _SAMPLE_CHARACTERS = 2**17
@@ -25,6 +25,7 @@ _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
 # Among dialects with equal scores, the delimiter that is rarer in text wins, and doubled quotes win.
 _DELIMITERS = ("\t", ";", "|", ",")
 Quoting = Literal["doubled", "escaped", "none"]
+"""A quote inside quotes is ``doubled``, or ``escaped`` with a backslash; with ``none``, quotes have no meaning."""
 Line = tuple[int, str | ExtractionError]
 # A delimiter that never occurs gives one cell in each row, which is regular but weak evidence: its score is reduced.
 _SINGLE_COLUMN = 0.7
@@ -34,11 +35,7 @@ _OPEN_AT_END = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a file separates and quotes cells.
-
-    A quote inside quotes is ``doubled``, or ``escaped`` with a backslash; with ``none``, quotes have no meaning.
-    `skips_space` drops a space after the delimiter.
-    """
+    """How a file separates and quotes cells; `skips_space` drops a space after the delimiter."""
 
     delimiter: str
     quoting: Quoting = "doubled"
@@ -57,7 +54,7 @@ class Dialect:
         )
 
 
-def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_csv(content: Content, context: Context) -> Documents:
     """Yields one document for each row of a CSV or TSV file if a column has text, else the table as Markdown.
 
     Delimiter, quotes and header are detected from the first lines. A configured column or template requires a header; a
@@ -82,7 +79,7 @@ def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refu
         yield replace(item, metadata=metadata) if metadata and isinstance(item, Extracted) else item
 
 
-def _documents(rows: _Rows, width: int, context: Context) -> Iterator[Extracted | Refused]:
+def _documents(rows: _Rows, width: int, context: Context) -> Documents:
     """Yields the lines above the first row of `width` cells as titles, and the documents of the rows from there on."""
     has_names = bool(RecordFormat.of(context.config).names)
     for first in rows:
@@ -118,10 +115,7 @@ def _sample(lines: Lines) -> list[str]:
 
 
 def _shape(lines: list[str], delimiters: list[str]) -> tuple[Dialect, int]:
-    """Returns the dialect under which most rows of the sample have the same number of columns, and that number.
-
-    A file of one column has no delimiter, so its commas are text.
-    """
+    """Returns the dialect in which most rows have one number of columns, and that number; one column needs none."""
     best: tuple[float, Dialect, int] = -1.0, Dialect(_PARTS_NOTHING), 1
     for dialect in _candidates("".join(lines), delimiters):
         widths, is_cut = _widths(lines, dialect)

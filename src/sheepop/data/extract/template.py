@@ -1,4 +1,4 @@
-"""Makes the text of a document from a record of a table, a database or a JSON file."""
+"""Makes the text of a document from a record of a table, a database or a JSON file, which may be a conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from sheepop.core.errors import first_few
-from sheepop.data.extract.chat import chat_text, turns_text
 from sheepop.data.extract.config import ExtractConfig, parse_template
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.languages import LANGUAGES
@@ -20,6 +19,11 @@ TEXT_FIELDS = (
     *("review", "review_text", "review_body", "transcript", "sentence"),
 )
 """Fields that usually contain the text of a record, the most likely first; letter case does not matter."""
+
+_TURN_FIELDS = ("messages", "conversations", "conversation")
+_ANSWERS = ("response", "completion", "chosen")
+_PAIRS = (("instruction", "output"), ("question", "answer"))
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
 
 PAIR: Final = "pair"
 """The kind of a document that consists of a source and a target, with a mark at the beginning of each; never cut."""
@@ -65,10 +69,7 @@ class RecordFormat:
         return self.pair or (() if self.column is None else (self.column,))
 
     def document(self, record: object, place: str, max_bytes: int) -> Extracted | Refused:
-        """Returns the document of `record`, or a refusal, for example if its text is over `max_bytes` of UTF-8.
-
-        A pair cannot be cut later, so its limit is half of that.
-        """
+        """Returns the document of `record`, or a refusal, for example if its text is over `max_bytes` of UTF-8."""
         try:
             made = self._made(record, place)
             size = len(made.text.encode("utf-8"))
@@ -78,6 +79,7 @@ class RecordFormat:
             return Refused(place, "undecodable", f"{error.object[error.start]!r} is half of a surrogate pair")
         except RecursionError:
             return Refused(place, "invalid", "it is nested too deeply")
+        # A pair cannot be cut later.
         if made.marks and size > max_bytes // 2:
             return Refused(place, "oversized", f"{size:,} bytes, over data.extract.max_document_bytes")
         if size > max_bytes:
@@ -87,10 +89,7 @@ class RecordFormat:
         return made
 
     def needed(self, columns: Sequence[str]) -> list[str]:
-        """Returns the `columns` of a table that must be read: all of them if no fields are configured.
-
-        Raises `ExtractionError` if a configured column is missing or occurs twice.
-        """
+        """Returns the `columns` to read; raises `ExtractionError` if a configured one is missing or occurs twice."""
         if not self.names:
             return list(columns)
         kept = set(LANGUAGE_FIELDS if self.column is not None else ())
@@ -181,10 +180,7 @@ def text_field(columns: Iterable[str], sample: Sequence[Mapping[str, Any]]) -> s
 
 
 def as_text(value: object) -> str:
-    """Returns a value as text: strings unchanged, null as an empty string, lists and records as JSON.
-
-    Raises `ExtractionError` for bytes that are not UTF-8 and for values without a text form.
-    """
+    """Returns a value as text, null as "", lists and records as JSON; raises `ExtractionError` if it has no text."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -282,3 +278,90 @@ def sides(text: str, marks: tuple[tuple[int, str], ...]) -> tuple[str, str] | No
 
 def _kind_of(value: object) -> str:
     return _KINDS.get(type(value), "a record" if isinstance(value, Mapping) else f"a {type(value).__name__}")
+
+
+def chat_text(record: Mapping[str, Any]) -> str | None:
+    """Returns the conversation in `record` as text, or None if it has no known form.
+
+    Known forms are turns in one of `_TURN_FIELDS`; ``prompt`` with one of `_ANSWERS` (a rejected answer is left out);
+    ``instruction`` with ``output`` and perhaps ``input``; ``question`` with ``answer``. A ``system`` text comes first.
+    """
+    for field in _TURN_FIELDS:
+        if field in record and (text := turns_text(record[field])) is not None:
+            return text
+    turns = _pair(record)
+    if turns is None:
+        return None
+    system = record.get("system")
+    return _joined([("system", system), *turns] if isinstance(system, str) and system else turns)
+
+
+def turns_text(turns: object) -> str | None:
+    """Returns a list of ``{role, content}`` or ``{from, value}`` records as text, or None if it is something else."""
+    known = _turns(turns)
+    return None if known is None else _joined(known)
+
+
+def _pair(record: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    if record.get("prompt") is not None:
+        prompt = _turns(record["prompt"], "user")
+        answer = _turns(next((record[field] for field in _ANSWERS if field in record), None), "assistant")
+        if prompt is None or answer is None:
+            return None
+        # Preference data often repeats the whole conversation in the answer.
+        return answer if answer[: len(prompt)] == prompt else prompt + answer
+    if "rejected" in record and "chosen" in record:
+        return _turns(record["chosen"])
+    for question_field, answer_field in _PAIRS:
+        texts: list[Any] = [record.get(question_field), record.get(answer_field)]
+        if all(isinstance(text, str) for text in texts):
+            more = record.get("input")
+            if question_field == "instruction" and isinstance(more, str) and more:
+                texts[0] = f"{texts[0]}\n\n{more}"
+            return list(zip(("user", "assistant"), texts, strict=True))
+    return None
+
+
+def _turns(value: object, speaker: str = "") -> list[tuple[str, str]] | None:
+    """Returns the turns of a list of records; a string is one turn of the `speaker`, if one is given."""
+    if isinstance(value, str) and speaker:
+        return [(speaker, value)]
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
+        return None
+    known = [turn for turn in map(_turn, value) if turn is not None]
+    return known if len(known) == len(value) else None
+
+
+def _turn(turn: object) -> tuple[str, str] | None:
+    if not isinstance(turn, Mapping):
+        return None
+    role = turn.get("role", turn.get("from"))
+    if not isinstance(role, str) or not ("content" in turn or "value" in turn or "tool_calls" in turn):
+        return None
+    content = turn["content"] if "content" in turn else turn.get("value")
+    parts = [part for part in (_content_text(content), _as_json(turn.get("tool_calls"))) if part]
+    return _ROLES.get(role.lower(), role.lower()), "\n".join(parts)
+
+
+def _content_text(content: object) -> str:
+    """Returns the text of a turn; for a list of parts their texts, and the type in brackets of other parts."""
+    if isinstance(content, list):
+        return "\n".join(_part(part) for part in content)
+    return content if isinstance(content, str) else _as_json(content)
+
+
+def _part(part: object) -> str:
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return f"[{part.get('type', 'part')}]" if isinstance(part, Mapping) else _content_text(part)
+
+
+def _as_json(value: object) -> str:
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _joined(turns: Sequence[tuple[str, str]]) -> str:
+    """Returns each turn as a line with the role and a colon, followed by its text; an empty line separates turns."""
+    if not any(text for _, text in turns):
+        return ""
+    return "\n\n".join(f"{role}:\n{text}" for role, text in turns)

@@ -1,15 +1,23 @@
-"""Decodes plain text, markup that stays unchanged, and source code, and cuts text that is too long."""
+"""Decodes plain text, markup that stays unchanged, and source code; cuts long text, and reads files line by line."""
 
 from __future__ import annotations
 
+import codecs
+import io
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import BinaryIO, cast
 
-from sheepop.data.decoding import decode, find_encoding, utf8_blocks
-from sheepop.data.extract.interface import Content, Context, Extracted, Refused
+from sheepop.data.decoding import decode, find_encoding, utf8_blocks, wide_encoding
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
+from sheepop.data.extract.unpacking import buffered
+
+_BLOCK, _SKIPPED = 2**18, 2**16
+_DETECTION_BYTES = 2**18
+_LONGEST_DETECTED = 2**20
 
 
-def extract_text(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_text(content: Content, context: Context) -> Documents:
     """Yields the text of `content`, or pieces that end at line ends if it is longer than a document may be.
 
     The encoding is in the metadata. A run without white space that is over the limit is refused alone.
@@ -94,10 +102,7 @@ def cut_point(data: bytes | bytearray, limit: int) -> int:
 
 
 def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
-    """Yields the document if it takes at most `limit` bytes of UTF-8, else its pieces with their places and marks.
-
-    Raises UnicodeEncodeError if the text contains half of a surrogate pair.
-    """
+    """Yields the document, or its pieces of at most `limit` bytes; raises UnicodeEncodeError for a half surrogate."""
     text = document.text
     data = b"" if text.isascii() and len(text) <= limit else text.encode("utf-8")
     if len(data) <= limit:
@@ -123,3 +128,86 @@ def _marks_between(marks: tuple[tuple[int, str], ...], begin: int, end: int) -> 
     inside = tuple((offset - begin, name) for offset, name in marks if begin <= offset < end)
     before = [name for offset, name in marks if offset < begin]
     return ((0, before[-1]), *inside) if before and not (inside and inside[0][0] == 0) else inside
+
+
+class Lines:
+    """Iterates over the decoded lines of `content` as (number from 1, line with its line end).
+
+    Instead of a line it yields an `ExtractionError` if the line is longer than `max_bytes` (it is then never in memory
+    as a whole), or if it cannot be decoded. Lines are UTF-8; if most lines that are not ASCII do not fit UTF-8, lines
+    that do not fit it are decoded with the detected `encoding`. Raises `ExtractionError` if none is detected.
+    """
+
+    def __init__(self, content: Content, max_bytes: int) -> None:
+        self._content, self._max_bytes = content, max_bytes
+        self.encoding = "utf_8"
+        self._is_settled = False
+
+    def __iter__(self) -> Iterator[tuple[int, str | ExtractionError]]:
+        with open_utf8(self._content) as file:
+            for number, line in enumerate(byte_lines(file, self._max_bytes), 1):
+                if line is None:
+                    yield number, ExtractionError("oversized", f"the line is over {self._max_bytes:,} bytes")
+                    continue
+                try:
+                    yield number, line.decode(self.encoding)
+                except UnicodeDecodeError:
+                    yield number, self._decoded(line)
+
+    def _decoded(self, line: bytes) -> str | ExtractionError:
+        if not self._is_settled:
+            self.encoding, self._is_settled = _encoding_of_lines(self._content), True
+        try:
+            return line.decode(self.encoding)
+        except UnicodeDecodeError as error:
+            return ExtractionError("undecodable", f"byte {error.start + 1} of the line does not fit {error.encoding}")
+
+
+def _encoding_of_lines(content: Content) -> str:
+    """Returns UTF-8 if at least half of the non-ASCII lines fit it, else the encoding detected for the others."""
+    fitting, size = 0, 0
+    others: list[bytes] = []
+    with open_utf8(content) as file:
+        for line in byte_lines(file, _LONGEST_DETECTED):
+            if line is None or line.isascii():
+                continue
+            try:
+                line.decode("utf-8")
+                fitting += 1
+            except UnicodeDecodeError:
+                others.append(line)
+                size += len(line)
+            if size >= _DETECTION_BYTES:
+                break
+    return "utf_8" if fitting >= len(others) else decode(b"".join(others)).encoding
+
+
+def byte_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
+    """Yields the lines of a file with their line ends, and None for a line over `max_bytes`, which is skipped."""
+    while line := file.readline(max_bytes + 1):
+        if len(line) <= max_bytes or line.endswith(b"\n"):
+            yield line
+            continue
+        yield None
+        while (rest := file.readline(_SKIPPED)) and not rest.endswith(b"\n"):
+            pass
+
+
+def open_utf8(content: Content) -> io.BufferedReader:
+    """Opens `content` as UTF-8 without byte order mark, lone CR as LF; reading raises `ExtractionError` if invalid."""
+    file = content.open()
+    head = file.read(_BLOCK)
+    if wide := wide_encoding(head):
+        return buffered(file, filter(None, _recoded(file, *wide)))
+    file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+    if b"\r" in head and b"\n" not in head:
+        return buffered(file, iter(lambda: file.read(_BLOCK).replace(b"\r", b"\n"), b""))
+    # With the default buffer of 8 KiB, reading lines takes five times as long.
+    return io.BufferedReader(cast(io.RawIOBase, file), _BLOCK)
+
+
+def _recoded(file: BinaryIO, encoding: str, begin: int) -> Iterator[bytes]:
+    try:
+        yield from utf8_blocks(file, encoding, begin)
+    except UnicodeError as error:
+        raise ExtractionError("undecodable", f"it is not valid {encoding}: {error}") from None

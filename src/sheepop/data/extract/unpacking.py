@@ -76,17 +76,13 @@ class Counted:
 def raise_if_full(error: Exception, scratch: Path) -> None:
     """Raises `StorageError`, which ends the build, if `error` means that the disk for temporary files is full."""
     if isinstance(error, OSError) and error.errno in _FULL:
-        raise StorageError(
-            f"There is no room for temporary files in {scratch}: {error.strerror}. Free some space there."
-        ) from None
+        full = f"There is no room for temporary files in {scratch}: {error.strerror}"
+        raise StorageError(f"{full}. Free some space there.") from None
 
 
 @contextmanager
 def spooled(read: Callable[[int], bytes], name: str, limit: int, scratch: Path) -> Iterator[Content]:
-    """Reads everything from `read` into content called `name`: in memory, or in a temporary file if it is large.
-
-    Raises `MemberError` if it is longer than `limit` bytes or cannot be unpacked.
-    """
+    """Reads all into memory, or a large file into `scratch`; raises `MemberError` if over `limit` bytes or damaged."""
     blocks, beginning = _blocks(read, limit), bytearray()
     for block in blocks:
         beginning += block

@@ -11,7 +11,11 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from warcio.archiveiterator import ArchiveIterator
+from warcio.bufferedreaders import ChunkedDataReader
+from warcio.exceptions import ArchiveLoadFailed
+
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 
@@ -40,15 +44,13 @@ _LONGEST_DECODED = 2**26
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
-def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_warc(content: Content, context: Context) -> Documents:
     """Yields the documents of the archive's responses, resources and conversions, at places ``record N URL``.
 
     Responses with a status other than 200 are refused one by one, and so are pictures, media, fonts, styles and
     scripts. Metadata: ``url``, ``date``, and ``truncated`` with the reason why the crawler kept only the beginning.
     Raises `ExtractionError` if the archive is damaged; the documents before the damage remain valid.
     """
-    from warcio.exceptions import ArchiveLoadFailed
-
     allowance, number = Allowance(content.size, context.config), 0
     is_packed = content.head(len(_ZSTD)).startswith((_GZIP, _ZSTD))
     with content.open() as file:
@@ -66,8 +68,6 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 def _records(file: Counted) -> Iterator[Any]:
     """Yields the records; reads each to its end, and checks its stated length, before the next."""
-    from warcio.archiveiterator import ArchiveIterator
-
     records = ArchiveIterator(file, arc2warc=True)
     for number in count(1):
         begins = records.next_line is not None
@@ -89,7 +89,7 @@ def _records(file: Counted) -> Iterator[Any]:
             raise ExtractionError("damaged", f"record {number:,} does not have the length that it states")
 
 
-def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | Refused]:
+def _record(record: Any, number: int, context: Context) -> Documents:
     headers = record.rec_headers
     url = " ".join((headers.get_header("WARC-Target-URI") or headers.get_header("uri") or "").split())
     place = f"record {number} {url}".rstrip()
@@ -143,8 +143,6 @@ def _name(url: str, media_type: str) -> str:
 @contextmanager
 def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
     """Provides the content of a record without its HTTP encodings; raises `MemberError` if it cannot be decoded."""
-    from warcio.bufferedreaders import ChunkedDataReader
-
     encoding, transfer = (
         (record.http_headers.get_header(header) or "").strip().lower() if record.http_headers is not None else ""
         for header in ("Content-Encoding", "Transfer-Encoding")
@@ -181,6 +179,5 @@ def _in_utf8(content: Content, media_type: str, charset: str) -> Content:
     is_text = media_type.startswith("text/") and media_type != "text/xml"
     if not charset or not (is_text or media_type == "application/xhtml+xml") or content.size > _LONGEST_DECODED:
         return content
-    with content.open() as file:
-        decoded = decoded_as(file.read(), charset)
+    decoded = decoded_as(content.read(), charset)
     return content if decoded is None else Content(content.name, data=_UTF8_MARK + decoded.text.encode("utf-8"))

@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.entities import html5
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lxml import etree
 
 from sheepop.data.decoding import decode
 from sheepop.data.extract.html import extract_html
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
+from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import fenced
 from sheepop.data.extract.page import SAFE, parse_page
-from sheepop.data.extract.page_blocks import page_blocks, page_text, words
-
-if TYPE_CHECKING:
-    from lxml.etree import _Element
+from sheepop.data.extract.page_blocks import page_blocks, page_text
 
 # Elements of DocBook, JATS, TEI, XHTML and feeds: paragraphs, blocks, roots of documents, verbatim text, escaped HTML.
 _PARAGRAPHS = words(
@@ -36,9 +36,7 @@ _BLOCKS = _PARAGRAPHS | words(
 _DOCUMENTS = words("article book chapter dita feed fictionbook refentry rss tei tei.2 teicorpus")
 _VERBATIM = words("code-block literallayout pre preformat programlisting screen synopsis")
 _ESCAPED_HTML = words("content description encoded summary")
-_TAG = re.compile(
-    r"<(?:p|br|a|div|img|ul|ol|li|b|i|em|strong|span|h[1-6]|table|pre|code|blockquote)\b[^>]*>", re.IGNORECASE
-)
+_TAG = re.compile(r"(?i)<(?:p|br|a|div|img|ul|ol|li|b|i|em|strong|span|h[1-6]|table|pre|code|blockquote)\b[^>]*>")
 _XHTML = "{http://www.w3.org/1999/xhtml}html"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _SNIFFED_BYTES = 2**16
@@ -47,7 +45,7 @@ _SENTENCE_WORDS = 6
 _LEAST_PROSE = 0.5
 
 
-def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+def extract_xml(content: Content, context: Context) -> Documents:
     """Yields XHTML as a web page, other XML as prose in documents of limited length, or as code if it is data.
 
     Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
@@ -73,8 +71,7 @@ def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refu
         size += len(paragraph.text.encode("utf-8")) + 2
     is_document = root.rpartition("}")[2].lower() in _DOCUMENTS
     if number == 0 and content.size <= limit and not (is_document and paragraphs) and not _is_prose(paragraphs):
-        with content.open() as file:
-            decoded = decode(file.read())
+        decoded = decode(content.read())
         yield Extracted(decoded.text, kind="code", language="xml", metadata={"encoding": decoded.encoding})
     elif paragraphs:
         yield Extracted(_text(paragraphs), place=f"part {number + 1}" if number else "")
@@ -114,10 +111,8 @@ def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
     yield from flow.done
 
 
-def _events(content: Content) -> Iterator[tuple[str, _Element]]:
+def _events(content: Content) -> Iterator[tuple[str, etree._Element]]:
     """Yields ("start" or "end", element) for the elements of a file in order."""
-    from lxml import etree
-
     head = content.head(_SNIFFED_BYTES).replace(b"\0", b"")
     # The parser expands entities defined in the file, within its limits. With entities defined outside it would stop at
     # their names; then none is expanded, and `_between` inserts those that HTML defines too.
@@ -144,7 +139,7 @@ def _events(content: Content) -> Iterator[tuple[str, _Element]]:
 class _Open:
     """An open element; its text begins at piece `begin` of the current line, or is `skipped`."""
 
-    element: _Element | None = None
+    element: etree._Element | None = None
     name: str = ""
     verbatim: bool = False
     has_text: bool = False
@@ -155,10 +150,7 @@ class _Open:
 
 
 class _Flow:
-    """Turns text and the starts and ends of elements into paragraphs.
-
-    An element inside text belongs to its line; an element between other elements is a line of its own.
-    """
+    """Turns events into paragraphs: an element in text belongs to its line, one between elements is its own line."""
 
     def __init__(self) -> None:
         self.done: list[Paragraph] = []
@@ -166,7 +158,7 @@ class _Flow:
         self._line: list[str] = []
         self._break_due = self._gap = self._in_prose = False
 
-    def start(self, element: _Element) -> None:
+    def start(self, element: etree._Element) -> None:
         name = str(element.tag).rpartition("}")[2].lower()
         around = self.open[-1]
         around.has_children = True
@@ -237,7 +229,7 @@ def _code(text: str) -> str:
     return fenced(code) if code.strip() else ""
 
 
-def _between(before: _Element | None, parent: _Element | None) -> str:
+def _between(before: etree._Element | None, parent: etree._Element | None) -> str:
     """Returns the text of `parent` after its child element at or before `before`, or since the start of `parent`."""
     pieces: list[str] = []
     while before is not None and not isinstance(before.tag, str):
