@@ -1,4 +1,4 @@
-"""Models compared by a judge: they answer the same prompts, and another model says which answers are better."""
+"""Compares models by a judge: they answer the same prompts, and another model says which answers are better."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _URLS = ("http://", "https://")
 
 @dataclass(frozen=True)
 class Judging:
-    """Who judges which prompts: a server's address or a chat model's directory; how models answer them."""
+    """The prompts, the judge (a server's URL or a chat model's directory), and how the models answer."""
 
     data: Path
     judge: str
@@ -43,13 +43,13 @@ class Judging:
 
 
 def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Console) -> Outcome:
-    """Lets the models answer, compares each pair in both orders, and writes the report.
+    """Lets the models answer, lets the judge compare each pair in both orders, and writes the report.
 
-    What was judged is kept beside the output until the report is written, so that a run that was interrupted goes on.
-    Raises `UsageError` for fewer than two models and as `run_evaluations` does.
+    Verdicts are kept in a file beside the output until the report is written, so that an interrupted evaluation can
+    resume. Raises `UsageError` for fewer than two models, and as `run_evaluations` does.
     """
     if len(models) < 2:
-        raise UsageError("A judge compares answers of two models or more. Name another one.")
+        raise UsageError("A judge compares the answers of at least two models. Name another model.")
     output = output_of(how)
     prompts = read_prompts(asked.data)[: asked.limit]
     answers: dict[str, list[str]] = {}
@@ -59,11 +59,11 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
     for place in found_models(models):
         generator = load_generator(place.directory, device=how.device, dtype=how.dtype)
         with console.progress(f"Answers of {place.name}", len(prompts), "answers") as progress:
-            # One question can be asked of a model without a chat template, too.
+            # A single question also works for a model without a chat template.
             texts = [p.messages[0]["content"] if len(p.messages) == 1 else list(p.messages) for p in prompts]
             answers[place.name] = answers_of(generator, texts, config, on_done=progress.advance)
         generator.close()
-    # Another judge's verdicts are not taken for this one's; a last line that a kill cut off is asked for again.
+    # The mark keeps verdicts of different judges apart. A last line that was cut off by a kill is judged again.
     judge_mark = blake2b(f"{asked.judge} {asked.judge_model}".encode(), digest_size=4).hexdigest()
     known_rows = output.with_name(f"{output.name}.{judge_mark}.verdicts.jsonl")
     known, _ = read_json_lines(known_rows)
@@ -94,7 +94,7 @@ def _judge(asked: Judging, how: How) -> Iterator[Judge]:
         yield Endpoint(asked.judge, model=asked.judge_model, api_key=asked.api_key, settings={"temperature": 0})
         return
     if asked.judge_model is not None or asked.api_key is not None:
-        raise UsageError("--judge-model and --api-key are for a judge behind an address (http://...).")
+        raise UsageError("--judge-model and --api-key are only for a judge on a server (--by http://...).")
     generator = load_generator(asked.judge, device=how.device, dtype=how.dtype)
     with ChatTemplate.of(generator.tokenizer) as template:
         yield LocalJudge(generator, template)
