@@ -1,4 +1,4 @@
-"""The options that say how a text is written, as ``generate`` and ``chat`` take them: one for each setting."""
+"""The options of ``generate`` and ``chat`` that control generation."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import typer
 from sheepop.core.errors import UsageError
 
 _ENDING = "Length and end"
-_DRAWING = "Choice of each token"
+_DRAWING = "Sampling"
 _SEARCHING = "Several texts"
-_GRAMMAR = "Form of the text"
+_GRAMMAR = "Output format"
 _SPEED = "Speed"
 
 MaxNewTokens = Annotated[
     int | None,
-    typer.Option(help="The most tokens to write.", show_default="generation.max_new_tokens", rich_help_panel=_ENDING),
+    typer.Option(
+        help="Maximum number of tokens to generate.", show_default="generation.max_new_tokens", rich_help_panel=_ENDING
+    ),
 ]
 MinNewTokens = Annotated[
     int | None,
     typer.Option(
-        help="Do not end before this many tokens.", show_default="generation.min_new_tokens", rich_help_panel=_ENDING
+        help="Minimum number of tokens to generate.", show_default="generation.min_new_tokens", rich_help_panel=_ENDING
     ),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="End before this text ($'\\n' is a line end); repeatable.", rich_help_panel=_ENDING),
+    typer.Option("--stop", help="Stop before this text ($'\\n' is a line break); repeatable.", rich_help_panel=_ENDING),
 ]
 Window = Annotated[
     bool,
@@ -36,24 +38,24 @@ Window = Annotated[
 
 Greedy = Annotated[
     bool,
-    typer.Option("--greedy", help="Always take the likeliest token (temperature 0).", rich_help_panel=_DRAWING),
+    typer.Option("--greedy", help="Always take the most likely token (temperature 0).", rich_help_panel=_DRAWING),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option(
-        help="Above 1 is wilder, below 1 tamer, 0 is greedy.",
+        help="Above 1 makes the text more varied, below 1 less; 0 is greedy.",
         show_default="generation.temperature",
         rich_help_panel=_DRAWING,
     ),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option(help="Draw from the K likeliest tokens.", show_default="all", rich_help_panel=_DRAWING),
+    typer.Option(help="Sample from the K most likely tokens.", show_default="all", rich_help_panel=_DRAWING),
 ]
 TopP = Annotated[
     float | None,
     typer.Option(
-        help="Draw from the likeliest tokens whose probabilities add up to P.",
+        help="Sample from the most likely tokens whose probabilities add up to P.",
         show_default="generation.top_p",
         rich_help_panel=_DRAWING,
     ),
@@ -61,7 +63,7 @@ TopP = Annotated[
 MinP = Annotated[
     float | None,
     typer.Option(
-        help="Draw from tokens at least this many times as likely as the likeliest.",
+        help="Sample from tokens at least this fraction as likely as the most likely one.",
         show_default="generation.min_p",
         rich_help_panel=_DRAWING,
     ),
@@ -69,7 +71,7 @@ MinP = Annotated[
 TypicalP = Annotated[
     float | None,
     typer.Option(
-        help="Draw from the tokens that surprise about as much as the average one, until they add up to P.",
+        help="Sample from the tokens with the most typical surprise whose probabilities add up to P.",
         show_default="generation.typical_p",
         rich_help_panel=_DRAWING,
     ),
@@ -93,7 +95,7 @@ PresencePenalty = Annotated[
 FrequencyPenalty = Annotated[
     float | None,
     typer.Option(
-        help="Above 0 discourages tokens the more, the more often they are in the text.",
+        help="Above 0 discourages tokens in proportion to their count in the text.",
         show_default="generation.frequency_penalty",
         rich_help_panel=_DRAWING,
     ),
@@ -108,7 +110,7 @@ NumCompletions = Annotated[
     typer.Option(
         "--num-completions",
         "-n",
-        help="Write this many texts for each prompt.",
+        help="Number of texts to generate for each prompt.",
         show_default="generation.num_completions",
         rich_help_panel=_SEARCHING,
     ),
@@ -116,15 +118,15 @@ NumCompletions = Annotated[
 BestOf = Annotated[
     int | None,
     typer.Option(
-        help="Write this many, and keep the likeliest.",
-        show_default="as many as are kept",
+        help="Generate this many texts, and keep the most likely.",
+        show_default="the number of texts",
         rich_help_panel=_SEARCHING,
     ),
 ]
 Beams = Annotated[
     int | None,
     typer.Option(
-        help="Search for the likeliest text, following this many at a time.",
+        help="Search for the most likely text with this many beams.",
         show_default="generation.num_beams",
         rich_help_panel=_SEARCHING,
     ),
@@ -132,7 +134,7 @@ Beams = Annotated[
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
-        help="How much --beams favours long texts; 0 compares probabilities.",
+        help="How much --beams favours long texts; 0 compares plain probabilities.",
         show_default="generation.length_penalty",
         rich_help_panel=_SEARCHING,
     ),
@@ -140,29 +142,35 @@ LengthPenalty = Annotated[
 TopLogprobs = Annotated[
     int | None,
     typer.Option(
-        help="With --json, the N likeliest tokens at each position.", show_default="none", rich_help_panel=_SEARCHING
+        help="With --json, list the N most likely tokens at each position.",
+        show_default="none",
+        rich_help_panel=_SEARCHING,
     ),
 ]
 
 JsonSchema = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|TEXT", help="Write JSON that fits this schema; '{}' is any JSON.", rich_help_panel=_GRAMMAR
+        metavar="FILE|TEXT",
+        help="Generate JSON that fits this schema; '{}' allows any JSON.",
+        rich_help_panel=_GRAMMAR,
     ),
 ]
-Regex = Annotated[str | None, typer.Option(help="Write what this expression matches.", rich_help_panel=_GRAMMAR)]
+Regex = Annotated[
+    str | None, typer.Option(help="Generate text that matches this regular expression.", rich_help_panel=_GRAMMAR)
+]
 Choice = Annotated[
     list[str] | None,
-    typer.Option("--choice", help="Write one of these texts; repeatable.", rich_help_panel=_GRAMMAR),
+    typer.Option("--choice", help="Generate one of these texts; repeatable.", rich_help_panel=_GRAMMAR),
 ]
 Grammar = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write what this Lark grammar allows.", rich_help_panel=_GRAMMAR),
+    typer.Option(metavar="FILE", help="Generate text that this Lark grammar allows.", rich_help_panel=_GRAMMAR),
 ]
 
 TensorParallel = Annotated[
     int,
-    typer.Option(min=1, metavar="N", help="Split the model over N processes, one a GPU.", rich_help_panel=_SPEED),
+    typer.Option(min=1, metavar="N", help="Split the model over N processes, one per GPU.", rich_help_panel=_SPEED),
 ]
 Guesses = Annotated[
     int | None,
@@ -175,12 +183,14 @@ Guesses = Annotated[
 DraftModel = Annotated[
     Path | None,
     typer.Option(
-        metavar="MODEL", help="A smaller model that guesses; needs --guesses.", show_default="the text itself",
+        metavar="MODEL",
+        help="A smaller model that makes the guesses; needs --guesses.",
+        show_default="repeats in the text",
         rich_help_panel=_SPEED,
     ),
-]  # fmt: skip
+]
 NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Recompute everything for each token.", rich_help_panel=_SPEED)
+    bool, typer.Option("--no-cache", help="Recompute keys and values for each token.", rich_help_panel=_SPEED)
 ]
 CacheDtype = Annotated[
     Literal["auto", "int8"] | None,
@@ -190,15 +200,17 @@ CacheDtype = Annotated[
 ]
 BatchInvariant = Annotated[
     bool,
-    typer.Option("--batch-invariant", help="No text depends on the others, to the last bit.", rich_help_panel=_SPEED),
+    typer.Option(
+        "--batch-invariant", help="Each text is bit for bit the same in any batch.", rich_help_panel=_SPEED
+    ),
 ]
 Apart = Annotated[
-    bool, typer.Option("--apart", help="Run several prompts one by one, not as a batch.", rich_help_panel=_SPEED)
+    bool, typer.Option("--apart", help="Run the prompts one by one, not as a batch.", rich_help_panel=_SPEED)
 ]
 
 
 def read_text(file: Path, what: str) -> str:
-    """The text of a file that an option names; raises `UsageError` where it cannot be read."""
+    """The text of a file; raises `UsageError` if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -208,7 +220,7 @@ def read_text(file: Path, what: str) -> str:
 
 
 def read_schema(given: str) -> dict[str, object]:
-    """The JSON schema of ``--json-schema``: a text that begins with a brace, or else the name of a file."""
+    """The schema of ``--json-schema``: JSON text that starts with a brace, or else the name of a file."""
     from sheepop.core.config import parse_config
 
     if given.lstrip().startswith("{"):
