@@ -109,7 +109,7 @@ def test_reports_are_compared_without_asking_again(
     assert run("eval", "perplexity", models[1], "--output", tmp_path / "two", "--no-record", "--quiet").code == 0
     ended = run("eval", "compare", report, tmp_path / "two", "--output", tmp_path / "both")
     assert ended.code == 0, ended.err
-    assert f"held-out text, bits_per_byte: {models[0]} less {models[1]} is 0 (0 to 0), p = 1" in ended.out
+    assert f"held-out text, bits_per_byte: {models[0]} minus {models[1]} is 0 (0 to 0), p = 1" in ended.out
     assert "no difference beyond chance" in ended.out
     page = (tmp_path / "both/report.html").read_text()
     assert "Compared item by item" in page

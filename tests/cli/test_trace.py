@@ -63,7 +63,7 @@ def test_json_has_what_is_shown(run: Run, trained: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
-        ((), 2, "Give one prompt, behind the model or with --prompt"),
+        ((), 2, "Give one prompt, as TEXT or with --prompt"),
         (("a", "--prompt", "b"), 2, "Give one prompt"),
         (("",), 2, "empty"),
         (("Sheep" * 20,), 2, "The prompt has 100 tokens, but the model reads 32"),

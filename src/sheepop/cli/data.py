@@ -163,7 +163,6 @@ def download(
         typer.echo(f"Next: {result['next']}")
 
 
-
 def _size(result: dict[str, Any], split: str) -> str:
     documents, tokens = result[f"{split}_documents"], result[f"{split}_tokens"]
     return f"{counted(documents, 'document')} and {counted(tokens, 'token')}"

@@ -54,7 +54,9 @@ def export_model(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf, peft) or file (gguf) for the export.")],
     format: Annotated[
         Literal["hf", "gguf", "peft"],
-        typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama, peft for a LoRA adapter alone."),
+        typer.Option(
+            help="hf for transformers and vLLM, gguf for llama.cpp and Ollama, peft for a LoRA adapter alone."
+        ),
     ] = "hf",
     dtype: Dtype = None,
     quantize: Annotated[str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="none")] = None,

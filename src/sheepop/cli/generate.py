@@ -30,9 +30,7 @@ def generate(
         list[str] | None,
         typer.Option("--prompt", "-p", help="Text to continue, or an encoder-decoder's source; repeatable."),
     ] = None,
-    file: Annotated[
-        list[Path] | None, typer.Option("--file", "-f", help="A file with a prompt; repeatable.")
-    ] = None,
+    file: Annotated[list[Path] | None, typer.Option("--file", "-f", help="A file with a prompt; repeatable.")] = None,
     max_new_tokens: option.MaxNewTokens = None,
     min_new_tokens: option.MinNewTokens = None,
     stop: option.Stop = None,

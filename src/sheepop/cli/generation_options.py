@@ -200,9 +200,7 @@ CacheDtype = Annotated[
 ]
 BatchInvariant = Annotated[
     bool,
-    typer.Option(
-        "--batch-invariant", help="Each text is bit for bit the same in any batch.", rich_help_panel=_SPEED
-    ),
+    typer.Option("--batch-invariant", help="Each text is bit for bit the same in any batch.", rich_help_panel=_SPEED),
 ]
 Apart = Annotated[
     bool, typer.Option("--apart", help="Run the prompts one by one, not as a batch.", rich_help_panel=_SPEED)

@@ -104,6 +104,6 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """Prints generated text at once: unchanged into a file or pipe, with control characters made visible on a terminal."""
+    """Prints generated text at once: unchanged into a file or pipe, with visible control characters on a terminal."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -52,5 +52,5 @@ def quantize(
         typer.echo(
             f"Wrote {result['path']}: {result['quantized_parameters']:,} of {result['parameters']:,} parameters in "
             f"{to}, {result['bytes_before'] / 1e6:,.1f} MB before and {result['bytes_after'] / 1e6:,.1f} MB now.\n"
-            f"Perplexity of a text {result['text']}: {before:.4g} before, {after:.4g} now ({after / before - 1:+.2%})."
+            f"Perplexity (text {result['text']}): {before:.4g} before, {after:.4g} now ({after / before - 1:+.2%})."
         )

@@ -33,9 +33,7 @@ def trace(
     token: Annotated[
         str | None, typer.Option(help="Explain the logit of this token.", show_default="the likeliest")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Subtract the logit of this token.", show_default="none")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="Subtract the logit of this token.", show_default="none")] = None,
     compare: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="Show how far this model is from the first.")
     ] = None,
@@ -126,7 +124,7 @@ def _tokens(outcome: TraceOutcome) -> list[str]:
 def _layers(outcome: TraceOutcome) -> list[str]:
     """The predictions of each layer after the explained position."""
     trace, lens, position = outcome.trace, outcome.lens, outcome.attribution.position
-    lines = [f"Predictions of each layer after token {position}, with the nats to the last layer:"]
+    lines = [f"Predictions of each layer after token {position} (with the divergence from the last layer in nats):"]
     for layer in range(trace.num_layers + 1):
         name = "embedding" if layer == 0 else f"block {layer - 1}"
         rows = zip(lens.ids[layer, position].tolist(), lens.probabilities[layer, position].tolist(), strict=True)

@@ -53,9 +53,7 @@ def train(
     ] = None,
     find_rate: Annotated[
         bool,
-        typer.Option(
-            "--find-learning-rate", help="Test increasing learning rates and suggest one; starts no run."
-        ),
+        typer.Option("--find-learning-rate", help="Test increasing learning rates and suggest one; starts no run."),
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,

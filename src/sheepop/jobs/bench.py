@@ -96,7 +96,7 @@ def measure_training(
     compiled: bool = False,
     activation_checkpointing: Mode = "none",
 ) -> dict[str, Any]:
-    """Measures optimizer steps (forward, loss, backward, clipping, AdamW) on `rows` rows of at most `longest` tokens."""
+    """Measures optimizer steps (forward, loss, backward, clipping, AdamW) on `rows` rows of up to `longest` tokens."""
     keep_freed_memory(device)  # as a run does
     seq_len = min(config.max_seq_len, longest)
     model = build_model(config, 0, device)

@@ -102,7 +102,7 @@ def _question(encoder: ExampleEncoder, row: Prompt) -> Question:
 def _line(
     row: Prompt, written: Written, indices: Sequence[int], pairs: bool, least: float | None, found: BestOf
 ) -> dict[str, Any] | None:
-    """The output line of a prompt, whose answers are at `indices`; None if no answer is good enough. Updates `found`."""
+    """The line of a prompt with its answers at `indices`, or None if no answer is good enough; counted in `found`."""
     ranked = sorted(indices, key=lambda index: written.rewards[index], reverse=True)
     found.prompts += 1
     found.reward += sum(written.rewards[index] for index in indices)

@@ -56,7 +56,7 @@ class SheepOpConfig(Config):
     parallel: MayChange[ParallelConfig] = Field(default_factory=ParallelConfig)
     """How a run is distributed over several processes."""
     device: MayChange[DeviceName] = "auto"
-    """The device to compute on: `cpu`, `cuda`, `mps`, or `auto` for the best one available; a missing one is an error."""
+    """The device to compute on: `cpu`, `cuda`, `mps`, or `auto` for the best one present; a missing one is an error."""
     seed: int = Field(0, ge=0)
     """The seed of every random choice: initial weights, order of the data, dropout, samples."""
     deterministic: bool = True

@@ -95,7 +95,7 @@ def render(settings: list[Setting]) -> str:
 
 
 def _render_value(setting: Setting) -> str:
-    resume = "may change" if setting.may_change_on_resume else "stays as it was when the run began"
+    resume = "may change" if setting.may_change_on_resume else "cannot change"
     facts = {
         "type": _plain(setting.type),
         "default": "none, it is required" if setting.required else value_text(setting.default),
@@ -103,7 +103,7 @@ def _render_value(setting: Setting) -> str:
         "on resume": resume,
     }
     if setting.key in chosen_keys():
-        facts["left open"] = "train and quickstart choose it for the text, the machine and the budget"
+        facts["if not set"] = "train and quickstart choose it for the text, the machine and the budget"
     lines = [setting.key]
     for name, text in facts.items():
         indent = " " * 13

@@ -89,9 +89,7 @@ def stats(directory: Path) -> dict[str, Any]:
     corpus = _open(directory)
     path = corpus.directory / REPORT_JSON
     if not path.is_file():
-        raise DataError(
-            f"{corpus.directory} has no {REPORT_JSON}, because an older version of SheepOp built it. Rebuild the corpus."
-        )
+        raise DataError(f"{corpus.directory} has no {REPORT_JSON}: an older version of SheepOp built it. Rebuild it.")
     report: dict[str, Any] = read_json(path, DataError)
     return {"path": str(corpus.directory), **report}
 
@@ -119,7 +117,6 @@ def _query(addresses: Sequence[str], query: str | None) -> Query | None:
     if len(addresses) != 1:
         raise UsageError("--query needs exactly one database address among the inputs, such as sqlite:///my.db.")
     return corpora.Query(addresses[0], query)
-
 
 
 def _open(directory: Path) -> Corpus:

@@ -242,5 +242,5 @@ def compare_models(
 
 def _held_out(corpus: Corpus | None, model: str) -> Held:
     if corpus is None or corpus.validation.num_documents == 0:
-        raise UsageError(f"There is no held-out text for {model}. Give a text to predict with --data PATH.")
+        raise UsageError(f"There is no text held out by the run of {model}. Give a text to predict with --data PATH.")
     return Held.of(corpus)

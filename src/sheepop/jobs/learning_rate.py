@@ -123,4 +123,3 @@ def _test(task: Task, device: str) -> RangeTest:
             progress.describe(f"lr {rate:.2e}  loss {loss:.3f}")
 
         return find_learning_rate(step, start=LOWEST, end=HIGHEST, num_steps=NUM_STEPS, on_step=show)
-

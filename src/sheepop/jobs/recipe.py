@@ -178,7 +178,7 @@ def choose_size(flops_per_second: float, training: TrainingConfig, num_bytes: in
 
 
 def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
-    """The size's vocabulary, halved until `num_bytes` of text suffice for it; characters for less than 20 kB of text."""
+    """The size's vocabulary, halved until `num_bytes` of text suffice for it; characters for less than 20 kB."""
     if num_bytes < _BYTES_FOR_WORDS:
         return {"algorithm": "char"}
     vocab_size = size.vocab_size

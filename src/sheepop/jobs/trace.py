@@ -81,7 +81,9 @@ def trace_prompt(
     trace = Trace.of(loaded.model, loaded.tokenizer, prompt, target)
     text = "prompt" if trace.source is None else "target"
     if not -trace.num_tokens <= position < trace.num_tokens:
-        raise UsageError(f"--position {position} is outside the {text}, which has {counted(trace.num_tokens, 'token')}.")
+        raise UsageError(
+            f"--position {position} is outside the {text}, which has {counted(trace.num_tokens, 'token')}."
+        )
     position %= trace.num_tokens
     wanted = trace.predictions[position].top[0][0] if token is None else _single(loaded.tokenizer, token)
     attribution = direct_attribution(
