@@ -25,7 +25,9 @@ def arena(
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts in JSON lines to draw from.", show_default="the voters' own")
     ] = None,
-    votes: Annotated[Path | None, typer.Option(help="The file of votes.", show_default="server.votes")] = None,
+    votes: Annotated[
+        Path | None, typer.Option(help="The file that stores the votes.", show_default="server.votes")
+    ] = None,
     standings: Annotated[
         Path | None, typer.Option(metavar="VOTES", help="Show the ranking from a file of votes; start no server.")
     ] = None,

@@ -27,7 +27,7 @@ from sheepop.core.console import Console
 if TYPE_CHECKING:
     from sheepop.jobs.evaluate import Evaluate, How, Outcome
 
-app = typer.Typer(help="Measure models by text, tasks, programs, judges and people.", no_args_is_help=True)
+app = typer.Typer(help="Measure models on text, tasks and programs, by judges and by people.", no_args_is_help=True)
 
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; several are compared.")
@@ -96,7 +96,7 @@ def perplexity(
     """Measure how well models predict text: bits per byte, perplexity, accuracy, calibration.
 
     A window slides over each text, and every token is predicted once. The report shows the scores by source, by context
-    length and by text length, and the bits per byte of gzip and xz, cold and after reading the training text.
+    length and by text length, and the bits per byte of gzip and xz, and of xz after it has read the training text.
 
     Examples:
 
@@ -144,7 +144,7 @@ def tasks(
     """Ask models questions: small tasks of SheepOp, your own questions, and all tasks of lm-eval.
 
     Your own questions are lines of JSON with prompt, choices and answer. Questions that occur in the model's training
-    text are scored separately. Tasks of lm-eval need the extra eval: pip install "sheepop[eval]"
+    text are scored separately. Tasks of lm-eval need the extra eval: pip install "sheepop\\[eval]"
 
     Examples:
 
@@ -180,7 +180,7 @@ def code(
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.2,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of a program.")] = 512,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a program.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a program in seconds.")] = 10.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.", show_default="all")] = None,
     chat: Chat = False,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
@@ -221,7 +221,8 @@ def compare(
     tasks: TaskNames = None,
     output: Output = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of texts, and of questions of each task.", show_default="all")
+        int | None,
+        typer.Option(min=1, help="Texts, and questions of each task.", show_default="all; 500 of a generated task"),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,

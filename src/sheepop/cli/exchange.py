@@ -9,7 +9,9 @@ import typer
 
 from sheepop.cli.options import Dtype, Json, Quiet, make_console, print_json
 
-ShardSize = Annotated[str | None, typer.Option(help="Split larger weights into several files.", show_default="5GB")]
+ShardSize = Annotated[
+    str | None, typer.Option(help="Split weights larger than this into several files.", show_default="5GB")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier command.")]
 
 

@@ -119,7 +119,7 @@ BestOf = Annotated[
     int | None,
     typer.Option(
         help="Generate this many texts, and keep the most likely.",
-        show_default="the number of texts",
+        show_default="as --num-completions",
         rich_help_panel=_SEARCHING,
     ),
 ]

@@ -19,7 +19,7 @@ def quickstart(
         typer.Option("--data", help="Your own files instead of Python's standard library; repeatable."),
     ] = None,
     device: Device = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives another model.", show_default="0")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The seed of every random choice.", show_default="0")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     quiet: Quiet = False,

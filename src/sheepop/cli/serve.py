@@ -24,11 +24,12 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
     api_keys: Annotated[
-        Path | None, typer.Option(help="A JSON file of the keys that clients may use.", show_default="server.api_keys")
+        Path | None,
+        typer.Option(help="A JSON file of the API keys that clients may use.", show_default="server.api_keys"),
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Also serve the web page of sheepop ui, at /ui.")] = False,
     votes: Annotated[
-        Path | None, typer.Option(help="The file of votes given on the page.", show_default="server.votes")
+        Path | None, typer.Option(help="The file that stores the votes given on the page.", show_default="server.votes")
     ] = None,
     engine: Annotated[
         Literal["local", "ray"] | None,

@@ -54,8 +54,8 @@ _HELP: dict[Method, str] = {
     "sft": """\
 Fine-tune a model on conversations, or on prompts with their answers.
 
-Only the answers are learnt. A line of the data has messages, or prompt and completion; the formats of ShareGPT, \
-Alpaca, Dolly and FLAN work, too.
+The model learns only from the answers. A line of the data has messages, or prompt and completion; the formats of \
+ShareGPT, Alpaca, Dolly and FLAN work, too.
 
 Examples:
 

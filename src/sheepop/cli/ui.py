@@ -17,7 +17,7 @@ def ui(
     ],
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
     votes: Annotated[
-        Path | None, typer.Option(help="The file of votes given on the page.", show_default="server.votes")
+        Path | None, typer.Option(help="The file that stores the votes given on the page.", show_default="server.votes")
     ] = None,
     config: ConfigFile = None,
     device: Device = None,
