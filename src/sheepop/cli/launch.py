@@ -22,7 +22,7 @@ _SHARED = (["perplexity"], ["tasks"], ["code"])
 
 
 class Engine(StrEnum):
-    """What starts the processes."""
+    """The ways to start the processes."""
 
     local = "local"
     slurm = "slurm"
@@ -31,7 +31,7 @@ class Engine(StrEnum):
 
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="train|eval ...", help="The command with all its options.")],
-    engine: Annotated[Engine, typer.Option(help="What starts the processes.")] = Engine.local,
+    engine: Annotated[Engine, typer.Option(help="How to start the processes.")] = Engine.local,
     processes: Annotated[
         int | None, typer.Option("--processes", "-n", min=1, help="Processes per machine.", show_default="one per GPU")
     ] = None,
@@ -162,8 +162,8 @@ def _with_output(command: list[str]) -> list[str]:
 
 def _value(command: list[str], name: str) -> str | None:
     """The value of an option or setting in the command, written as one word or as two."""
-    for word, behind in zip(command, [*command[1:], ""], strict=True):
+    for word, following in zip(command, [*command[1:], ""], strict=True):
         key, _, value = word.partition("=")
         if key == name:
-            return value or behind
+            return value or following
     return None

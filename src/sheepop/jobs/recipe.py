@@ -188,7 +188,7 @@ def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
 
 
 def _ngram_rows(num_bytes: int) -> int:
-    """The rows of the n-gram tables: a power of two that falls with `num_bytes`, since rare n-grams are not learned."""
+    """The rows of the n-gram tables: a power of two, fewer for less text, which repeats fewer n-grams."""
     rows = _MOST_NGRAM_ROWS
     while rows > _FEWEST_NGRAM_ROWS and rows * _BYTES_PER_NGRAM_ROW > num_bytes:
         rows //= 2

@@ -149,7 +149,7 @@ class WatchedRuns:
             corpus = find_corpus(run, view_run_config(run))
             page = None if corpus is None else corpus / REPORT_HTML
         if page is None or not page.is_file():
-            raise DataError(f"{run.path} has no report of its {kind} yet.")
+            raise DataError(f"{run.path} has no {kind} report yet.")
         return page.read_bytes()
 
     def _run(self, name: str) -> RunDirectory:
