@@ -75,14 +75,14 @@ def chat(
         if speaker.note:
             console.info(speaker.note)
 
-        def obey(line: str) -> bool:
+        def handle(line: str) -> bool:
             try:
-                return _obey(conversation, line, console)
+                return _handle(conversation, line, console)
             except SheepOpError as error:
                 console.warn(str(error))
                 return True
 
-        for_each_line(obey, words=[command.split()[0] for command in _COMMANDS])
+        for_each_line(handle, words=[command.split()[0] for command in _COMMANDS])
     finally:
         speaker.close()
 
@@ -118,7 +118,7 @@ def _speaker(
     return ModelSpeaker(model, device=device or "auto", dtype=dtype, adapters=adapters)
 
 
-def _obey(conversation: Conversation, line: str, console: Console) -> bool:
+def _handle(conversation: Conversation, line: str, console: Console) -> bool:
     """Runs a command or sends a message; returns whether the chat continues."""
     command, _, rest = line.strip().partition(" ")
     rest = rest.strip()

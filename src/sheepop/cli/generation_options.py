@@ -51,7 +51,7 @@ MinP = Annotated[
 TypicalP = Annotated[
     float | None,
     _sampling(
-        help="Sample from the tokens with the most typical surprise whose probabilities add up to P.",
+        help="Sample from the tokens closest to the average surprise whose probabilities add up to P.",
         show_default="generation.typical_p",
     ),
 ]

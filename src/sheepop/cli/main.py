@@ -78,8 +78,8 @@ app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 
-for place in (app, *(group.typer_instance for group in app.registered_groups)):
-    for registered in place.registered_commands if place is not None else ():
+for group in (app, *(nested.typer_instance for nested in app.registered_groups)):
+    for registered in group.registered_commands if group is not None else ():
         if not issubclass(registered.cls or TyperCommand, Command):
             registered.cls = Command
 

@@ -71,8 +71,8 @@ def best_of(
     total = sum(1 for _ in read_rows(data, Prompt))
     with (
         template_of(tokenizer) as template,
-        atomic_file(output, replace=overwrite) as place,
-        place.open("wb") as file,
+        atomic_file(output, replace=overwrite) as temporary,
+        temporary.open("wb") as file,
         console.progress("Answers", total * count, "answers") as progress,
     ):
         encoder = ExampleEncoder(tokenizer, template)

@@ -68,12 +68,12 @@ class DoctorReport:
         return asdict(self)
 
 
-def doctor(place: str | Path = ".") -> DoctorReport:
+def doctor(directory: str | Path = ".") -> DoctorReport:
     """Checks this machine and measures its matrix products, about half a second each.
 
-    `place` is the directory where runs would be written.
+    `directory` is where runs would be written.
     """
-    machine = describe_machine(place)
+    machine = describe_machine(directory)
     peaks = measure_peaks(machine)
     checks = (
         *(check(machine) for check in _MACHINE_CHECKS),

@@ -63,8 +63,8 @@ def find_rate(request: RunRequest) -> FoundRate:
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")
-    with scratch as place:
-        task = task_of(config, RunDirectory(Path(place)), console).prepared(request.given).settled()
+    with scratch as temporary:
+        task = task_of(config, RunDirectory(Path(temporary)), console).prepared(request.given).settled()
         test = _test(task, device)
     write_json(directory / RESULT, test.to_dict())
     figure = range_test_figure(test.rates, test.losses, test.smoothed, test.suggestion, test.lowest)

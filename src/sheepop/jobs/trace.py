@@ -120,24 +120,24 @@ def _write(
     ]
     if outcome.comparison is not None:
         pictures.append(comparison_picture(trace, outcome.comparison))
-    with atomic_directory(output, replace=overwrite) as place:
-        write_trace(trace, place, outcome.checks, model)
+    with atomic_directory(output, replace=overwrite) as directory:
+        write_trace(trace, directory, outcome.checks, model)
         drawn = sum(len(attentions_of(block)) for stream in trace.streams for block in stream.blocks)
         count = len(pictures) + drawn
         with console.progress("Pictures", count, "pictures") as progress:
             for picture in pictures:
-                _save(picture, place)
+                _save(picture, directory)
                 progress.advance()
             if max(stream.num_tokens for stream in trace.streams) > _MOST_DRAWN:
                 console.warn(f"Attention maps of more than {_MOST_DRAWN} tokens are not drawn.")
             else:
                 for picture in attention_pictures(trace):
-                    _save(picture, place)
+                    _save(picture, directory)
                     progress.advance()
-        write_checksums(place)
+        write_checksums(directory)
 
 
-def _save(picture: Picture, place: Path) -> None:
-    save_png(picture.figure, place / f"{picture.name}.png")
-    save_svg(picture.figure, place / f"{picture.name}.svg")
-    write_json(place / f"{picture.name}.json", picture.data)
+def _save(picture: Picture, directory: Path) -> None:
+    save_png(picture.figure, directory / f"{picture.name}.png")
+    save_svg(picture.figure, directory / f"{picture.name}.svg")
+    write_json(directory / f"{picture.name}.json", picture.data)
