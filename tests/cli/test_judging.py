@@ -92,7 +92,7 @@ def test_an_interrupted_judgement_goes_on(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["{one}", "--by", "http://127.0.0.1:9"], "two models or more"),
+        (["{one}", "--by", "http://127.0.0.1:9"], "at least two models"),
         (["{one}", "{one}", "--by", "http://127.0.0.1:9"], "is given twice"),
         (["{one}", "{two}", "--by", "{one}", "--judge-model", "x"], "are only for a judge on a server"),
         (["{one}", "{two}", "--by", "{one}"], "chat template"),
