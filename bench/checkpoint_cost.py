@@ -28,7 +28,8 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.train import run_training
+from sheepop.jobs.run import train as job
+from sheepop.jobs.run.request import RunRequest
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.train import agenda
 from sheepop.train.metrics import read_json_lines
@@ -69,7 +70,7 @@ def train(corpus: Path, run: Path, options: argparse.Namespace) -> SheepOpConfig
     )
     # A run keeps checkpoints of these shares of its steps whatever it is told.
     vars(agenda)["MILESTONES"] = ()
-    run_training(load_config(overrides=given))
+    job.train(RunRequest.exactly(load_config(overrides=given)))
     return load_config(base=read_config_file(run / "config.yaml"))
 
 

@@ -29,7 +29,8 @@ import torch
 from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.jobs.config import load_config
-from sheepop.jobs.train import run_training
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.train import train
 
 _MEASURED_STEPS, _ROUNDS = 18, 3
 
@@ -41,7 +42,8 @@ def train_one(config: Path, data: list[str], output: Path, overrides: tuple[str,
     name = name.replace("/", "_") or "as-it-is"
     options = {"data": {"paths": data}, "output_dir": str(output / name)}
     started = time.perf_counter()
-    outcome = run_training(load_config(config, overrides, options=options), console=Console(quiet=True))
+    settings = load_config(config, overrides, options=options)
+    outcome = train(RunRequest.exactly(settings, console=Console(quiet=True)))
     assert outcome.scores is not None
     seconds = time.perf_counter() - started
     return {
@@ -64,7 +66,7 @@ def steps_in(seconds: float, config: Path, data: list[str], output: Path, kinds:
         for number, kind in enumerate(kinds):
             options = {"data": {"paths": data}, "output_dir": str(output)}
             settings = load_config(config, [*kind, *short], options=options)
-            run_training(settings, overwrite=True, console=Console.silent())
+            train(RunRequest.exactly(settings, overwrite=True))
             rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
             ends = [row["seconds"] for row in rows if row["split"] == "train"][_MEASURED_STEPS // 3 :]
             times = sorted(end - begin for begin, end in itertools.pairwise(ends))

@@ -34,7 +34,8 @@ from sheepop.core.console import Console
 from sheepop.data import Batches, Corpus, PackedBatches, PaddedBatches
 from sheepop.jobs.config import load_config
 from sheepop.jobs.quickstart import quickstart
-from sheepop.jobs.train import run_training
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.train import train
 from sheepop.jobs.task.corpus_plan import build_batches
 
 ROWS, LENGTH, WIDTH, LAYERS, HEADS = 12, 64, 128, 4, 4
@@ -134,7 +135,7 @@ def compare_shakespeare(options: argparse.Namespace, work: Path) -> dict[str, An
     config = load_config(RECIPE, options=changes)
     sizes = config.model.d_model, config.model.num_layers, config.model.max_seq_len, config.training.global_batch_size
     assert sizes == (WIDTH, LAYERS, LENGTH, ROWS), sizes
-    outcome = run_training(config, console=Console(quiet=True))
+    outcome = train(RunRequest.exactly(config, console=Console(quiet=True)))
     assert outcome.scores is not None
     rows = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
     corpus = Corpus.open(work / "run" / "corpus")

@@ -103,9 +103,10 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
     from sheepop.core.console import Console
     from sheepop.core.random import seed_torch
     from sheepop.jobs.config import load_config
-    from sheepop.jobs.task.fork import Fork
-    from sheepop.jobs.train import kind_of, prepare_process
     from sheepop.jobs.run.network import build_network
+    from sheepop.jobs.run.open import task_of
+    from sheepop.jobs.run.resolve import prepare_process
+    from sheepop.jobs.task.fork import Fork
     from sheepop.train import build_optimizers
     from sheepop.train.evaluation_weights import TrainedWeights
     from sheepop.train.placement import OneDevice
@@ -129,14 +130,15 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
         asked = load_config(options={**settings, "output_dir": output})
         run = RunDirectory(Path(output))
         prepare_process(asked, "cpu")
-        config, data_of_run = kind_of(asked).open(asked, run, Fork(Path(model)), Console.silent())
-        network = build_network(data_of_run, config, "cpu")
+        task_here = task_of(asked, run, Console.silent(), Fork(Path(model))).prepared({})
+        network = build_network(task_here, "cpu")
         placement = OneDevice(network, precision="fp32", device="cpu")
-        objective = data_of_run.objective(config)
-        plan = data_of_run.plan(config, run, Console.silent())
-        source = data_of_run.source(config, plan, objective, placement)
-        runner = StepRunner(placement, objective, build_optimizers(network, config.training), TrainedWeights(), 1.0)
-        data_of_run.origin.forget()  # type: ignore[attr-defined]
+        objective = task_here.objective()
+        source, plan = task_here.source(objective, placement), task_here.plan
+        runner = StepRunner(
+            placement, objective, build_optimizers(network, task_here.config.training), TrainedWeights(), 1.0
+        )
+        task_here.origin.forget()  # type: ignore[union-attr]
         examples = []
         for number in range(steps):
             prepared = source.prepare(number)

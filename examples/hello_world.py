@@ -1,7 +1,7 @@
-"""Follows a text through a model and writes every step down, with the model's real numbers.
+"""Follows a text through a model and writes down every step with the model's numbers.
 
-The page begins with the bytes and ends with the probabilities of the next token; of long vectors it shows the first
-numbers. One number of each kind is computed by hand from those above it.
+The page begins with the bytes and ends with the probabilities of the next token. Of long vectors it shows only the
+first numbers. One number of each kind is computed by hand from those above it.
 
 Example:  python examples/hello_world.py runs/quickstart --output hello-world.md
 """
@@ -31,10 +31,10 @@ def main() -> None:
     parser.add_argument("--prompt", default="Hello World")
     parser.add_argument("--output", type=Path, default=Path("hello-world.md"), help="the page, in Markdown")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    asked = parser.parse_args()
-    lm = sheepop.load(asked.model, device=asked.device, dtype="float32")
-    asked.output.write_text(page(lm.trace(asked.prompt)), encoding="utf-8")
-    print(f"Written: {asked.output}")
+    arguments = parser.parse_args()
+    lm = sheepop.load(arguments.model, device=arguments.device, dtype="float32")
+    arguments.output.write_text(page(lm.trace(arguments.prompt)), encoding="utf-8")
+    print(f"Written: {arguments.output}")
 
 
 def page(trace: Trace) -> str:
@@ -43,8 +43,8 @@ def page(trace: Trace) -> str:
     title = (
         f"# `{trace.prompt.text}`, number by number\n\n"
         f"A model with {trace.num_layers} blocks of width {config.d_model} and {config.num_heads} heads reads "
-        f"`{trace.prompt.text}`. All numbers are its own; `python examples/hello_world.py MODEL` writes such a page "
-        f"for any model. Of long vectors the first {SHOWN} numbers are shown."
+        f"`{trace.prompt.text}`. All numbers are from this model; `python examples/hello_world.py MODEL` writes such a "
+        f"page for any model. Of long vectors, only the first {SHOWN} numbers are shown."
     )
     steps = [title, tokens(trace), embedding(trace), attention(trace), one_output(trace), feed_forward(trace)]
     return "\n\n".join([*steps, stream(trace), layers(trace), prediction(trace), parts(trace), checks(trace)]) + "\n"
@@ -55,7 +55,7 @@ def tokens(trace: Trace) -> str:
     rows = [[token.position, token.id, shown(token.text), token.bytes] for token in trace.tokens]
     return section(
         "Text to tokens",
-        "The tokenizer cuts the text into pieces that it knows. A model sees their numbers only.",
+        "The tokenizer cuts the text into pieces that it knows. A model sees only their numbers.",
         table(["position", "id", "token", "bytes"], rows),
     )
 
@@ -69,8 +69,8 @@ def embedding(trace: Trace) -> str:
         words += ["A vector for each position is added:", vectors(trace, added), vectors(trace, trace.residuals[0])]
     elif trace.model.rotary_positions is not None:
         words += [
-            "Nothing is added for the position. Instead queries and keys are turned, pair by pair of their numbers, by "
-            "these angles in radians, each as a number between -π and π:",
+            "No vector is added for the position. Instead, each pair of numbers in queries and keys is rotated by one "
+            "of these angles, in radians between -π and π:",
             vectors(trace, trace.angles("blocks.0.attention")),
         ]
     return section("Tokens to vectors", *words)
@@ -84,16 +84,16 @@ def attention(trace: Trace) -> str:
     masked, weights = trace[f"{name}.scores"][head], trace[f"{name}.weights"][head]
     return section(
         "Attention in block 0",
-        "First the norm: what it subtracts, what it divides by, and what comes out.",
+        "First the norm: the mean that it subtracts, the scale that it divides by, and its output.",
         table(["token", "mean", "scale"], named(trace, statistics)),
         vectors(trace, trace["blocks.0.attention_input"]),
-        f"Queries, keys and values of head {head}; where positions are angles, queries and keys are already turned:",
+        f"Queries, keys and values of head {head}; with rotary positions, queries and keys are already rotated:",
         *(vectors(trace, trace[f"{name}.{part}"][0], part) for part in ("rotated_q", "rotated_k", "v")),
         "How well each query (row) fits each key (column), $`s_{ij} = q_i \\cdot k_j / \\sqrt{C}`$:",
         grid(trace, trace.unmasked_scores("blocks.0.attention")[head]),
-        "What comes later is hidden: its score is $`-\\infty`$.",
+        "Later tokens are hidden: their scores are $`-\\infty`$.",
         grid(trace, masked),
-        "The softmax makes weights of a row that sum to 1:",
+        "The softmax turns each row into weights that sum to 1:",
         grid(trace, weights),
     )
 
@@ -109,22 +109,23 @@ def one_output(trace: Trace) -> str:
     rows += [["bias", *numbers(bias)]] if bool(bias.any()) else []
     return section(
         "One number by hand",
-        "What a head writes is the sum of all values, each times its weight. The first number for the last token:",
+        "The output of a head is the sum of all values, each times its weight. Its first number for the last token:",
         f"{terms} = **{found:.4f}**",
-        "Each head's output goes through its own columns of $`W_O`$. What the heads add to the last token's vector:",
+        "Each head's output goes through its own columns of $`W_O`$. The heads add these vectors to the last token's "
+        "vector:",
         table(["part", *(str(number) for number in range(SHOWN))], rows),
     )
 
 
 def feed_forward(trace: Trace) -> str:
-    """What the feed-forward network of the first block computes, or which experts do."""
+    """The hidden numbers of the first block's feed-forward network, or its chosen experts."""
     inside = trace.blocks[0].feed_forward
     if trace.config.experts is not None and not hasattr(inside, "pre_activation"):
         chosen = trace["blocks.0.feed_forward.router.chosen"]
         words = ["The experts that the router chose for each token:", vectors(trace, chosen.float())]
     else:
         words = [
-            f"Each token alone. Before the activation ({trace.config.activation}), and behind it:",
+            f"Each token is computed on its own. Before and after the activation ({trace.config.activation}):",
             vectors(trace, trace["blocks.0.feed_forward.pre_activation"]),
             vectors(trace, trace["blocks.0.feed_forward.hidden"]),
         ]
@@ -132,12 +133,12 @@ def feed_forward(trace: Trace) -> str:
 
 
 def stream(trace: Trace) -> str:
-    """What the first block adds to the vector of the last token."""
+    """The vectors that the first block adds to that of the last token."""
     parts = [
         ("before block 0", trace.residuals[0]),
         ("attention adds", trace["blocks.0.attention_output"]),
         ("feed-forward adds", trace["blocks.0.feed_forward_output"]),
-        ("behind block 0", trace.residuals[1]),
+        ("after block 0", trace.residuals[1]),
     ]
     rows = [[name, *numbers(value[-1])] for name, value in parts]
     return section(
@@ -157,8 +158,8 @@ def layers(trace: Trace) -> str:
     ]  # fmt: skip
     return section(
         "Through all blocks",
-        "The length of the last token's vector, and what would come next if the network ended there:",
-        table(["blocks passed", "length", "it would say", "probability", "nats from the end"], rows),
+        "The length of the last token's vector, and the next token that the network would predict if it ended there:",
+        table(["blocks passed", "length", "prediction", "probability", "nats from the end"], rows),
     )
 
 
@@ -185,7 +186,7 @@ def parts(trace: Trace) -> str:
     rest = sum(value for value, _ in ranked[8:])
     word = shown(trace.text_of(found.token_id))
     return section(
-        "Who wrote it",
+        "The parts of a logit",
         f"The logit of {word} is a sum over the parts of the network:",
         table(["part", "nats"], [*rows, [f"{len(ranked[8:])} others", f"{rest:+.4f}"], ["sum", f"{found.total:+.4f}"]]),
     )
@@ -194,7 +195,7 @@ def parts(trace: Trace) -> str:
 def checks(trace: Trace) -> str:
     """The invariants of the trace."""
     rows = [[check.name, f"{check.error:.1e}", "yes" if check.holds else "**no**"] for check in check_trace(trace)]
-    return section("What must hold", table(["invariant", "error", "holds"], rows))
+    return section("Invariants", table(["invariant", "error", "holds"], rows))
 
 
 def section(title: str, *words: str) -> str:
@@ -216,7 +217,7 @@ def grid(trace: Trace, value_TT: torch.Tensor) -> str:
 
 
 def named(trace: Trace, value_TD: torch.Tensor) -> list[list[str]]:
-    """The first numbers of each row, behind the token that it belongs to."""
+    """The token of each row, followed by the first numbers of the row."""
     return [[shown(token.text), *numbers(row)] for token, row in zip(trace.tokens, value_TD, strict=True)]
 
 

@@ -75,7 +75,7 @@ class Letters:
         short = {"tuning.ppo.minibatches": 4, "tuning.ppo.epochs": 2}  # rollouts of 128 answers, eight steps each
         rewarded = self.tuned("ppo", answers, "prompts.jsonl", steps=640, rate=3e-4, judge=judge, **short)
         # A program that checks cannot be deceived.
-        free = {"tuning.grpo.divergence_weight": 0.0, "training.global_batch_size": 128}
+        free = {"tuning.grpo.kl_coef": 0.0, "training.global_batch_size": 128}
         check = self.place / "check.py"
         checked = self.tuned("grpo", answers, "prompts.jsonl", steps=300, rate=4e-4, judge=check, **free)
         chains = {

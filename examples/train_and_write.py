@@ -10,8 +10,8 @@ from pathlib import Path
 
 import sheepop
 from sheepop.core.console import Console
-from sheepop.jobs.config import load_config
-from sheepop.jobs.train import train
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.train import train
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         "training": {"max_steps": arguments.steps, "global_batch_size": 8, "optimizer": "muon", "learning_rate": 0.01},
         "output_dir": str(arguments.output),
     }
-    outcome = train(load_config(base=settings), overwrite=True, console=Console())
+    outcome = train(RunRequest(settings, overwrite=True, uses_recipe=False, console=Console()))
     print(f"Held out: {outcome.scores}")
 
     lm = sheepop.load(outcome.run)

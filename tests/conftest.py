@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Where Triton is installed and there is no GPU, its interpreter runs kernels; it asks when it is first loaded.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# The processes of one test run share what they measure of the machine, and leave the user's own file alone.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _MEASUREMENTS = tempfile.TemporaryDirectory(prefix="sheepop-measurements-")
+    os.environ["SHEEPOP_MEASUREMENTS"] = str(Path(_MEASUREMENTS.name) / "measurements.json")
 
 # A shell ignores Ctrl-C for what it runs in the background, and whatever that starts; the tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,6 +1,6 @@
-"""SheepOp: a language model's whole life, from a folder of files to a model that writes.
+"""SheepOp trains, tunes, evaluates and serves language models, from a folder of files to a finished model.
 
-``import sheepop`` loads no heavy library; the names below are resolved on first use.
+``import sheepop`` loads no heavy library; it resolves the names below on first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", 
 
 
 class _Train(ModuleType):
-    """The package of the training loop, and beside it the verb: ``sheepop.train("notes/", minutes=5)``."""
+    """The package of the training loop, which is also a function: ``sheepop.train("notes/", minutes=5)``."""
 
     def __call__(self, *arguments: Any, **named: Any) -> LanguageModel:
         from sheepop.language_model import train

@@ -1,4 +1,4 @@
-"""The ``sheepop`` command, which ``python -m sheepop`` is too: quiet about a signal from its first moment on."""
+"""The ``sheepop`` command, also ``python -m sheepop``; a signal never produces a traceback, even at the start."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from sheepop.core.errors import ENDING_SIGNALS, ENDINGS
 
 
 def main() -> None:
-    """Runs the command line of this process; the entry point of the installed program."""
+    """Runs the command line; the entry point of the installed program."""
     previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
-    # A signal that the process was started to ignore stays ignored.
-    waited_for = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
-    for number in waited_for:
+    # A signal that the process ignores from its start stays ignored.
+    handled = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    for number in handled:
         signal.signal(number, _end)
     from sheepop.cli.main import main as run_command_line
 
-    for number, handler in waited_for.items():
+    for number, handler in handled.items():
         signal.signal(number, handler)
     run_command_line()
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Ends the process while it still loads the command line.
+    """Ends the process at once while it still loads the command line.
 
-    At once, as nothing is to be undone yet, and a library that is loaded half takes an exception for its own fault.
+    There is nothing to clean up yet, and a half-loaded library would report an exception as its own error.
     """
     os.write(2, f"{ENDINGS[128 + number]}\n".encode())
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""`LanguageModel`, the small Python API: load a model, look at its logits, let it write."""
+"""`LanguageModel`, the Python API: load a model, read its logits, generate text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, requested
 from sheepop.generate.generator import TextStream
-from sheepop.generate.scoring import Score, score_text
+from sheepop.generate.likelihood import Score, score_text
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
 from sheepop.jobs.run.request import RunRequest
@@ -25,8 +25,9 @@ from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
 from sheepop.posttrain.encoding import ExampleEncoder, template_of
 from sheepop.posttrain.reward_model import answer_rewards
-from sheepop.posttrain.rows import Message, RowError
+from sheepop.posttrain.rows import RowError
 from sheepop.tokenizer import ChatTemplate, Tokenizer
+from sheepop.tokenizer.messages import Message
 
 _TOGETHER = 32
 
@@ -35,8 +36,8 @@ _TOGETHER = 32
 class LanguageModel:
     """A network with its tokenizer. ``lm.model(input_ids)`` maps (B, T) ids to (B, T, V) logits.
 
-    An encoder-decoder takes the ids of sources (B, S) and of targets (B, T). `draft_model` makes the guesses that the
-    setting `guesses` asks for.
+    An encoder-decoder takes the ids of sources (B, S) and of targets (B, T). With the setting `guesses`, `draft_model`
+    proposes the tokens of speculative decoding.
     """
 
     model: Transformer
@@ -48,10 +49,10 @@ class LanguageModel:
     def generate(
         self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Unpack[Settings]
     ) -> Completion:
-        """Continues `prompt`; keyword arguments are those of `Settings`, named as ``sheepop generate`` names them.
+        """Continues `prompt`; the keyword arguments are those of `Settings`, with the names of ``sheepop generate``.
 
-        `on_text` is called with the text as it is written. Raises `ConfigError` for a setting that is out of range,
-        `UsageError` for one that is unknown and for a prompt that is empty or too long.
+        `on_text` is called with each new piece of text. Raises `ConfigError` for a setting out of range, `UsageError`
+        for an unknown setting and for a prompt that is empty or too long.
         """
         config = _of_one_text(settings)
         return self._generator.generate([prompt], config, on_text=on_text and (lambda _, text: on_text(text)))[0]
@@ -59,24 +60,24 @@ class LanguageModel:
     def generate_batch(
         self, prompts: list[str], *, on_text: Callable[[int, str], None] | None = None, **settings: Unpack[Settings]
     ) -> list[Completion]:
-        """Continues several prompts together; the text of each is what `generate` would write for it.
+        """Continues several prompts together; each gets the same text as from `generate`.
 
-        With `num_completions` above 1 those of the first prompt come first, then those of the next.
+        With `num_completions` above 1 the completions of the first prompt come first, then those of the next.
         """
         return self._generator.generate(prompts, requested(**settings), on_text=on_text)
 
     def stream(self, prompt: str, **settings: Unpack[Settings]) -> TextStream:
-        """The text that `generate` writes, piece by piece: ``for piece in lm.stream("Once"): print(piece, end="")``."""
+        """Yields the text of `generate` in pieces: ``for piece in lm.stream("Once"): print(piece, end="")``."""
         return self._generator.stream(prompt, requested(**settings))
 
     def score(self, text: str) -> Score:
-        """How well the model predicts `text`, token by token; raises `UsageError` for an empty one."""
+        """Scores how well the model predicts each token of `text`; raises `UsageError` for an empty text."""
         return score_text(self.model, self.tokenizer, text)
 
     def trace(self, prompt: str | Sequence[int], target: str | Sequence[int] | None = None) -> Trace:
-        """Every number of a pass over `prompt`: ``lm.trace("Hello World")["blocks.0.attention.weights"]`` is (H, T, T).
+        """Traces a pass over `prompt`: ``lm.trace("Hello World")["blocks.0.attention.weights"]`` is (H, T, T).
 
-        An encoder-decoder reads `prompt` as its source; `target` is what it has written so far. Raises `UsageError`
+        An encoder-decoder reads `prompt` as its source; `target` is the beginning of its target. Raises `UsageError`
         for a prompt that is empty or longer than the context.
         """
         return Trace.of(self.model, self.tokenizer, prompt, target)
@@ -84,7 +85,7 @@ class LanguageModel:
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Unpack[Settings]) -> Completion:
         """The model's answer to a conversation, a list of ``{"role": ..., "content": ...}``.
 
-        The model's own chat template makes the prompt. Raises `TokenizerError` where it has none.
+        The model's own chat template makes the prompt. Raises `TokenizerError` if it has none.
         """
         with ChatTemplate.of(self.tokenizer) as template:
             prompt = template.render(messages, add_generation_prompt=True)
@@ -92,12 +93,12 @@ class LanguageModel:
         return self._generator.generate([token_ids], _of_one_text(settings))[0]
 
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
-        """What a reward model says answers to a prompt are worth: a text that they continue, or a conversation.
+        """The rewards of a reward model for answers to a prompt, which is a text or a conversation.
 
-        Raises `UsageError` for a model that writes, and for an answer that cannot be read.
+        Raises `UsageError` for a model without a reward head, and for an answer that cannot be encoded.
         """
         if not hasattr(self.model, REWARD_HEAD):
-            raise UsageError("This model writes answers and judges none. Make a judge with: sheepop tune reward")
+            raise UsageError("This model is no reward model. Train one with: sheepop tune reward")
         with template_of(self.tokenizer) as template:
             encode = ExampleEncoder(self.tokenizer, template)
             try:
@@ -105,7 +106,7 @@ class LanguageModel:
                     encode.answer(prompt if isinstance(prompt, str) else tuple(prompt), text).ids for text in answers
                 ]
             except RowError as error:
-                raise UsageError(f"An answer cannot be judged: it {error}.") from None
+                raise UsageError(f"An answer cannot be scored: it {error}.") from None
         found = answer_rewards(self.model, rows, batch_size=_TOGETHER, pad_id=self.tokenizer.filler_id)
         return [float(value) for value in found]
 
@@ -132,11 +133,11 @@ def load(
     draft_model: str | Path | None = None,
     adapters: Sequence[str | Path] = (),
 ) -> LanguageModel:
-    """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
+    """Loads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
 
-    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored. `draft_model` is a
-    smaller model with the same tokenizer that guesses tokens, for the setting `guesses`. `adapters` are directories in
-    PEFT's format, or models tuned with LoRA, whose changes are added. The weights have no gradients;
+    `dtype` is float32, bfloat16 or float16; None keeps the type of the stored weights. `draft_model` is a smaller model
+    with the same tokenizer, which proposes tokens with the setting `guesses`. `adapters` are directories in PEFT's
+    format, or models tuned with LoRA, to add to the weights. The weights do not require gradients;
     ``lm.model.requires_grad_()`` makes them trainable.
     """
     loaded = load_adapted(path, adapters, device=device, dtype=dtype)
@@ -157,11 +158,11 @@ def train(
     quiet: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
-    """Trains a model on files, as ``sheepop train`` does, and gives its best checkpoint.
+    """Trains a model on files, like ``sheepop train``, and loads its best checkpoint.
 
-    `settings` are keys of the configuration with their values, such as ``{"model.d_model": 128}``; what they leave open
-    is chosen for the text, the machine and the budget. The run stays in `output`, a folder in ``runs`` by default; with
-    `resume` a run that is there goes on. `fork` means a model whose weights the run begins with.
+    `settings` are keys of the configuration with values, such as ``{"model.d_model": 128}``; settings that are not
+    given are chosen for the text, the machine and the budget. The run is in the directory `output`, by default a new
+    one in ``runs``; with `resume`, a run that is there continues. `fork` is a model to start from.
     """
     options: dict[str, Any] = {"training": {"max_minutes": minutes}} if minutes is not None else {}
     return _run(options, data, output, config, fork, resume, overwrite, device, quiet, settings)
@@ -180,7 +181,7 @@ def tune(
     quiet: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
-    """Teaches a finished model from examples, as ``sheepop tune`` does; the arguments are as those of `train`."""
+    """Tunes a finished model on examples, like ``sheepop tune``; see `train` for the other arguments."""
     options = {"tuning": {"method": method}}
     return _run(options, data, output, config, model, resume, overwrite, device, quiet, settings)
 
@@ -212,9 +213,9 @@ def _run(
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
-    """Reads the tokenizer of a tokenizer file or directory, or of a model, run or corpus.
+    """Loads a tokenizer from a tokenizer file or directory, or from a model, run or corpus.
 
     It reads ``tokenizer.json``, SentencePiece models, tiktoken's rank files and GPT-2's ``encoder.json`` with
-    ``vocab.bpe``; `pattern` says how a rank file cuts text, where its name does not.
+    ``vocab.bpe``. `pattern` is the regular expression by which a rank file splits text, if its name does not imply it.
     """
     return find_tokenizer(path, pattern)

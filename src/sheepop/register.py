@@ -1,6 +1,6 @@
-"""What a file of yours may add to SheepOp by name: activations, optimizers, objectives.
+"""Decorators that add activations, optimizers and objectives to SheepOp under a name.
 
-``sheepop --plugin my.py train ...`` runs the file first. A function becomes one that a setting can name::
+``sheepop --plugin my.py train ...`` runs the file first. A setting can then name the decorated function::
 
     import sheepop
 
@@ -17,21 +17,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sheepop.core.plugins import commands
 from sheepop.model.config import ACTIVATION_NAMES, GATED
 from sheepop.model.feedforward import ACTIVATIONS
-from sheepop.train.config import TrainingConfig
+from sheepop.train.config import OBJECTIVE_NAMES, TrainingConfig
 from sheepop.train.objective import OBJECTIVES, Objective
-from sheepop.train.objective_names import OBJECTIVE_NAMES
 from sheepop.train.optimizer_settings import CUSTOMARY, OPTIMIZER_NAMES, OptimizerSettings
 from sheepop.train.optimizers.build import add_builder
 
 Activation = TypeVar("Activation", bound=Callable[[Tensor], Tensor])
 Build = TypeVar("Build", bound=Callable[[list[dict[str, Any]], OptimizerSettings], torch.optim.Optimizer])
+Command = TypeVar("Command", bound=Callable[..., None])
 MakeObjective = TypeVar("MakeObjective", bound=Callable[[TrainingConfig], Objective])
 
 
 def activation(name: str, *, gated: bool = False) -> Callable[[Activation], Activation]:
-    """Registers a function of a tensor for `model.activation`; `gated` makes it that of a gate, as in SwiGLU."""
+    """Registers a function of a tensor for `model.activation`; `gated` applies it to a gate, as in SwiGLU."""
 
     def register(function: Activation) -> Activation:
         ACTIVATION_NAMES.add(name)
@@ -46,11 +47,11 @@ def activation(name: str, *, gated: bool = False) -> Callable[[Activation], Acti
 def optimizer(
     name: str, settings: OptimizerSettings | None = None, *, tensors: Sequence[str] = (), numbers: Sequence[str] = ()
 ) -> Callable[[Build], Build]:
-    """Registers a function of parameter groups and settings for `training.optimizer`, which gives an optimizer.
+    """Registers a function from parameter groups and settings to an optimizer, for `training.optimizer`.
 
-    `settings` are the customary values of what it reads beside learning rate and weight decay. `tensors` names its
-    state for each parameter that has the parameter's shape, and `numbers` the rest, plain numbers: a checkpoint holds
-    all of it, and a resumed run requires it.
+    `settings` are the defaults of the settings that it reads in addition to learning rate and weight decay. The state
+    of a parameter consists of `tensors`, which have the parameter's shape, and plain `numbers`; these are their names.
+    A checkpoint contains all of them, and a resumed run requires them.
     """
 
     def register(build: Build) -> Build:
@@ -63,11 +64,21 @@ def optimizer(
 
 
 def objective(name: str) -> Callable[[MakeObjective], MakeObjective]:
-    """Registers a function of the training settings for `training.objective`, which gives an `Objective`."""
+    """Registers a function from the training settings to an `Objective`, for `training.objective`."""
 
     def register(make: MakeObjective) -> MakeObjective:
         OBJECTIVE_NAMES.add(name)
         OBJECTIVES[name] = make
         return make
+
+    return register
+
+
+def command(name: str) -> Callable[[Command], Command]:
+    """Registers a function as the command ``sheepop NAME``; Typer makes arguments and options of its parameters."""
+
+    def register(function: Command) -> Command:
+        commands[name] = function
+        return function
 
     return register

@@ -119,7 +119,7 @@ def test_beside_integers_a_change_learns_as_beside_the_numbers_they_stand_for(st
     assert len(gradients[0]) == len(gradients[1]) == 2 * len(adapted_layers(plain))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
-    with pytest.raises(ConfigError, match=f"stored in {stored}. Merge the adapter into the model that they were"):
+    with pytest.raises(ConfigError, match=f"stored in {stored}. Merge the adapter into the model before"):
         merged(rounded)
 
 
@@ -164,10 +164,10 @@ def test_changes_are_added_up_and_taken_away() -> None:
     [
         (
             {"targets": ["k_prj"]},
-            "No layer of the model is called 'k_prj'. Layers that can be changed: down_proj, k_proj",
+            "No layer of the model matches 'k_prj'. Layers that can have an adapter: down_proj, k_proj",
         ),
-        ({"targets": ["lm_head"]}, "No layer of the model is called 'lm_head'"),
-        ({"targets": ["embedding"]}, "An embedding that is also the output projection cannot be changed"),
+        ({"targets": ["lm_head"]}, "No layer of the model matches 'lm_head'"),
+        ({"targets": ["embedding"]}, "An embedding that is tied to the output projection cannot have one"),
         ({"targets": []}, "targets"),
         ({"rank": 0}, "rank"),
         ({"alpha": float("nan")}, "alpha"),
@@ -182,9 +182,9 @@ def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: st
 def test_names_are_taken_once_and_must_be_known() -> None:
     model = network(tie_weights=False)
     add_lora(model, LoraConfig())
-    with pytest.raises(ConfigError, match="has an adapter called 'default' already"):
+    with pytest.raises(ConfigError, match="already has an adapter called 'default'"):
         add_lora(model, LoraConfig())
     with pytest.raises(ConfigError, match="no adapter called 'other'; it has: default"):
         activate(model, "other")
-    with pytest.raises(ConfigError, match="DoRA changes linear layers, and embedding is none"):
+    with pytest.raises(ConfigError, match="DoRA adapts linear layers, and embedding is not linear"):
         add_lora(network(tie_weights=False), LoraConfig(dora=True, targets=("embedding",)))

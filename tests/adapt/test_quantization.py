@@ -102,7 +102,7 @@ def test_a_disk_keeps_the_rounded_model(form: Format, experts: dict[str, Any], t
     half = load_model(tmp_path / "model", dtype=torch.bfloat16).model
     assert half.dtype == torch.bfloat16
     assert torch.allclose(half(input_ids).float(), model(input_ids), atol=0.05)
-    with pytest.raises(CheckpointError, match=f"holds {form} weights"):
+    with pytest.raises(CheckpointError, match=f"has {form} weights"):
         open_model(tmp_path / "model")
     found = read_json(tmp_path / "model" / "config.json")
     write_json(tmp_path / "model" / "config.json", {**found, "quantization": {"weights": "int3", "dtype": "float32"}})

@@ -114,7 +114,7 @@ def test_a_saved_model_has_a_card_of_its_network_and_its_making(directory: Path,
 def test_what_is_unknown_is_said_to_be_unknown(directory: Path) -> None:
     card, found = card_of(directory), front_matter(card_of(directory))
     assert found.license is None and found.language is None and found.eval_results is None
-    for line in ("Licence: unknown", "Documents that it learnt from: unknown", "None are recorded"):
+    for line in ("Licence: unknown", "Training documents: unknown", "None are recorded"):
         assert line in card
 
 
@@ -124,7 +124,7 @@ def test_licence_language_and_data_are_those_that_were_given(config: ModelConfig
     card = model_card(config, CharTokenizer(), given)
     assert front_matter(card).license == "apache-2.0"
     assert front_matter(card).language == ["en", "de"]
-    assert "Documents that it learnt from: 1,234." in card
+    assert "Training documents: 1,234." in card
     assert "`MIT` 1,000, `none stated` 234" in card
     assert "Trained (`sft`)" in card and "Command: `x y`" in card
     other = front_matter(model_card(config, CharTokenizer(), {"license": "Ours: ask first"}))
@@ -134,13 +134,13 @@ def test_licence_language_and_data_are_those_that_were_given(config: ModelConfig
 def test_the_kind_of_a_model_stands_in_its_card(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     save_model(tmp_path / "q", quantize(model, "int8"), tokenizer, {"quantized": {"weights": "int8", "from": "a/b"}})
     card = card_of(tmp_path / "q")
-    assert table_row(card, "weights") == "`int8`, made of `float32`"
+    assert table_row(card, "weights") == "`int8`, quantised from `float32`"
     assert "Quantised to `int8` from `a/b`." in card
     assert front_matter(card).tags == ["sheepop", "int8"]
     adapted = {"adapter": {"rank": 8}, "reward_head": True}
     card = model_card(model.config, tokenizer, {}, stored=adapted)
     assert front_matter(card).tags == ["sheepop", "reward-model", "lora"]
-    assert "a change of rank `8` (LoRA)" in card and "# A reward model" in card and "lm.rewards(" in card
+    assert "LoRA of rank `8`" in card and "# A reward model" in card and "lm.rewards(" in card
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_no_run_is_replaced_by_one_that_is_made_from_it(tmp_path: Path, name: st
     link.symlink_to(run.path)
     for place, path in itertools.product((run.path, link), repeat=2):
         with (
-            pytest.raises(UsageError, match=r"would be made from .*, which is part of the run"),
+            pytest.raises(UsageError, match=r"would read .*, which is part of the run"),
             RunDirectory.starting(place, overwrite=True, reading=[path / name]),
         ):
             raise AssertionError
@@ -218,7 +218,7 @@ def test_a_run_whose_checkpoints_lie_behind_a_link_is_not_replaced(tmp_path: Pat
     (tmp_path / "large-disk").mkdir()
     run.checkpoints.rmdir()
     run.checkpoints.symlink_to("../large-disk")
-    with pytest.raises(UsageError, match=r"checkpoints is a link to another place"):
+    with pytest.raises(UsageError, match=r"checkpoints is a link, whose target"):
         RunDirectory.create(run.path, overwrite=True)
     assert run.checkpoints.is_symlink() and run.config_file.is_file()
 

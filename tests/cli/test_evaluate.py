@@ -136,7 +136,7 @@ def test_every_checkpoint_of_a_run(run: Run, models: tuple[Path, Path], tmp_path
         (["perplexity", "{one}", "--stride", "10000"], "at most the model's context", 2),
         (["perplexity", "{one}", "--data", "{weights}"], "is not UTF-8 text", 3),
         (["tasks", "{directory}", "--checkpoints"], "is not a run", 2),
-        (["tasks", "{one}", "--tasks", "none.jsonl"], "no file of questions", 2),
+        (["tasks", "{one}", "--tasks", "none.jsonl"], "neither a file of questions", 2),
         (["compare", "{one}"], "Give two models or more", 2),
         (["tasks", "{one}/nothing"], "does not exist", 3),
     ],

@@ -167,7 +167,7 @@ SPOILERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "a tokenizer with too many tokens": (
         lambda directory: CharTokenizer("äöüßéèà漢字").save(directory),
-        ("137 tokens, but the model has only 128 embedding rows", "use the tokenizer of this model"),
+        ("137 tokens, but the model has only 128 embedding rows", "Use the tokenizer of this model"),
     ),
     "a config of another task": (
         lambda directory: changed(directory, architectures=["LlamaForSequenceClassification"]),

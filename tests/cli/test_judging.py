@@ -108,3 +108,24 @@ def test_what_cannot_be_judged_is_refused(
                 "--output", tmp_path / "out")  # fmt: skip
     assert ended.code != 0 and complaint in ended.err, ended.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_judge_says_what_answers_to_requests_do(
+    run: Run, trained: Path, tmp_path: Path, judge: tuple[str, list[str], list[str]]
+) -> None:
+    url, asked, _ = judge
+    requests = tmp_path / "requests.jsonl"
+    rows = [{"prompt": "Sheep", "should": "answer"}, {"prompt": "Once upon", "should": "refuse"}]
+    requests.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ("eval", "tasks", trained, "--tasks", requests, "--no-record", "--device", "cpu", "--quiet")
+    ended = run(*given, "--output", tmp_path / "without")
+    assert ended.code == 2 and "sheepop eval tasks --by" in ended.err
+    ended = run(*given, "--output", tmp_path / "without", "--judge-model", "j")
+    assert ended.code == 2 and "--judge-model needs a judge" in ended.err
+    judged = run(*given, "--output", tmp_path / "out", "--by", url, "--judge-model", "j")
+    assert judged.code == 0, judged.err
+    assert len(asked) == 2 and "Sheep" in asked[0] + asked[1]
+    (found,) = read_report(tmp_path / "out")[0].evaluations
+    assert {measure.name: measure.value for measure in found.measures} == {
+        "conduct": 0.5, "refusal": 0.0, "needless_refusal": 0.0, "needless_abstention": 0.0,
+    }  # fmt: skip

@@ -101,9 +101,11 @@ def _check_page(page: Path) -> dict[str, str]:
     added = re.findall(r"^\| (.*?) \| (.*?) \|", sections["The residual stream"], re.MULTILINE)
     before, attention, forward, behind = (float(value) for name, value in added if name not in ("", "---"))
     assert before + attention + forward == pytest.approx(behind, abs=2e-4)
-    *written, (name, in_all) = re.findall(r"^\| (.*?) \| ([+-][\d.]+) \|$", sections["Who wrote it"], re.MULTILINE)
+    *written, (name, in_all) = re.findall(
+        r"^\| (.*?) \| ([+-][\d.]+) \|$", sections["The parts of a logit"], re.MULTILINE
+    )
     assert name == "sum" and sum(float(value) for _, value in written) == pytest.approx(float(in_all), abs=1e-3)
-    assert "**no**" not in sections["What must hold"]
+    assert "**no**" not in sections["Invariants"]
     return sections
 
 

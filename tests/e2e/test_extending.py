@@ -42,6 +42,10 @@ def changed(place: Path, launcher: Launcher, tiny: tuple[str, ...]) -> Path:
         assert done.code == 0, done.err
     done = launcher.run(*generate, "--max-new-tokens", "3", directory=place)
     assert done.code == 0, done.err
+    (place / "shout.py").write_text(blocks("python")[1])
+    done = launcher.run(*shlex.split(blocks("bash")[1])[1:], directory=place)
+    assert done.code == 0 and done.out.startswith("IMPORT OS"), done.err
+    assert done.out == done.out.upper()
     return place / "runs" / "changed"
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.arena import read_votes, standings
-from sheepop.evaluate.ranking import Outcome
+from sheepop.evaluate.ranking import Outcome, read_votes, standings
 
 
 def line(number: int, vote: str, *models: str, **more: Any) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def test_models_that_never_met_are_not_ranked(file: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ("{\n", "line 2: not a JSON object"),
+        ("{\n", "line 2: not valid JSON"),
         ("[1]\n", "line 2: not a JSON object"),
         ({"prompt": "a"}, 'line 2: "vote" must be one of left, right, tie, neither, not None'),
         (line(2, "up", "a", "b"), "not 'up'"),

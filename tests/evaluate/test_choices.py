@@ -100,6 +100,6 @@ def test_questions_that_cannot_be_written_are_counted(generator: Generator) -> N
     foreign = Question("é", "é", ("a", "b"), 0)
     found = evaluate_choices(generator, "q", [*QUESTIONS, foreign])
     assert found.measure("accuracy").count == 3
-    assert found.notes == ["1 of 4 questions have characters that the tokenizer cannot write."]
+    assert found.notes == ["1 of 4 questions have characters that the tokenizer cannot encode."]
     with pytest.raises(DataError, match="none of the 1 questions of q"):
         evaluate_choices(generator, "q", [foreign])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.sandbox import IsolationError, Limits, Sandbox
 from sheepop.evaluate.code import Problem, evaluate_code, read_problems
-from sheepop.evaluate.sandbox import IsolationError, Limits, Sandbox
 from sheepop.generate import Generator
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer, ChatTemplate
@@ -186,7 +186,7 @@ def test_a_missing_or_unusable_field_is_named_with_its_place(tmp_path: Path, row
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([LARGEST, LARGEST], "line 2: the id '11' was used before"),
+        ([LARGEST, LARGEST], "line 2: the id '11' is that of an earlier line"),
         ([{**LARGEST, "task_id": None}], '"task_id" must be a text or a number, not None'),
         ([{**PAIRS, "entry_point": "a b"}], "must be the name of a function"),
         ([{**LARGEST, "test_list": []}], '"test_list" must be a list of texts'),

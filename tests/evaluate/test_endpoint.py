@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError, UsageError
-from sheepop.evaluate.endpoint import Endpoint, Piece, RefusedError
+from sheepop.core.http_client import RefusedError
+from sheepop.evaluate.endpoint import Endpoint, Piece
 
 Behaviour = Callable[[BaseHTTPRequestHandler], None]
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -77,7 +78,7 @@ def server(running: Server) -> Iterator[Server]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The waits between attempts, which take no time here."""
     found: list[float] = []
-    monkeypatch.setattr("sheepop.evaluate.endpoint.sleep", found.append)
+    monkeypatch.setattr("sheepop.core.http_client.sleep", found.append)
     return found
 
 
@@ -181,7 +182,7 @@ def test_after_trouble_it_asks_again(server: Server, waits: list[float], trouble
     [
         (refuses(500, "out of memory"), "answered 500: out of memory (5 attempts). Try again later"),
         (answers(b"nonsense"), "did not answer with a JSON object (5 attempts). Give the address of a server that"),
-        (answers(b'{"choices": 3}'), "answers in another shape than OpenAI's protocol has (5 attempts). Give"),
+        (answers(b'{"choices": 3}'), "answers in another format than OpenAI's protocol has (5 attempts). Give"),
         (answers(b'{"a', length=9), "broke off its answer (5 attempts). Try again"),
         (closes, "broke off its answer: Remote end closed connection without response (5 attempts). Try"),
     ],
@@ -217,7 +218,7 @@ def test_it_waits_as_long_as_it_is_asked_to_but_not_for_hours(server: Server, wa
         (401, DataError, "Give a key"),
         (403, DataError, "Give a key that may"),
         (404, DataError, "the model's name"),
-        (400, RefusedError, "a shorter one may do"),
+        (400, RefusedError, "a shorter one may work"),
         (302, DataError, "the address is right"),
     ],
 )
@@ -305,7 +306,7 @@ def test_a_stream_comes_piece_by_piece(server: Server, waits: list[float]) -> No
     [
         (streams(piece("Hel"), end=b""), "broke off its answer"),
         (streams(piece("Hel"), {"error": {"message": "out of memory"}}), "answered with an error: out of memory"),
-        (streams(piece("Hel"), {"choices": [7]}), "another shape"),
+        (streams(piece("Hel"), {"choices": [7]}), "another format"),
         (streams(piece("Hel"), end=b"data: {no json\n\n"), "JSON"),
     ],
 )

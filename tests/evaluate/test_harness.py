@@ -406,7 +406,7 @@ def test_a_begun_answer_ends_the_chat_and_a_refused_system_message_is_left_out(p
         asked = answers.render(messages[:2], add_generation_prompt=True)
     assert begun == theirs.apply_chat_template(messages, add_generation_prompt=False)
     assert asked == theirs.apply_chat_template(messages[:2], add_generation_prompt=True)
-    assert "takes no system message" in answers.take_notes("chats")[0]
+    assert "has no system message" in answers.take_notes("chats")[0]
 
 
 def test_another_seed_chooses_other_examples_and_the_same_one_the_same(tasks):
@@ -487,8 +487,8 @@ def changed(tasks: Path, folder: Path, name: str, old: str, new: str) -> Path:
         ("letters", "test_split: test", "test_splt: test", "unexpected keyword argument 'test_splt'"),
         ("letters", "metric_list:", "metric_list: [", "changed.yaml: (Parser|Scanner)Error"),
         ("letters", "test.jsonl", "missing.jsonl", "Unable to find .*missing.jsonl"),
-        ("letters", "dataset_path: json", "dataset_path: sheep/wool", "the dataset sheep/wool is not .*path: json"),
-        ("endings", "num_fewshot: 2", "num_fewshot: 99", "changed cannot be asked: ValueError: .*larger"),
+        ("letters", "dataset_path: json", "dataset_path: sheep/wool", "its dataset sheep/wool is not .*path: json"),
+        ("endings", "num_fewshot: 2", "num_fewshot: 99", "changed cannot be run: ValueError: .*larger"),
         ("answers", "max_gen_toks: 12", "max_gen_toks: 512", "write 512 tokens, but its context of 512"),
         ("answers", "do_sample: false", "penalty: 3", "generation_kwargs have penalty"),
     ],
@@ -502,7 +502,7 @@ def test_a_task_that_runs_code_is_sent_to_the_sandbox(tasks, tmp_path):
     include = changed(tasks, tmp_path, "letters", "output_type:", "unsafe_code: true\noutput_type:")
     (include / "group.yaml").write_text("group: programs\ntask: [changed]\n")
     for name in ("changed", "programs", str(include / "changed.yaml"), "humaneval"):
-        with pytest.raises(UsageError, match=r"runs programs .* sheepop eval code runs them in a sandbox"):
+        with pytest.raises(UsageError, match=r"runs programs .* Use sheepop eval code, which runs them in a sandbox"):
             run_tasks(generator(), [name], include=[include])
 
 
@@ -512,7 +512,7 @@ def test_a_benchmark_whose_dataset_is_not_here_is_refused_with_its_name():
 
 
 def test_a_task_that_is_asked_twice_or_a_directory_that_is_none_is_refused(tasks, tmp_path):
-    with pytest.raises(UsageError, match="letters would be asked twice"):
+    with pytest.raises(UsageError, match="letters would run twice"):
         run_tasks(generator(), ["letters", "letters"], include=[tasks])
     with pytest.raises(UsageError, match="nowhere is no directory"):
         run_tasks(generator(), ["letters"], include=[tmp_path / "nowhere"])

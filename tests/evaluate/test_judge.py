@@ -15,8 +15,9 @@ import pytest
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.http_client import RefusedError
 from sheepop.evaluate.comparison import compare
-from sheepop.evaluate.endpoint import Endpoint, RefusedError
+from sheepop.evaluate.endpoint import Endpoint
 from sheepop.evaluate.judge import (
     Comparison,
     LocalJudge,
@@ -27,7 +28,8 @@ from sheepop.evaluate.judge import (
     read_prompts,
     verdict_of,
 )
-from sheepop.evaluate.verdicts import RIDGE, Floats, judged, regress
+from sheepop.evaluate.statistics import Floats, logistic_regression
+from sheepop.evaluate.verdicts import RIDGE, judged
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.tokenizer import CharTokenizer, ChatTemplate
 
@@ -206,7 +208,7 @@ def test_the_regression_is_where_a_general_optimiser_finds_the_optimum() -> None
         best = minimize(
             objective, np.zeros(2), (outcomes,), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}
         )
-        assert regress(features, outcomes, weights) == pytest.approx(best.x, abs=1e-4)
+        assert logistic_regression(features, outcomes, weights, RIDGE * np.eye(2)) == pytest.approx(best.x, abs=1e-4)
 
 
 def test_the_length_controlled_rate_is_the_regression_at_equal_length() -> None:
@@ -313,15 +315,15 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 2: not a JSON object"),
+        ("{", "line 2: not valid JSON"),
         ("{}", 'line 2: there must be either a "prompt"'),
         ('{"prompt": "x", "messages": []}', "line 2: there must be either"),
         ('{"prompt": " "}', 'line 2: "prompt" must be a text'),
         ('{"prompt": "x", "reference": 3}', 'line 2: "reference" must be a text'),
         ('{"prompt": "x", "id": "1"}', "line 2: the id '1' is that of an earlier line"),
-        ('{"messages": []}', 'line 2: "messages" must be a list'),
-        ('{"messages": [{"role": "robot", "content": "x"}]}', 'line 2: "messages"'),
-        ('{"messages": [{"role": "assistant", "content": "y"}]}', "the last is the user's"),
+        ('{"messages": []}', 'line 2: messages: is empty'),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "messages[0].role: is 'robot', not one of system, "),
+        ('{"messages": [{"role": "assistant", "content": "y"}]}', "but the last message is the user's."),
     ],
 )  # fmt: skip
 def test_a_file_with_a_bad_line(tmp_path: Path, line: str, words: str) -> None:
@@ -401,7 +403,7 @@ def test_a_server_judges_for_all_its_troubles(
     loopback: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, state = loopback
-    monkeypatch.setattr("sheepop.evaluate.endpoint.sleep", lambda seconds: None)
+    monkeypatch.setattr("sheepop.core.http_client.sleep", lambda seconds: None)
     judge = Endpoint(url, model="judge", timeout=0.5, attempts=3)
     prompts = [prompt(str(number)) for number in range(5)]
     answers = {"a": ["slow one", "busy", "odd", "cut, cut", "x"], "b": ["y", "yyyyy", "y", "y", "y"]}

@@ -11,7 +11,7 @@ import torch
 from sheepop.core.errors import DataError, UsageError
 from sheepop.evaluate.perplexity import Text, evaluate_perplexity, windows
 from sheepop.generate import Generator
-from sheepop.generate.scoring import score_text
+from sheepop.generate.likelihood import score_text
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig, train_tokenizer
 
@@ -81,7 +81,7 @@ def test_parts_add_up_to_the_whole(generator: Generator) -> None:
     found = evaluate_perplexity(generator, TEXTS)
     assert [table.title for table in found.tables] == [
         "By source",
-        "By what the model sees before a token",
+        "By number of tokens before the predicted one",
         "By length of the document",
     ]
     for table in found.tables:
@@ -117,7 +117,7 @@ def test_bytes_are_those_of_utf_8(shaken: Callable[..., Transformer]) -> None:
 
 def test_characters_that_a_tokenizer_cannot_write_are_told(generator: Generator) -> None:
     found = evaluate_perplexity(generator, [Text("t", "sheep é and 𝄞")])
-    assert any("2 of 13 predicted tokens stand for characters" in note for note in found.notes)
+    assert any("2 of 13 predicted tokens replace characters" in note for note in found.notes)
 
 
 def test_what_cannot_be_predicted_is_refused(generator: Generator) -> None:

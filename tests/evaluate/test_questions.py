@@ -124,7 +124,7 @@ def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     for path, complaint in (
         (empty, "has no questions"),
-        (binary, "not UTF-8"),
+        (binary, "line 1: not valid JSON"),
         (tmp_path / "none.jsonl", "cannot be read"),
     ):
         with pytest.raises(DataError, match=complaint):

@@ -52,7 +52,7 @@ def test_a_measure_where_less_is_better_has_the_other_winner() -> None:
 
 
 def test_models_that_were_asked_something_else_are_not_compared() -> None:
-    with pytest.raises(DataError, match="1 items are of one of them alone"):
+    with pytest.raises(DataError, match="1 belong to only one of them"):
         compare("a", [evaluation("t", [1.0, 0.0])], "b", [evaluation("t", [1.0])])
     assert compare("a", [evaluation("t", [1.0])], "b", [evaluation("u", [1.0])]) == []
 

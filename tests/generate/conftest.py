@@ -1,4 +1,4 @@
-"""Real networks whose weights are set so that they write varied, or exactly predictable, text."""
+"""Networks with weights that make them write varied or exactly predictable text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = {
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """For tensors this small, handing work to threads takes longer than the work."""
+    """Uses one thread: for tensors this small, more threads are slower."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -21,7 +21,7 @@ VOCABULARY, EOS = 4, 3
 
 
 class Tables:
-    """A toy network: log-probabilities that are a function of the tokens so far alone."""
+    """A toy network: log-probabilities that depend only on the tokens so far."""
 
     def __init__(self, seed: int, sharpness: float = 2.0) -> None:
         self._seed, self._sharpness = seed, sharpness
@@ -46,7 +46,7 @@ def found(tables: Tables, num_beams: int, max_tokens: int, length_penalty: float
 
 
 def every_text(max_tokens: int) -> list[tuple[int, ...]]:
-    """All texts that end in <eos>, or are cut at the limit before it came."""
+    """All texts that end in <eos> or are cut at the limit."""
     ended = [(*body, EOS) for length in range(max_tokens) for body in itertools.product(range(EOS), repeat=length)]
     return ended + list(itertools.product(range(EOS), repeat=max_tokens))
 
@@ -108,7 +108,7 @@ def test_a_beam_by_hand() -> None:
     assert [hypothesis.token_ids for hypothesis in searched.live] == [(0, 0)]
     assert [hypothesis.token_ids for hypothesis in searched.finished] == [(1, EOS)]
     assert searched.score(searched.finished[0]) == pytest.approx(math.log(0.18))
-    # 0.2 * 0.5 is below 0.18 already, and can only fall.
+    # 0.2 * 0.5 is already below 0.18, and can only fall.
     assert searched.extend(torch.tensor([[0.5, 0.2, 0.2, 0.1]], dtype=torch.float64).log()) == []
     assert searched.best().token_ids == (1, EOS)
     assert searched.best().logprobs == pytest.approx((math.log(0.3), math.log(0.6)))
@@ -130,7 +130,7 @@ def test_tokens_that_are_forbidden_are_not_taken_even_when_there_are_few_others(
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_decoder_finds_the_text_that_an_exhaustive_search_finds(toy_model, characters, use_cache) -> None:
-    """The beam holds every first token, so all texts of up to two tokens are compared."""
+    """The beam is wide enough for every first token, so all texts of up to two tokens are compared."""
     model = toy_model(vocab_size=characters.vocab_size, position_encoding="rope")
     generator = Generator(model, characters)
     config = GenerationConfig(num_beams=128, max_new_tokens=2, length_penalty=0.0, use_cache=use_cache)
@@ -185,7 +185,7 @@ def test_the_pieces_of_a_searched_text_and_a_stop_are_handed_on(toy_model, chara
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.8}, "draws nothing, so temperature = 0.8 cannot be combined with it"),
+        ({"temperature": 0.8}, "without sampling, so temperature = 0.8 cannot be combined with it"),
         ({"top_k": 3}, "num_beams = 4 cannot be combined with top_k = 3"),
         ({"top_p": 0.5}, r"num_beams = 4 cannot be combined with top_p = 0\.5"),
         ({"num_beams": "4"}, "num_beams = '4': input should be a valid integer"),

@@ -1,4 +1,4 @@
-"""The block manager against a model of it: tokens stay where tables say, and no block is lost or used twice."""
+"""The block manager against a model of it: tokens stay in the blocks of their tables; no block is lost or reused."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ tokens_of_text = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 
 
 class Sequence:
-    """A sequence as its user sees it: all its tokens, and the table that says where they lie."""
+    """A sequence as its user sees it: all its tokens, and its block table."""
 
     def __init__(self, tokens: list[int], table: BlockTable) -> None:
         self.tokens, self.table = tokens, table
 
 
 class BlocksAsMemory(RuleBasedStateMachine):
-    """Writes every token into the block that the table names, and reads it back there at every moment."""
+    """Writes every token into the block that the table lists, and checks after every step that it is still there."""
 
     sequences = Bundle("sequences")
 
@@ -44,7 +44,7 @@ class BlocksAsMemory(RuleBasedStateMachine):
 
     @rule(sequence=sequences, count=st.integers(1, 9), more=st.integers(0, 1), kept=st.integers(1, 9))
     def write(self, sequence: Sequence, count: int, more: int, kept: int) -> None:
-        """Stores up to `count` more tokens, of which `kept` stay, as when guesses are refused."""
+        """Stores up to `count` more tokens and keeps `kept` of them, as when guesses are rejected."""
         table, free = sequence.table, self.manager.num_free
         missing = self.manager.num_missing(table, count)
         copies = self.manager.reserve(table, count)
@@ -127,6 +127,6 @@ def test_the_longest_unused_block_is_the_first_to_be_forgotten() -> None:
         manager.advance(table, text, 2)
         manager.close(table)
     third = manager.open([3, 3, 3, 3, 3, 3])
-    manager.reserve(third, 6)  # both blocks that hold nothing, and one that does
+    manager.reserve(third, 6)  # both blocks without content, and one with content
     assert manager.open([1, 1, 0]).num_tokens == 0
     assert manager.open([2, 2, 0]).num_tokens == 2

@@ -1,4 +1,4 @@
-"""Constrained output: texts of a network that knows nothing follow their grammar all the same."""
+"""Constrained output: texts of an untrained network follow their grammar."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def grammars() -> Iterator[Grammars]:
 
 
 def write(grammars: Grammars, settings: dict[str, object], seed: int, most: int = 400) -> str:
-    """Random tokens, of those that are allowed, to the end of the text."""
+    """Random allowed tokens, to the end of the text."""
     characters, draw = CharTokenizer(), torch.Generator().manual_seed(seed)
     matcher = grammars.matcher(GenerationConfig(**settings))
     assert matcher is not None
     written: list[int] = []
     for _ in range(most):
         choices = matcher.allowed().nonzero()[:, 0]
-        # The end, where it is allowed, half of the time.
+        # If the text may end, it ends half of the time.
         token = int(choices[torch.randint(len(choices), (1,), generator=draw)])
         if characters.eos_id in choices.tolist() and torch.rand((), generator=draw) < 0.5:
             token = characters.eos_id
@@ -75,7 +75,7 @@ def test_guesses_are_followed_and_taken_back(grammars: Grammars) -> None:
     matcher = grammars.matcher(GenerationConfig(regex="abc|abd"))
     assert matcher is not None
     a, b, c, x = (characters.encode(letter)[0] for letter in "abcx")
-    behind = matcher.allowed_behind([a, b, x])
+    behind = matcher.allowed_after([a, b, x])
     assert [allowed.nonzero()[:, 0].tolist() for allowed in behind[:2]] == [[a], [b]]
     assert characters.decode(behind[2].nonzero()[:, 0].tolist()) == "cd"
     assert len(behind) == 3
@@ -121,7 +121,7 @@ def test_a_generator_writes_what_is_asked_for(toy_model: Callable[..., Transform
     assert all(re.fullmatch(r"\d{3}-[xyz]*;?", done.text) for done in found[:3])
     assert found[3].text in ("left", "right")
     assert found[3].finish_reason == "stop"
-    # Those beside it are as if alone, but for its place in the call.
+    # The other texts are the same as alone, except for their index in the call.
     assert found[4].token_ids == generator.generate(["a", "b", "c"], asked[2])[2].token_ids
 
 
@@ -134,7 +134,7 @@ def test_what_the_tokenizer_cannot_write_is_said(toy_model: Callable[..., Transf
 
 
 def random_schema(draw: random.Random, depth: int = 3) -> dict[str, Any]:
-    """A schema whose texts are short: whatever could go on without end has a bound."""
+    """A schema whose texts are short, since every unbounded part has a limit."""
     kinds = ["null", "boolean", "integer", "number", "string", "pattern", "enum", "const"]
     kinds += ["object", "object", "array", "tuple", "anyOf", "$ref"] if depth else []
     kind = draw.choice(kinds)
@@ -181,7 +181,7 @@ def random_schema(draw: random.Random, depth: int = 3) -> dict[str, Any]:
 def test_json_fits_its_schema_whatever_the_schema(
     toy_model: Callable[..., Transformer], count: int, first: int
 ) -> None:
-    """The network knows nothing, and the validator is none of ours."""
+    """The network is untrained, and the validator is an independent one."""
     jsonschema = pytest.importorskip("jsonschema")
     text = json.dumps([{"long name": [1, 20.5, "red"], "ß": None}, {"a": True, "d.e": "green-12"}] * 9, indent=1)
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=290), [text], console=Console.silent())

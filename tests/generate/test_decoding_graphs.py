@@ -1,4 +1,4 @@
-"""Recorded passes against passes that are made anew: the same log-probabilities to the last bit."""
+"""Captured passes against ordinary ones: the same log-probabilities to the last bit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sheepop.adapt.stored_weight import has_kernels
-from sheepop.generate import GenerationConfig, Generator, decoding_graphs
+from sheepop.generate import GenerationConfig, Generator, runner
 from sheepop.generate.blocks import BlockTable, Chunk
-from sheepop.generate.decoding_graphs import DecodingGraphs
 from sheepop.generate.paged_cache import PagedCache
+from sheepop.generate.runner import DecodingGraphs
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 
@@ -25,10 +25,10 @@ NETWORKS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("kind", range(len(NETWORKS)))
-def test_a_recorded_pass_writes_what_a_new_one_does(
+def test_a_captured_pass_writes_what_an_ordinary_one_does(
     toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
-    """What is recorded is run again on the memory that it was recorded with, as a CUDA graph is."""
+    """The captured work runs again on the buffers that it was captured with, like a CUDA graph."""
     if not has_kernels():
         pytest.skip("there is no C++ compiler for the kernels")
     monkeypatch.setenv("SHEEPOP_NATIVE", "1")
@@ -42,7 +42,7 @@ def test_a_recorded_pass_writes_what_a_new_one_does(
     expected = Generator(model, tokenizer).generate(prompts, configs)
     replayed: list[int] = []
 
-    def record(work: Work) -> Work:
+    def capture(work: Work) -> Work:
         work()
 
         def replay() -> None:
@@ -52,21 +52,21 @@ def test_a_recorded_pass_writes_what_a_new_one_does(
         return replay
 
     def of(network: Transformer, cache: PagedCache) -> DecodingGraphs:
-        return DecodingGraphs(network, cache, record)
+        return DecodingGraphs(network, cache, capture)
 
-    monkeypatch.setattr(decoding_graphs, "_PASSES_BEFORE", 1)
+    monkeypatch.setattr(runner, "_PASSES_BEFORE_CAPTURE", 1)
     suited = kind < 2
     if suited:
         monkeypatch.setattr(DecodingGraphs, "of", of)
     else:
-        monkeypatch.setattr(decoding_graphs, "attends_by_triton", lambda _: True)  # and still they are not recorded
+        monkeypatch.setattr(runner, "attends_by_triton", lambda _: True)  # the network alone rules out a graph
     found = Generator(model, tokenizer).generate(prompts, configs)
     assert [one.token_ids for one in found] == [other.token_ids for other in expected]
     assert [one.logprobs for one in found] == [other.logprobs for other in expected]
     assert (len(replayed) > 10) == suited
 
 
-def test_many_texts_and_long_chunks_are_not_recorded(toy_model: Callable[..., Transformer]) -> None:
+def test_many_texts_and_long_chunks_are_not_captured(toy_model: Callable[..., Transformer]) -> None:
 
     model = toy_model()
     graphs = DecodingGraphs(model, PagedCache(model, [4], 4), lambda work: work)

@@ -1,4 +1,4 @@
-"""The engine against a plain loop: the same tokens, whoever comes when, however few blocks and tokens a step has."""
+"""The engine against a plain loop: the same tokens for any arrival of requests and any number of blocks and tokens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NETWORKS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as its user puts it: a prompt, settings, the step at which it comes, and that at which it is dropped.
+    """A request of a user: a prompt, settings, the step at which it arrives, and the step at which it is aborted.
 
     Only requests of one `tenant` share what is in the cache.
     """
@@ -112,7 +112,7 @@ def as_request(number: int, asked: Asked, model: Transformer) -> Request:
 
 
 def plain(request: Request, model: Transformer) -> list[list[int]]:
-    """Every candidate of a request by the book: the whole context through the network for each token."""
+    """Every candidate of a request by definition: the network reads the whole context for each token."""
     texts = []
     source, longest = request.prompt.source_ids, model.config.max_seq_len
     for candidate in request.candidates:
@@ -132,7 +132,7 @@ def plain(request: Request, model: Transformer) -> list[list[int]]:
 
 
 def drive(engine: Engine, model: Transformer, everything: list[Asked]) -> tuple[list[Request], list[Update]]:
-    """Runs the engine; each request comes at its step, and may be dropped at another."""
+    """Runs the engine; each request arrives at its step, and may be aborted at another."""
     requests = [as_request(number, asked, model) for number, asked in enumerate(everything)]
     updates: list[Update] = []
     step = 0
@@ -158,7 +158,7 @@ def drive_one(engine: Engine, request: Request) -> list[Candidate]:
 
 
 def assert_texts_are_plain(requests: list[Request], everything: list[Asked], model: Transformer) -> None:
-    """Whole texts, or what was written of them before they were dropped."""
+    """Whole texts, or their part that was written before they were aborted."""
     with torch.inference_mode():
         for request, asked in zip(requests, everything, strict=True):
             for candidate, expected in zip(request.candidates, plain(request, model), strict=True):
@@ -225,7 +225,7 @@ def assert_mix_is_plain(
     max_sequences: int,
     drafts: str,
 ) -> None:
-    """Requests that come at any time, with preemptions, shared prefixes and guesses, get the texts of a plain loop."""
+    """Requests that arrive at any time, with preemptions, shared prefixes and guesses, get a plain loop's texts."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
     least = 3 * -(-32 // BLOCK)  # what the widest request needs alone
     engine = build_engine(
@@ -250,7 +250,7 @@ def assert_mix_is_plain(
 def test_in_float32_a_text_need_not_depend_on_the_others(
     toy_model: Build, kind: int, everything: list[Asked], max_tokens: int, drafts: str
 ) -> None:
-    """The log-probabilities of its tokens are the same numbers, whatever is read beside them, in chunks of any size."""
+    """The log-probabilities are the same whatever else is in the batch, with chunks of any size."""
     if "architecture" in NETWORKS[kind]:
         pytest.skip("encoder-decoders have no kernels of their own")
     rounded = kind % 2 == 1
@@ -270,7 +270,7 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
 
 
 def fewest_blocks(model: Transformer, requests: list[Request]) -> Engine:
-    """The smallest engine that takes each of these requests."""
+    """The smallest engine that accepts each of these requests."""
     for num_blocks in itertools.count(4):
         engine = build_engine(model, num_blocks=num_blocks, max_tokens=12, max_sequences=6)
         with suppress(UsageError):
@@ -284,7 +284,7 @@ def fewest_blocks(model: Transformer, requests: list[Request]) -> Engine:
 def test_texts_are_plain_where_requests_are_preempted_dropped_and_share_prefixes(
     toy_model: Build, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the examples above may draw, in one crowd that certainly has all of it."""
+    """One batch that certainly contains every feature that the random examples may have."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
     long = GenerationConfig(max_new_tokens=20, temperature=1.0, min_new_tokens=14, seed=3, on_overflow="slide")
     everything = [
@@ -337,7 +337,7 @@ def test_what_was_read_is_not_read_again(toy_model: Build) -> None:
     drive(engine, model, [Asked(list(range(4, 34)), greedy, 0, 0)])
     assert counts == [16, 14, 1, 1]
     counts.clear()
-    # Twenty-eight tokens are seven full blocks that the first request left behind.
+    # Twenty-eight tokens are seven full blocks that the first request has cached.
     drive(engine, model, [Asked([*range(4, 32), 90, 91], greedy, 0, 0)])
     assert counts == [2, 1, 1]
 
@@ -368,9 +368,9 @@ def test_a_request_that_can_never_run_is_refused(toy_model: Build) -> None:
     model = toy_model()
     engine = build_engine(model, num_blocks=5, max_tokens=16, max_sequences=2)
     config = GenerationConfig(max_new_tokens=30)
-    with pytest.raises(UsageError, match="may need 9 blocks of the cache, and there are 5"):
+    with pytest.raises(UsageError, match="may need 9 blocks of the cache, which has only 5"):
         engine.add(as_request(0, Asked([5] * 6, config, 0, 0), model))
-    with pytest.raises(UsageError, match="writes 3 texts at a time, and max_sequences = 2"):
+    with pytest.raises(UsageError, match="writes 3 texts at a time, but max_sequences = 2"):
         engine.add(as_request(0, Asked([5], config.replace(num_completions=3), 0, 0), model))
     assert engine.is_idle
 
@@ -410,7 +410,7 @@ def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_mo
         passes.append(count)
     assert texts[0] == texts[1]
     assert len(texts[0]) == 24
-    assert passes == [24, 7]  # the prompt, and then four tokens at a time but for the end
+    assert passes == [24, 7]  # the prompt, then four tokens per pass except at the end
 
 
 def test_what_followed_the_last_time_is_guessed() -> None:

@@ -31,7 +31,7 @@ def texts(completions: Sequence[Completion]) -> list[str]:
 
 @torch.no_grad()
 def plain_greedy(model: Transformer, tokenizer: Tokenizer, prompt: str, count: int) -> str:
-    """Greedy continuation by the book; a full context starts again from its last half."""
+    """Greedy continuation by definition; a full context is reduced to its last half."""
     context = tokenizer.encode(prompt)
     room = min(count, model.config.max_seq_len // 2)
     if len(context) >= model.config.max_seq_len:
@@ -174,7 +174,7 @@ def test_eos_ends_the_text_and_the_rest_of_the_batch_goes_on(toy_model: Build, c
 def test_one_token_for_both_ends_of_a_text_is_written_where_it_ends_one(
     chain_model: Build, single_bytes: Tokenizer
 ) -> None:
-    """GPT-2's ``<|endoftext|>`` begins texts and ends them: what begins a text is never written, but this is."""
+    """GPT-2's ``<|endoftext|>`` begins and ends texts: a beginning token is never written, except this one."""
     one = tokenizer_from_json(single_bytes.to_json(), {"bos_token": "<eos>", "eos_token": "<eos>"})
     end = one.eos_id
     assert one.bos_id == end
@@ -443,7 +443,7 @@ def test_guesses_change_no_text(toy_model: Build, characters: CharTokenizer, dra
 
 @pytest.mark.parametrize("drafts", [False, True], ids=["lookup", "model"])
 def test_guessed_texts_have_the_models_distribution(toy_model: Build, characters: CharTokenizer, drafts: bool) -> None:
-    """Three tokens, of four that may be written, against the products of probabilities that a slow loop finds."""
+    """Three tokens out of four allowed ones, against the products of probabilities from a slow loop."""
     model, letters = toy_model().double(), [65, 66, 67, 68]
     config = SAMPLED.replace(
         temperature=1.0, top_k=None, top_p=1.0, max_new_tokens=3, min_new_tokens=3, guesses=2,
@@ -473,7 +473,7 @@ def test_guessed_texts_have_the_models_distribution(toy_model: Build, characters
 
 
 def test_near_ties_are_counted(chain_model: Callable[..., Transformer], characters: CharTokenizer) -> None:
-    """Where every token is as likely as every other, each is a tie; where one leads by far, none is."""
+    """If all tokens are equally likely, each is a tie; if one leads by far, none is."""
     sure = Generator(chain_model(characters, characters.encode("abcd")), characters)
     (done,) = sure.generate(["a"], GREEDY.replace(max_new_tokens=5))
     assert done.text == "bcdab" and done.near_ties == 0

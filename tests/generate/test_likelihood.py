@@ -1,4 +1,4 @@
-"""`LikelihoodScorer` against one pass of the network over every text, without a cache and without company."""
+"""`LikelihoodScorer` against one pass of the network over every single text, without a cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 def alone(
     model: Transformer, context: Sequence[int], continuation: Sequence[int]
 ) -> tuple[list[float], list[bool], list[float]]:
-    """The definition: the whole text, or as much of its end as fits, in float64."""
+    """The definition: one pass over the whole text, or as much of its end as fits, in float64."""
     read = [*context, *continuation][-(model.config.max_seq_len + 1) :]
     with torch.no_grad():
         logits = model(torch.tensor([read[:-1]]))[0].double()
@@ -79,7 +79,7 @@ ids = st.integers(4, 9)
 def test_texts_that_begin_alike_in_any_way_are_told_apart(
     toy_model: Callable[..., Transformer], texts: list[tuple[list[int], list[int]]], tokens_per_pass: int
 ) -> None:
-    # Few different tokens make many equal beginnings, contexts and whole texts.
+    # With few different tokens, many prefixes, contexts and whole texts are equal.
     again = [([*context, *continuation], continuation) for context, continuation in texts]
     check(toy_model(num_layers=1), [*texts, *again, *texts], tokens_per_pass)
 

@@ -1,4 +1,4 @@
-"""Blocks that are one call against the network in float64: every norm, activation, kind of heads and of weights."""
+"""Native blocks against the network in float64: every norm, activation, kind of heads and of weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXTS = [list(range(3, 21)), list(range(40, 49)), list(range(7, 20))]
 def read_apart(model: Transformer, *, in_int8: bool = False) -> list[Tensor]:
     """The hidden states of all texts, read token by token, several of a text in the first passes."""
     reaches = reaches_of(model)
-    cache = PagedCache(model, [32] * len(reaches), 4, in_int8=in_int8, apart=True)
+    cache = PagedCache(model, [32] * len(reaches), 4, in_int8=in_int8, batch_invariant=True)
     manager = BlockManager([32] * len(reaches), reaches, 4)
     tables = [manager.open([]) for _ in TEXTS]
     found: list[list[Tensor]] = [[] for _ in TEXTS]
@@ -113,7 +113,7 @@ def test_a_number_that_is_not_finite_spoils_its_text_alone(toy_model: Callable[.
 
 
 def test_a_copy_is_a_network_of_plain_blocks_over_the_same_weights(toy_model: Callable[..., Transformer]) -> None:
-    """As batch-invariant mode makes one of a network that the kernels read already."""
+    """In batch-invariant mode, for a network that already uses the kernels."""
     native = with_native_blocks(with_native_products(toy_model(), always=True).eval())
     again = native.sharing_copy()
     assert {type(block) for block in again.layers} == {Block}

@@ -1,4 +1,4 @@
-"""The paged cache against whole passes: the same hidden states, whatever else is read and wherever blocks lie."""
+"""The paged cache against whole passes: the same hidden states in any batch and with any blocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
-from sheepop.generate.held_blocks import HeldBlocks
 from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.generate.paged_kernels import KVBlocks
 from sheepop.model import Transformer
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -32,14 +32,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-# The settings of a cache, and how near float32 comes to whole passes in float64; None computes in float64 too.
+# The settings of a cache, and the tolerance of float32 against whole passes in float64; None also computes in float64.
 WAYS: dict[str, tuple[dict[str, Any], float | None]] = {
     "float64": ({}, None),
     "float64, three taken back": ({"lookahead": 3}, None),
     "kernels of our own": ({"lookahead": 3}, 2e-4),
-    "every token apart": ({"apart": True}, 2e-4),
+    "every token apart": ({"batch_invariant": True}, 2e-4),
     "int8": ({"in_int8": True}, 0.15),
-    "int8, every token apart": ({"in_int8": True, "apart": True}, 0.15),
+    "int8, every token apart": ({"in_int8": True, "batch_invariant": True}, 0.15),
 }
 
 
@@ -93,13 +93,13 @@ def test_chunks_of_many_sequences_equal_whole_passes(
 
 
 def test_rounded_blocks_hold_each_head_of_a_token_in_255_steps() -> None:
-    held = HeldBlocks((3, 2, 4, 8), torch.float32, torch.device("cpu"), in_int8=True)
+    stored = KVBlocks((3, 2, 4, 8), torch.float32, torch.device("cpu"), in_int8=True)
     x_NKC = torch.randn(2, 2, 8, generator=torch.Generator().manual_seed(0))
     x_NKC[0, 0] = 0.0
-    read = held.store(torch.tensor([2, 0]), torch.tensor([1, 3]), x_NKC)
+    read = stored.store((torch.tensor([2, 0]), torch.tensor([1, 3])), x_NKC)
     steps = x_NKC.abs().amax(-1, keepdim=True) / 127
     assert ((read - x_NKC).abs() <= steps * 0.5001).all()
-    found = held.gather(torch.tensor([[2, 0]]), 8)
+    found = stored.gather(torch.tensor([[2, 0]]), 8)
     assert torch.equal(found[0, :, 1], read[0])
     assert torch.equal(found[0, :, 7], read[1])
     assert not found[0, :, [0, 2, 3, 4, 5, 6]].any()

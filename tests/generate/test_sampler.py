@@ -193,7 +193,7 @@ def chi_square(draws: list[int], probabilities: list[float]) -> float:
 
 def drawn(probabilities: list[float], seeds: list[int]) -> list[int]:
     scores = torch.tensor(probabilities, dtype=torch.float64).log().expand(len(seeds), -1)
-    return draw(scores, torch.tensor(seeds)).tolist()
+    return draw(scores, torch.tensor(seeds))[0].tolist()
 
 
 def test_sampled_frequencies_fit_the_distribution() -> None:
@@ -284,7 +284,7 @@ def test_warpers_agree_with_transformers(penalty: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
 def test_what_another_rounding_may_change_is_a_near_tie(temperature: float) -> None:
-    """Logits with gaps of a few roundings: whatever changes under noise of that size was called a near tie."""
+    """Logits with gaps of a few epsilons: every choice that changes under noise of that size was called a near tie."""
     draws = torch.Generator().manual_seed(5)
     logits = 10_000 + torch.randint(0, 9, (4000, 12), generator=draws) * 2e-3
     config = GenerationConfig(temperature=temperature, top_p=1.0)

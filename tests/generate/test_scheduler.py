@@ -41,7 +41,7 @@ class Job:
 
 
 def take_step(scheduler: Scheduler, shares: list[Share]) -> None:
-    """What an engine does with what was read: every text that was read to its end grows by a token."""
+    """Does the work of the engine: every text that was read to its end grows by a token."""
     for share in shares:
         for reader, chunk in share.grants:
             assert isinstance(reader, Text)
@@ -49,7 +49,7 @@ def take_step(scheduler: Scheduler, shares: list[Share]) -> None:
         job = share.request
         assert isinstance(job, Job)
         grown = [grant.reader for grant in share.grants if grant.num_predictions]
-        assert len(grown) in (0, len(job.readers))  # all texts of a request go on together
+        assert len(grown) in (0, len(job.readers))  # all texts of a request continue together
         for text in grown:
             assert isinstance(text, Text)
             text.context.append(len(text.context) % 3)
@@ -129,7 +129,7 @@ def test_a_full_queue_and_a_budget_below_the_number_of_texts_are_refused() -> No
     scheduler = Scheduler(manager, max_tokens=64, max_sequences=2, max_waiting=1)
     for number in range(3):
         scheduler.add(Job((0, number), [Text([5], 9)]))
-    with pytest.raises(QueueFullError, match="3 requests already wait"):
+    with pytest.raises(QueueFullError, match="The queue is full, with 3 requests"):
         scheduler.add(Job((0, 3), [Text([5], 9)]))
     with pytest.raises(UsageError, match="max_tokens = 3 is less than max_sequences = 4"):
         Scheduler(manager, max_tokens=3, max_sequences=4, max_waiting=1)

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from sheepop.core.errors import UsageError
-from sheepop.generate.scoring import score_text
+from sheepop.generate.likelihood import score_text
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 
 Build = Callable[..., Transformer]
 
 
-def slow(model: Transformer, ids: list[int], place: int, begin: int) -> torch.Tensor:
-    """The log-probabilities of the token at `place`, read from `begin` on."""
+def slow(model: Transformer, ids: list[int], position: int, begin: int) -> torch.Tensor:
+    """The log-probabilities of the token at `position`, read from `begin` on."""
     with torch.no_grad():
-        return model(torch.tensor([ids[begin:place]]))[0, -1].double().log_softmax(-1)
+        return model(torch.tensor([ids[begin:position]]))[0, -1].double().log_softmax(-1)
 
 
 @pytest.mark.parametrize("length", [2, 5, 16, 17, 18, 24, 25, 33, 70])

@@ -1,4 +1,4 @@
-"""Text by several processes, each with a part of the model, against text by one."""
+"""Text from several processes, each with a part of the model, against text from one."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_two_processes_write_what_one_writes(
         )
         assert split == alone, each
         assert len({text for text, _ in alone}) > 1
-    with pytest.raises(UsageError, match="read with a cache"):
+    with pytest.raises(UsageError, match="needs the cache"):
         generators[1].generate(PROMPTS, GenerationConfig(use_cache=False))
-    with pytest.raises(UsageError, match="batch_invariant is not for a model that is split"):
+    with pytest.raises(UsageError, match="batch_invariant does not work with a model that is split"):
         generators[1].generate(PROMPTS, GenerationConfig(batch_invariant=True))
 
 

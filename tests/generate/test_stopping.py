@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.generate.stopping import StopMatcher
+from sheepop.generate.request import StopMatcher
 
 # Two letters, so that partial and overlapping matches are the rule.
 WORDS = st.text(alphabet="ab", min_size=1, max_size=5)
@@ -30,7 +30,7 @@ def test_any_cut_of_the_text_gives_what_a_search_of_the_whole_gives(pieces: list
     shown = ""
     for piece in pieces:
         shown += matcher.push(piece)
-        assert text.startswith(shown)  # what is shown is never taken back
+        assert text.startswith(shown)  # shown text is never taken back
     assert shown + matcher.finish() == text
     assert matcher.matched == found
 

@@ -1,4 +1,4 @@
-"""An encoder-decoder writes the target of a source: token by token, by beam search, alone and beside others."""
+"""An encoder-decoder writes the target of a source: token by token, by beam search, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build(toy_model, characters) -> Build:
 
 
 def plainly(model: EncoderDecoder, characters, source: str, count: int) -> list[int]:
-    """The greedy target by running the whole network anew for every token."""
+    """The greedy target, with the whole network run again for every token."""
     source_ids = torch.tensor([[*characters.encode(source), characters.eos_id]])
     target = [characters.bos_id]
     forbidden = [characters.pad_id, characters.unk_id, characters.bos_id]
@@ -55,7 +55,7 @@ def test_greedy_targets_are_those_of_the_plain_loop(build: Build, characters, en
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_rows_that_end_leave_the_others_with_their_own_sources(build: Build, characters, use_cache: bool) -> None:
-    """The end is made likely, so that targets are of many lengths."""
+    """A likely end token gives targets of many lengths."""
     model = build(position_encoding="rope")
     with torch.no_grad():
         model.lm_head.weight[characters.eos_id] *= 2.5

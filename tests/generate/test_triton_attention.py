@@ -1,4 +1,4 @@
-"""The kernel of GPUs against a loop over places in float64; without a GPU, Triton's interpreter runs it."""
+"""The Triton kernel against a loop over positions in float64; without a GPU, Triton's interpreter runs it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheepop.generate.held_blocks import HeldBlocks, Places
-from sheepop.generate.triton_attention import attend_by_triton
+from sheepop.generate.paged_kernels import AttentionMetadata, KVBlocks, attend_by_triton
 from sheepop.model.attention.kernel import Score
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -20,23 +19,24 @@ SIZE = 4
 
 
 def by_hand(
-    q_RHC: Tensor, keys: HeldBlocks, values: HeldBlocks, places: Places, score: Score, slopes: Tensor | None
+    q_RHC: Tensor, keys: KVBlocks, values: KVBlocks, metadata: AttentionMetadata, score: Score, slopes: Tensor | None
 ) -> Tensor:
     rows, heads, width = q_RHC.shape
     group = heads // keys.numbers.shape[1]
     out = torch.zeros(rows, heads, values.numbers.shape[-1], dtype=torch.float64)
     for row, head in product(range(rows), range(heads)):
         scores, found = [], []
-        for place in range(int(places.firsts[row]), int(places.lasts[row]) + 1):
-            block, slot = int(places.table[row, place // SIZE]), place % SIZE
+        first, last = int(metadata.first_positions[row]), int(metadata.last_positions[row])
+        for position in range(first, last + 1):
+            block, offset = int(metadata.block_table[row, position // SIZE]), position % SIZE
             key, value = (
-                held.numbers[block, head // group, slot].double().cpu()
-                * (1.0 if held.scales is None else float(held.scales[block, head // group, slot]))
-                for held in (keys, values)
+                stored.numbers[block, head // group, offset].double().cpu()
+                * (1.0 if stored.scales is None else float(stored.scales[block, head // group, offset]))
+                for stored in (keys, values)
             )
             s = float(q_RHC[row, head].double().cpu() @ key) * (score.scale or width**-0.5)
             s = s if score.soft_cap is None else score.soft_cap * math.tanh(s / score.soft_cap)
-            s -= 0.0 if slopes is None else float(slopes[head]) * (int(places.lasts[row]) - place)
+            s -= 0.0 if slopes is None else float(slopes[head]) * (last - position)
             scores.append(s)
             found.append(value)
         sinks = [] if score.sinks is None else [float(score.sinks[head])]
@@ -55,27 +55,28 @@ def by_hand(
         {"heads": 2, "kv_heads": 2, "width": 8, "value_width": 8, "sinks": True, "scale": 0.7},
     ],
 )
-def test_every_token_attends_to_its_places(kind: dict[str, int], in_int8: bool) -> None:
+def test_every_token_attends_to_its_positions(kind: dict[str, int], in_int8: bool) -> None:
     draws = torch.Generator().manual_seed(2)
     heads, kv_heads = kind["heads"], kind["kv_heads"]
     lasts = torch.tensor([0, 5, 70, 211])
     firsts = (lasts - kind["window"] + 1).clamp(min=0) if "window" in kind else torch.zeros_like(lasts)
     table = torch.randperm(4 * 80, generator=draws).view(4, 80)
 
-    def held(width: int) -> HeldBlocks:
-        made = HeldBlocks((320, kv_heads, SIZE, width), torch.float32, DEVICE, in_int8=in_int8)
-        blocks, slots = torch.arange(320).repeat_interleave(SIZE), torch.arange(SIZE).repeat(320)
-        drawn = torch.randn(320 * SIZE, kv_heads, width, generator=draws)
-        made.store(blocks.to(DEVICE), slots.to(DEVICE), drawn.to(DEVICE))
+    def drawn(width: int) -> KVBlocks:
+        made = KVBlocks((320, kv_heads, SIZE, width), torch.float32, DEVICE, in_int8=in_int8)
+        blocks, offsets = torch.arange(320).repeat_interleave(SIZE), torch.arange(SIZE).repeat(320)
+        x_NKC = torch.randn(320 * SIZE, kv_heads, width, generator=draws)
+        made.store((blocks.to(DEVICE), offsets.to(DEVICE)), x_NKC.to(DEVICE))
         return made
 
-    keys, values = held(kind["width"]), held(kind["value_width"])
+    keys, values = drawn(kind["width"]), drawn(kind["value_width"])
     q_RHC = torch.randn(4, heads, kind["width"], generator=draws).to(DEVICE)
     nothing = torch.empty(0)
-    places = Places(nothing, table.to(DEVICE), firsts.to(DEVICE), lasts.to(DEVICE), nothing, nothing)
+    table, firsts, lasts = (x.to(DEVICE) for x in (table, firsts, lasts))
+    metadata = AttentionMetadata(nothing, table, firsts, lasts, (nothing, nothing))
     sinks = torch.randn(heads, generator=draws).to(DEVICE) if "sinks" in kind else None
     slopes = torch.rand(heads, generator=draws).to(DEVICE) / 10 if "sloped" in kind else None
     score = Score(kind.get("scale"), kind.get("cap"), sinks)
-    found = attend_by_triton(q_RHC, keys, values, places, score, slopes)
-    expected = by_hand(q_RHC, keys, values, places, score, slopes)
+    found = attend_by_triton(q_RHC, keys, values, metadata, score, slopes)
+    expected = by_hand(q_RHC, keys, values, metadata, score, slopes)
     torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-5, atol=1e-5)

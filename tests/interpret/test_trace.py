@@ -53,7 +53,7 @@ def test_a_broken_number_breaks_its_invariant(traced: Callable[..., Trace]) -> N
     trace = traced()
     trace.residuals[2, 5, 7] += 1e-6
     broken = [found.name for found in check_trace(trace) if not found.holds]
-    assert "residual stream = what it had before + every branch, in every block" in broken
+    assert "residual stream after every block = stream before it + its branches" in broken
     weight = trace.model.layers[1].attention.o_proj.weight
     with torch.no_grad():
         weight[0, 0] += 1e-3
@@ -96,7 +96,7 @@ def test_a_source_and_its_target_are_two_streams(network: Callable[..., Transfor
     assert trace.source is not None
     trace.source.residuals[1, 3, 5] += 1e-3
     broken = [found.name for found in check_trace(trace) if not found.holds]
-    assert "residual stream = what it had before + every branch, in every block" in broken
+    assert "residual stream after every block = stream before it + its branches" in broken
 
 
 def test_only_what_is_kept_is_held(traced: Callable[..., Trace]) -> None:

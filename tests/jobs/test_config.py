@@ -26,6 +26,23 @@ def test_a_written_config_reads_back_equal(tmp_path: Path) -> None:
     assert load_config(file) == config
 
 
+def test_a_file_with_keys_that_were_renamed_is_read_under_their_present_names(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "tuning:\n  method: ppo\n  ppo: {decay: 0.9, discount: 0.99, divergence_weight: 0.2, value_model: apart}\n"
+    )
+    ppo = load_config(file).tuning.ppo
+    assert (ppo.gae_lambda, ppo.gamma, ppo.kl_coef, ppo.value_model) == (0.9, 0.99, 0.2, "separate")
+    file.write_text("tuning: {method: grpo, grpo: {mean_over: longest, divergence_estimator: k2}}\n")
+    grpo = load_config(file).tuning.grpo
+    assert (grpo.loss_type, grpo.kl_estimator) == ("dr_grpo", "k2")
+    file.write_text("tuning: {method: dpo, dpo: {loss: ipo, loss_type: hinge}}\n")
+    with pytest.raises(ConfigError, match=r"tuning\.dpo\.loss: unknown key"):
+        load_config(file)
+    with pytest.raises(ConfigError, match=r"tuning\.ppo\.decay: unknown key"):
+        load_config(None, ["tuning.ppo.decay=0.9"])
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [

@@ -131,7 +131,7 @@ def test_no_run_is_replaced_by_one_that_begins_with_a_part_of_it(
     if part == "embeddings":
         vectors = {**asked.training.model_dump(), "initial_embeddings": str(checkpoint / WEIGHTS)}
         asked = asked.replace(training=vectors)
-    with pytest.raises(UsageError, match=r"would be made from .*, which is part of the run"):
+    with pytest.raises(UsageError, match=r"would read .*, which is part of the run"):
         train(asked, overwrite=True, fork=run if part == "fork" else None)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

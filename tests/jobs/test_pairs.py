@@ -138,7 +138,7 @@ def test_source_and_target_are_traced(finished: Path, tmp_path: Path) -> None:
         assert data["weights"] == trace[f"{path}.weights"].tolist()
         assert len(data["tokens"]) == (9 if kind == "encoder_attention" else 2)
         assert len(data["keys"]) == (2 if kind == "attention" else 9)
-    with pytest.raises(ConfigError, match=r"target stands behind a prompt"):
+    with pytest.raises(ConfigError, match=r"target needs a prompt"):
         run(tmp_path / "pairs", tmp_path / "run", *PAIRS, 'trace.target="6"')
 
 

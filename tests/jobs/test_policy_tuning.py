@@ -128,7 +128,7 @@ def test_the_first_ratio_of_a_rollout_is_one(
     ("method", "more"),
     [
         ("ppo", ()),
-        ("ppo", ("tuning.ppo.value_model=apart", "tuning.ppo.divergence_target=1")),
+        ("ppo", ("tuning.ppo.value_model=separate", "tuning.ppo.kl_target=1")),
         ("ppo", ("tuning.lora.rank=2",)),
         ("grpo", ("tuning.lora.rank=2", "tuning.grpo.equal_groups=draw_again")),
         ("grpo", ()),
@@ -153,8 +153,23 @@ def test_a_run_that_was_stopped_in_a_rollout_goes_on_bit_for_bit(
     assert rows_of(whole, "train") == rows_of(output, "train")
 
 
+def test_a_run_that_was_stored_before_keys_were_renamed_goes_on(
+    base: Path, prompts: Path, judge: Path, tmp_path: Path
+) -> None:
+    path = train(config("grpo", prompts, judge, tmp_path / "run", "training.max_steps=1"), fork=base).run
+    run, before = RunDirectory(path), find_resumable(path)
+    assert before is not None
+    text = run.config_file.read_text().split("\n", 1)[1].replace("loss_type: grpo", "mean_over: answers")
+    run.config_file.write_text(text.replace("kl_coef", "divergence_weight").replace("gae_lambda", "decay"))
+    record = run.record_file.read_text().replace('"loss_type": "grpo"', '"mean_over": "answers"')
+    run.record_file.write_text(record.replace("kl_coef", "divergence_weight").replace("gae_lambda", "decay"))
+    assert find_resumable(path) == before
+    train(load_config(overrides=["training.max_steps=2"], base=before.record.requested), resume=True)
+    assert len(rows_of(path, "train")) == 2
+
+
 def test_a_policy_is_a_model_like_any_other(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
-    given = config("ppo", prompts, judge, tmp_path / "run", "tuning.ppo.value_model=apart")
+    given = config("ppo", prompts, judge, tmp_path / "run", "tuning.ppo.value_model=separate")
     outcome = train(given, fork=base)
     loaded = load_model(outcome.run)
     assert not [name for name in read_all_weights(loaded.directory) if name.startswith("value")]
@@ -186,7 +201,7 @@ def test_the_reference_stays_as_it_is(base: Path, prompts: Path, judge: Path, tm
 @pytest.mark.parametrize(
     ("ceiling", "words"),
     [
-        ("divergence_ceiling=1e-6", "nats from the reference in an answer, more than divergence_ceiling = 1e-06"),
+        ("kl_ceiling=1e-6", "nats from the reference in an answer, more than kl_ceiling = 1e-06"),
         ("length_ceiling=2", "tokens in an answer, more than length_ceiling = 2"),
     ],
 )
@@ -236,7 +251,7 @@ def test_batches_of_rollouts_are_hashed(base: Path, prompts: Path, judge: Path, 
 def test_groups_that_are_all_equal_teach_nothing(base: Path, prompts: Path, tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     judge.write_text("def reward(prompt, completion, **fields):\n    return 1.0\n")
-    more = ("tuning.grpo.equal_groups=draw_again", "tuning.grpo.divergence_weight=0", "training.weight_decay=0")
+    more = ("tuning.grpo.equal_groups=draw_again", "tuning.grpo.kl_coef=0", "training.weight_decay=0")
     run = train(config("grpo", prompts, judge, tmp_path / "run", *more), fork=base).run
     assert {row["left_out"] for row in rows_of(run, "train")} == {1.0}
     before, after = (read_all_weights(load_model(place).directory) for place in (base, run))

@@ -120,7 +120,7 @@ def test_the_reference_may_be_another_model(preferred: TrainOutcome, base: Path,
 def test_a_reference_that_is_not_asked_is_refused(
     preferred: TrainOutcome, base: Path, pairs: Path, tmp_path: Path
 ) -> None:
-    given = config("dpo", pairs, tmp_path / "run", f"tuning.reference={preferred.run}", "tuning.dpo.loss=simpo")
+    given = config("dpo", pairs, tmp_path / "run", f"tuning.reference={preferred.run}", "tuning.dpo.loss_type=simpo")
     with pytest.raises(ConfigError, match=r"tuning\.reference has no effect on tune dpo with these settings"):
         train(given, fork=base)
 
@@ -153,7 +153,7 @@ def assert_references_are_of(reference: Path, run: Path, pairs: Path) -> None:
         ("dpo", ("tuning.lora.rank=2",)),
         ("reward", ()),
         ("reward", ("tuning.lora.rank=2",)),
-        ("dpo", ("tuning.dpo.loss=orpo",)),
+        ("dpo", ("tuning.dpo.loss_type=orpo",)),
     ],
     ids=["dpo", "dpo-lora", "reward", "reward-lora", "orpo"],
 )
@@ -184,14 +184,14 @@ def test_how_a_step_is_cut_makes_no_difference(base: Path, pairs: Path, tmp_path
 
 @pytest.mark.parametrize("loss", ["robust", "hinge", "ipo", "simpo", "orpo"])
 def test_every_loss_learns_the_order(base: Path, pairs: Path, tmp_path: Path, loss: str) -> None:
-    given = config("dpo", pairs, tmp_path / "run", f"tuning.dpo.loss={loss}", "training.max_steps=8")
+    given = config("dpo", pairs, tmp_path / "run", f"tuning.dpo.loss_type={loss}", "training.max_steps=8")
     scores = train(given, fork=base).scores
     assert isinstance(scores, PreferenceScores)
     assert scores.accuracy >= 0.9 and scores.margin > 0
 
 
 def test_kto_learns_from_answers_that_are_judged_one_by_one(base: Path, judged: Path, tmp_path: Path) -> None:
-    given = config("dpo", judged, tmp_path / "run", "tuning.dpo.loss=kto", "training.max_steps=12")
+    given = config("dpo", judged, tmp_path / "run", "tuning.dpo.loss_type=kto", "training.max_steps=12")
     outcome = train(given, fork=base)
     assert isinstance(outcome.scores, PreferenceScores)
     first = rows_of(outcome.run, "train")[0]
@@ -221,7 +221,7 @@ def test_a_reward_model_writes_nothing_and_is_not_exported(judge: TrainOutcome, 
     loaded = load_model(judge.run)
     with pytest.raises(UsageError, match="A reward model judges answers and writes none"):
         Generator(loaded.model, loaded.tokenizer)
-    with pytest.raises(CheckpointError, match="is a reward model, which no format"):
+    with pytest.raises(CheckpointError, match="is a reward model, which none of SheepOp's export formats"):
         export_model(judge.run, tmp_path / "exported")
     with pytest.raises(ConfigError, match="is a reward model, which judges answers"):
         train(config("dpo", pairs, tmp_path / "run"), fork=judge.run)
@@ -232,16 +232,16 @@ def test_a_reward_model_writes_nothing_and_is_not_exported(judge: TrainOutcome, 
     [
         (["model.dropout=0.2"], r"model\.dropout is not for tune dpo"),
         (["tuning.lora.dropout=0.1"], r"tuning\.lora\.dropout is not for tune dpo"),
-        (["tuning.reward.centring=1"], "reward has no effect with method dpo; it is of reward"),
-        (["tuning.dpo.margin=1"], "margin is of the loss simpo, not of sigmoid"),
+        (["tuning.reward.center_rewards_coefficient=1"], "reward has no effect with method dpo; it works with reward"),
+        (["tuning.dpo.margin=1"], "margin works with loss_type simpo, not sigmoid"),
         (
-            ["tuning.dpo.label_smoothing=0.1", "tuning.dpo.loss=ipo"],
-            "label_smoothing is of the losses sigmoid",
+            ["tuning.dpo.label_smoothing=0.1", "tuning.dpo.loss_type=ipo"],
+            "label_smoothing works with loss_type sigmoid",
         ),
         (["data.packing=false"], r"data\.packing = False has no effect on tune dpo"),
         (["training.z_loss=0.1"], r"training\.z_loss = 0\.1 has no effect on tune dpo"),
         (["training.label_smoothing=0.1"], r"training\.label_smoothing = 0\.1 has no effect on tune dpo"),
-        (["tuning.neftune_alpha=5"], "neftune_alpha has no effect with method dpo"),
+        (["tuning.neftune_noise_alpha=5"], "neftune_noise_alpha has no effect with method dpo"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
@@ -292,7 +292,9 @@ def test_a_step_of_a_tuned_run_says_which_examples_it_read(preferred: TrainOutco
     assert [row for row, _ in rows] == [0, 0, 1, 1, 2, 2, 3, 3], "two answers to each of four prompts"
     tokenizer = load_model(preferred.run).tokenizer
     for _, origin in rows:
-        assert len(tokenizer.encode(origin.text, allow_special=True)) == origin.stop - origin.start
+        assert len(tokenizer.encode(origin.text, allow_special=True)) + 1 == origin.stop - origin.start, (
+            "and the end of the text"
+        )
         assert any(answer in origin.text for answer in answers)
     for chosen, rejected in zip(rows[::2], rows[1::2], strict=True):
         assert chosen[1].document + 1 == rejected[1].document and "sheep" in rejected[1].text

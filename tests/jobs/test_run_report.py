@@ -125,7 +125,7 @@ def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: 
     completion = Completion("ing\n  text", [5, 6, 7], "length", [0.0] * 3, "Writ", 2, 0, 11)
     before = {"Training": 150.0, "Writing": 2.0}
     asked = {"model": {"d_model": 32, "num_layers": 6}, "seed": 0}
-    record = replace(record, command="sheepop train --data notes", asked=asked, stage_seconds=before)
+    record = replace(record, command="sheepop train --data notes", requested=asked, stage_seconds=before)
     record = record.with_times({"Training": 100.0})
     write_run_report(run, SCORES, record, baselines=BASELINES, completions=[completion])
     page = read(run)
@@ -344,7 +344,7 @@ def test_hostile_text_stays_text(run: RunDirectory, record: RunRecord) -> None:
     run.config_file.write_text(f"# {HOSTILE}\n", encoding="utf-8")
     record.machine["processor"] = HOSTILE
     done = Completion(HOSTILE, [1], "stop", [0.0], HOSTILE, 1, 0, 0)
-    record = replace(record, command=HOSTILE, asked={HOSTILE: HOSTILE}, stage_seconds={HOSTILE: 1.0})
+    record = replace(record, command=HOSTILE, requested={HOSTILE: HOSTILE}, stage_seconds={HOSTILE: 1.0})
     write_run_report(run, None, record, completions=[done])
     page = read(run)
     assert "img" not in page.texts

@@ -78,7 +78,7 @@ def test_for_programs_a_setting_has_its_schema():
         "type": "number from 0 to 1",
         "required": False,
         "default": 0.1,
-        "meaning": "How far a row may come before or after its place by difficulty, as a share of an epoch.",
+        "meaning": "How far a row may move from its position by difficulty, as a share of an epoch.",
         "may_change_on_resume": False,
         "is_section": False,
         "schema": {"type": "number", "minimum": 0, "maximum": 1},

@@ -78,7 +78,7 @@ def test_a_resumed_run_has_the_same_scores(configured: Callable[..., SheepOpConf
     ("task", "complaint"),
     [
         ("coping", "evaluation: There is no task coping"),
-        ("coping.jsonl", "evaluation: coping.jsonl is none of the tasks copying, brackets, arithmetic, cloze"),
+        ("coping.jsonl", "evaluation: coping.jsonl is neither a file of questions nor one of the tasks copying, brack"),
         ("cloze", "evaluation: The task cloze asks for words of the text"),
     ],
 )

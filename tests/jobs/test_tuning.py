@@ -47,7 +47,7 @@ SETTINGS = (
     "training.eval_interval=2",
     "data.validation_fraction=0.2",
     "tuning.method=sft",
-    "tuning.neftune_alpha=5",
+    "tuning.neftune_noise_alpha=5",
 )
 
 
@@ -166,8 +166,8 @@ def test_settings_without_an_effect_are_refused(
 def test_tuning_needs_a_model_and_its_settings_a_method(examples: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"teaches a finished model\. Say which: sheepop tune sft MODEL"):
         train(config(examples, tmp_path / "run"))
-    with pytest.raises(ConfigError, match=r"neftune_alpha has no effect without tuning\.method"):
-        load_config(overrides=["tuning.neftune_alpha=5"])
+    with pytest.raises(ConfigError, match=r"neftune_noise_alpha has no effect without tuning\.method"):
+        load_config(overrides=["tuning.neftune_noise_alpha=5"])
 
 
 def test_a_template_of_a_file_is_kept_and_one_that_is_missing_is_named(
@@ -195,7 +195,7 @@ def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples:
 def test_a_teacher_that_is_the_model_itself_differs_by_nothing_at_first(
     base: Path, examples: Path, tmp_path: Path
 ) -> None:
-    teacher = (f"tuning.teacher.model={base}", "tuning.teacher.weight=1", "tuning.neftune_alpha=null")
+    teacher = (f"tuning.teacher.model={base}", "tuning.teacher.weight=1", "tuning.neftune_noise_alpha=null")
     outcome = train(config(examples, tmp_path / "run", *teacher, "training.max_steps=2"), fork=base)
     first, *_ = (row for row in rows_of(outcome.run) if row["split"] == "train")
     assert (first["objective"], first["divergence_from_teacher"]) == pytest.approx((0, 0), abs=1e-5)
@@ -204,7 +204,7 @@ def test_a_teacher_that_is_the_model_itself_differs_by_nothing_at_first(
         config(examples, tmp_path / "other", *teacher, "tuning.method=dpo")
     with pytest.raises(ConfigError, match=r"training\.z_loss = 0\.1 has no effect on tune sft with a teacher"):
         train(config(examples, tmp_path / "other", *teacher, "training.z_loss=0.1"), fork=base)
-    with pytest.raises(ConfigError, match="reference has no effect with method sft; it is of dpo or ppo or grpo"):
+    with pytest.raises(ConfigError, match="reference has no effect with method sft; it works with dpo or ppo or grpo"):
         config(examples, tmp_path / "other", f"tuning.reference={base}")
 
 
@@ -232,7 +232,7 @@ def test_other_models_must_read_what_the_tuned_one_writes(
         foreign: "has another tokenizer, so its probabilities are of other tokens",
     }
     for place, problem in problems.items():
-        other = (f"tuning.method={method}", "tuning.neftune_alpha=null", f"{key}={place}", "training.max_steps=1")
+        other = (f"tuning.method={method}", "tuning.neftune_noise_alpha=null", f"{key}={place}", "training.max_steps=1")
         with pytest.raises(SheepOpError, match=problem):
             train(config(data, tmp_path / "run", *other), fork=base)
         assert not (tmp_path / "run").exists()
@@ -306,7 +306,7 @@ def test_an_adapted_model_is_a_model_for_everything_else(
     run, origin = adapted
     again = config(examples, tmp_path / "again", *LORA, "training.max_steps=1")
     if read_quantization(resolve_model_directory(origin)) is not None:
-        with pytest.raises(CheckpointError, match="holds a change beside weights of integers"):
+        with pytest.raises(CheckpointError, match="holds an adapter on integer weights"):
             train(again, fork=run)
         with pytest.raises(ConfigError, match="are integers, which cannot be trained"):
             train(config(examples, tmp_path / "whole", "training.max_steps=1"), fork=origin)
@@ -329,9 +329,9 @@ def test_a_damaged_change_is_named(adapted: tuple[Path, Path], tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"adapter\.safetensors is damaged: its checksum differs"):
         load_model(copy)
     write_checksums(copy)
-    with pytest.raises(CheckpointError, match="is no layer of it, or lacks a part"):
+    with pytest.raises(CheckpointError, match="is not a layer of it, or lacks a tensor"):
         load_model(copy)
     save_file({**tensors, name: tensors[name][:1].clone()}, file)
     write_checksums(copy)
-    with pytest.raises(CheckpointError, match="has another shape"):
+    with pytest.raises(CheckpointError, match="has the wrong shape"):
         load_model(copy)

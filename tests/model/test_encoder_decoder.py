@@ -314,11 +314,11 @@ def test_a_deeper_encoder_has_branches_that_are_smaller_by_the_root_of_the_depth
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"parallel_residual": True}, "parallel_residual leaves no place for attention to an encoder"),
-        ({"sliding_window": 4}, "sliding_window is for architecture: decoder"),
-        ({"experts": {"count": 4}}, "experts is for architecture: decoder"),
+        ({"parallel_residual": True}, "parallel_residual applies to architecture: decoder"),
+        ({"sliding_window": 4}, "sliding_window applies to architecture: decoder"),
+        ({"experts": {"count": 4}}, "experts applies to architecture: decoder"),
         ({"attention_backend": "flex"}, "attention_backend: flex has no bidirectional attention; use eager"),
-        ({"architecture": "decoder"}, "num_encoder_layers is for architecture: encoder_decoder"),
+        ({"architecture": "decoder"}, "num_encoder_layers applies to architecture: encoder_decoder"),
     ],
     ids=str,
 )
@@ -339,12 +339,12 @@ def test_left_out_sizes_are_derived() -> None:
 
 def test_the_wrong_class_and_wrong_arguments_are_refused() -> None:
     model = built()
-    with pytest.raises(ValueError, match="is built by"):
+    with pytest.raises(ValueError, match=r"use sheepop\.model\.blank_model"):
         Transformer(model.config)
     sources, targets = tokens(2, 6), tokens(2, 4)
-    with pytest.raises(ValueError, match="needs source_ids or the memory"):
+    with pytest.raises(ValueError, match="needs either source_ids or the memory"):
         model.hidden_states(targets)
-    with pytest.raises(ValueError, match="needs source_ids or the memory"):
+    with pytest.raises(ValueError, match="needs either source_ids or the memory"):
         model.hidden_states(targets, source_ids=sources, memory=model.encode(sources))
     with pytest.raises(ValueError, match="one target per row"):
         model.hidden_states(targets, source_ids=sources, document_ids=torch.zeros(2, 4))
@@ -355,7 +355,7 @@ def test_the_wrong_class_and_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"source_mask has shape \(2, 5\)"):
         model(sources, targets, torch.ones(2, 5, dtype=torch.bool))
     # Numbers would be added to the scores.
-    with pytest.raises(ValueError, match=r"source_mask has the dtype torch\.int64; make it boolean"):
+    with pytest.raises(ValueError, match=r"source_mask has dtype torch\.int64; it must be boolean"):
         model(sources, targets, torch.ones_like(sources))
     with pytest.raises(ValueError, match=r"source_ids must be \(B, S\)"):
         model(sources[0], targets)

@@ -79,7 +79,7 @@ def test_other_networks_keep_their_rates() -> None:
     ],
 )
 def test_a_parameter_without_a_rule_is_refused(name: str, shape: tuple[int], update: Any, settings: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"mup has no rule for {name} under steps of the kind {update}"):
+    with pytest.raises(ConfigError, match=rf"mup has no rule for {name} with updates of the kind {update}"):
         learning_rate_multiplier(name, shape, config(**settings), update)
 
 
@@ -114,12 +114,12 @@ def test_scores_are_divided_by_the_head_and_not_by_its_root() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mup_base_d_model": None}, "initialization: mup and mup_base_d_model need each other"),
-        ({"initialization": "gpt2"}, "initialization: mup and mup_base_d_model need each other"),
+        ({"mup_base_d_model": None}, "initialization: mup and mup_base_d_model must be set together"),
+        ({"initialization": "gpt2"}, "initialization: mup and mup_base_d_model must be set together"),
         ({"mup_base_head_dim": 4, "attention_scale": 0.5}, "attention_scale and mup_base_head_dim both set"),
         (
             {"initialization": "gpt2", "mup_base_d_model": None, "mup_base_head_dim": 4},
-            "mup_base_head_dim is for initialization: mup",
+            "mup_base_head_dim applies to initialization: mup",
         ),
     ],
 )

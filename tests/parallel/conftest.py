@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -42,6 +44,15 @@ SETTINGS = (
     "training.sample_tokens=4",
 )
 ENDS = Sequence[Ended]
+# Calls a pickled function, which a module of tests defines, with its arguments.
+CALL = """
+import pickle, sys
+from pathlib import Path
+root, call = sys.argv[1:]
+sys.path.insert(0, root)
+function, arguments = pickle.loads(Path(call).read_bytes())
+function(*arguments)
+"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,15 @@ class Together:
     def run(self, size: int, options: Sequence[str], **more: Any) -> ENDS:
         """What became of them."""
         return [rank.wait() for rank in self.start(size, options, **more)]
+
+    def call(self, size: int, function: Callable[..., None], *arguments: object) -> None:
+        """Calls `function` in each of `size` ranks, whose processes have all libraries loaded; none may fail."""
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "call")
+            file.write_bytes(pickle.dumps((function, arguments)))
+            programs = {f"program_{rank}": CALL for rank in range(size)}
+            ends = self.run(size, [str(Path(__file__).parents[2]), str(file)], **programs)
+        assert [end.code for end in ends] == [0] * size, "\n".join(end.err for end in ends)
 
     def alone(self, options: Sequence[str]) -> Ended:
         """What became of the same command in one process."""

@@ -6,8 +6,6 @@ of changing shape. All of it is a campaign; the cheapest cells that tell most ar
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from sheepop.adapt.lora import add_lora
@@ -37,6 +34,7 @@ from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 from sheepop.train.tensor_batch import TensorBatch
 
+from .conftest import Together
 from .strategies import STRATEGIES, Strategy
 
 _NETWORK = ModelConfig(
@@ -241,52 +239,48 @@ def _complaints(feature: Feature, strategy: Strategy, ours: Course, theirs: Cour
     return ours.differences + [f"{name} {value:.3g}" for name, (value, limit) in found.items() if not value <= limit]
 
 
-def _compare(rank: int, ranks: int, port: int, cells: list[Cell], file: Path) -> None:
+def _compare(cells: list[Cell], file: Path) -> None:
     """Takes the steps of every cell; the first rank compares them with its own alone, and writes what differs."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
-    os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)
     alone, lines = dict[tuple[str, str], Course](), []
     with Ranks.joined() as joined:
         joined.connect("cpu")
-        for name, asked in cells:
-            strategy, feature = STRATEGIES[name], _ALL[asked]
+        for name, requested in cells:
+            strategy, feature = STRATEGIES[name], _ALL[requested]
             ours = _course(feature, strategy, joined)
             if joined.is_first:
-                key = asked, str(strategy.needs)
+                key = requested, str(strategy.needs)
                 theirs = alone[key] if key in alone else _course(feature, strategy, None)
                 alone[key] = theirs
-                lines += [f"{name}, {asked}: {line}" for line in _complaints(feature, strategy, ours, theirs)]
+                lines += [f"{name}, {requested}: {line}" for line in _complaints(feature, strategy, ours, theirs)]
         if joined.is_first:
             file.write_text("\n".join([*lines, "done"]))
 
 
-def _require_same(cells: Iterable[Cell], file: Path) -> None:
+def _require_same(together: Together, cells: Iterable[Cell], file: Path) -> None:
     chosen = list(cells)
     (ranks,) = {STRATEGIES[name].ranks for name, _ in chosen}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    mp.spawn(_compare, (ranks, port, chosen, file), nprocs=ranks)
+    together.call(ranks, _compare, chosen, file)
     assert file.read_text() == "done"
 
 
-def test_what_is_asked_for_most_together_changes_nothing(tmp_path: Path) -> None:
+def test_what_is_asked_for_most_together_changes_nothing(together: Together, tmp_path: Path) -> None:
     everything = "bf16, full checkpointing, Muon, average"
     cells = [(name, everything) for name in ("zero 3", "tensor", "context", "1f1b")]
     others = [("zero 2", "dropout, full checkpointing"), ("expert", "selective checkpointing, schedule-free")]
-    _require_same([*cells, *others], tmp_path / "found")
+    _require_same(together, [*cells, *others], tmp_path / "found")
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_goes_with_every_feature(tmp_path: Path, name: str) -> None:
+def test_every_strategy_goes_with_every_feature(together: Together, tmp_path: Path, name: str) -> None:
     strategy = STRATEGIES[name]
-    asked = FEATURES | (OF_DATA_RANKS if strategy.shares_rows_only else {})
-    goes = {key for key, each in asked.items() if each.checkpointing == "none" or not strategy.puts_off_weights}
-    _require_same([(name, key) for key in asked if key in goes], tmp_path / "found")
+    requested = FEATURES | (OF_DATA_RANKS if strategy.shares_rows_only else {})
+    goes = {key for key, each in requested.items() if each.checkpointing == "none" or not strategy.puts_off_weights}
+    _require_same(together, [(name, key) for key in requested if key in goes], tmp_path / "found")
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", [name for name, each in STRATEGIES.items() if each.compiles])
-def test_every_strategy_that_can_be_compiled_learns_the_same(tmp_path: Path, name: str) -> None:
-    _require_same([(name, feature) for feature in COMPILED], tmp_path / "found")
+def test_every_strategy_that_can_be_compiled_learns_the_same(together: Together, tmp_path: Path, name: str) -> None:
+    _require_same(together, [(name, feature) for feature in COMPILED], tmp_path / "found")

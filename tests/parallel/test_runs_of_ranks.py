@@ -21,7 +21,7 @@ import sheepop
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.checkpoint.weight_files import read_all_weights
 
-from ..command_line import COMMAND, Started
+from ..command_line import COMMAND, Ended, Started
 from ..faults.conftest import DISTURBED
 from .conftest import ENDS, Together, rows
 
@@ -69,18 +69,22 @@ def one_error(ends: ENDS) -> str:
     return spoken[0]
 
 
-def test_a_run_goes_from_one_layout_to_another_and_on_one_device(
+def test_a_run_goes_from_one_layout_to_another_past_a_checkpoint_that_lacks_a_file(
     together: Together, alone: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    for size, steps, layout in [(2, 4, ["parallel.zero=3"]), (4, 8, ["parallel.zero=1", "parallel.shard=2"])]:
-        ends = together.run(size, [*together.options(run, f"training.max_steps={steps}", *layout), "--resume", "auto"])
+    run, lost = tmp_path / "run", "optimizer-00002-of-00002.safetensors"
+    for size, layout in [(2, ["parallel.zero=3"]), (4, ["parallel.zero=1", "parallel.shard=2"])]:
+        if size == 4:
+            (last_checkpoint(run) / "state" / lost).unlink()
+        ends = together.run(size, [*together.options(run, "training.max_steps=8", *layout), "--resume", "auto"])
         assert [end.code for end in ends] == [0] * size, ends
         assert [bool(end.out) for end in ends] == [False] * size
+        assert [lost in end.err for end in ends] == [size == 4, *[False] * (size - 1)]
+        assert not any(end.err for end in ends[1:])
         checkpoint = last_checkpoint(run)
         assert len(list(checkpoint.glob("model-*-of-*.safetensors"))) == size
         assert len(list((checkpoint / "state").glob("optimizer-*.safetensors"))) == size
-        assert load_model(checkpoint).provenance["step"] == steps
+        assert load_model(checkpoint).provenance["step"] == 8
     done = together.alone([*together.options(run), "--resume", "auto"])
     assert "parallel.shard = 2 does not divide 1" in done.err
     done = together.alone([*together.options(run, "parallel.shard=null"), "--resume", "auto"])
@@ -91,21 +95,33 @@ def test_a_run_goes_from_one_layout_to_another_and_on_one_device(
     require_same_course(alone, run)
 
 
-def test_a_rank_that_is_killed_ends_all_and_they_go_on_from_the_last_checkpoint(
+def test_a_run_goes_on_after_a_kill_from_the_last_checkpoint_and_after_a_signal_from_where_it_stopped(
     together: Together, alone: Path, tmp_path: Path
 ) -> None:
     run, chosen = tmp_path / "run", random.Random(20)
     options = [*together.options(run, "parallel.zero=2"), "--resume", "auto"]
-    for kill, step in enumerate((chosen.randrange(2, 6), chosen.randrange(7, 11))):
-        ranks = together.start(2, options)
-        await_step(ranks, run, step)
-        ranks[kill].kill()
-        other = ranks[1 - kill].wait()
-        assert other.code != 0
-        assert "other ranks were lost" in other.err or "Another rank" in other.err
+    ranks = together.start(2, options)
+    await_step(ranks, run, chosen.randrange(2, 6))
+    ranks[0].kill()
+    require_loss(ranks[1].wait())
+    options = [*together.options(run, "parallel.zero=3"), "--resume", "auto"]
+    ranks = together.start(2, options)
+    await_step(ranks, run, chosen.randrange(7, 11))
+    ranks[1].send_signal(signal.SIGTERM)
+    ends = [rank.wait() for rank in ranks]
+    assert [end.code for end in ends] == [128 + signal.SIGTERM] * 2, ends
+    assert sum("everything is saved" in end.err for end in ends) == 1
+    saved = RunDirectory.open(run).pointer("latest")
+    assert saved == max(row["step"] for row in rows(run))
     ends = together.run(2, options)
     assert [end.code for end in ends] == [0, 0], ends
     require_same_course(alone, run)
+
+
+def require_loss(other: Ended) -> None:
+    """A rank ended because another one was killed, and said so."""
+    assert other.code != 0
+    assert "other ranks were lost" in other.err or "Another rank" in other.err
 
 
 def test_a_pipeline_is_killed_and_goes_on_in_another_order(together: Together, alone: Path, tmp_path: Path) -> None:
@@ -113,31 +129,16 @@ def test_a_pipeline_is_killed_and_goes_on_in_another_order(together: Together, a
     ranks = together.start(2, together.options(run, "parallel.pipeline=2", "training.verify_interval=3"))
     await_step(ranks, run, 5)
     ranks[1].kill()
-    assert all(rank.wait().code != 0 for rank in ranks)
+    ranks[1].wait()
+    require_loss(ranks[0].wait())
     order = ["parallel.pipeline=2", "parallel.schedule=gpipe", "parallel.zero=1"]
     ends = together.run(2, ["train", "--resume", str(run), "--device", "cpu", "--quiet", *order])
     assert [end.code for end in ends] == [0, 0], ends
     require_same_course(alone, run)
 
 
-def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    options = [*together.options(run, "parallel.zero=3"), "--resume", "auto"]
-    ranks = together.start(2, options)
-    await_step(ranks, run, 5)
-    ranks[1].send_signal(signal.SIGTERM)
-    ends = [rank.wait() for rank in ranks]
-    assert [end.code for end in ends] == [128 + signal.SIGTERM] * 2, ends
-    assert sum("everything is saved" in end.err for end in ends) == 1
-    saved = RunDirectory.open(run).pointer("latest")
-    assert saved == max(row["step"] for row in rows(run))
-    assert [end.code for end in together.run(2, options)] == [0, 0]
-    require_same_course(alone, run)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path) -> None:
+    cases = [
         (["parallel.data=4"], "parallel.data = 4 asks for 4 processes, and there are 2"),
         (["training.global_batch_size=9"], "9 rows of a step .* cannot be shared evenly by 2 data ranks"),
         (["training.micro_batch_size=8"], "makes 1 micro-batches of .*, which 2 data ranks cannot share evenly"),
@@ -145,12 +146,15 @@ def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_pat
         (["parallel.tensor=2", "model.max_seq_len=33"], "Rows of 33 tokens .* cannot be shared evenly"),
         (["parallel.context=2", "parallel.context_method=ring"], "data.packing = true joins several"),
         (["parallel.pipeline=2", "parallel.schedule=interleaved"], "num_layers = 2 are too few for 4 stages"),
-    ],
-)
-def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path, settings: list[str], words: str) -> None:
-    ends = together.run(2, together.options(tmp_path / "run", *settings))
-    assert re.search(words, one_error(ends)), ends
-    assert not (tmp_path / "run").exists()
+    ]
+    started = [
+        together.start(2, together.options(tmp_path / str(number), *settings))
+        for number, (settings, _) in enumerate(cases)
+    ]
+    for (_, words), ranks in zip(cases, started, strict=True):
+        ends = [rank.wait() for rank in ranks]
+        assert re.search(words, one_error(ends)), ends
+    assert not list(tmp_path.iterdir())
 
 
 def test_ranks_that_were_given_different_settings_do_not_start(together: Together, tmp_path: Path) -> None:
@@ -187,18 +191,6 @@ def test_ranks_with_other_data_do_not_start(together: Together, tmp_path: Path) 
     assert re.search(r"Rank 1 of 2.*The data in .*corpus is not what this run was started with", said), said
 
 
-def test_a_checkpoint_without_one_of_its_files_is_passed_over(together: Together, alone: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    ends = together.run(2, together.options(run, "parallel.zero=3", "training.max_steps=8"))
-    assert [end.code for end in ends] == [0, 0], ends
-    (last_checkpoint(run) / "state" / "optimizer-00002-of-00002.safetensors").unlink()
-    ends = together.run(2, [*together.options(run, "parallel.zero=3"), "--resume", "auto"])
-    assert [end.code for end in ends] == [0, 0], ends
-    assert "optimizer-00002-of-00002.safetensors" in ends[0].err
-    assert not ends[1].err
-    require_same_course(alone, run)
-
-
 _POLICY = ["training.micro_batch_size=2", "training.warmup_steps=0", "training.schedule=constant"]
 _METHODS = {
     "sft": ["tuning.lora={}"],
@@ -214,7 +206,7 @@ _METHODS = {
         "tuning.grpo.equal_groups=leave_out",
         *_POLICY,
     ],
-    "ppo": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.ppo.value_model=apart", *_POLICY],
+    "ppo": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.ppo.value_model=separate", *_POLICY],
     "ppo with lora": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.lora={}", *_POLICY],
 }
 _TENSOR, _CONTEXT, _PIPELINE, _PIECES = (

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from sheepop.checkpoint.training_state import optimizer_state
@@ -33,6 +29,8 @@ from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 from sheepop.train.tensor_batch import TensorBatch
 
+from .conftest import Together
+
 _NETWORK = ModelConfig(vocab_size=67, d_model=32, num_layers=2, num_heads=4, max_seq_len=16, dropout=0.0)
 _RICH = _NETWORK.replace(
     num_kv_heads=2,
@@ -50,7 +48,7 @@ _SPLIT = _RICH.replace(
     vocab_size=68, position_encoding="learned", tie_weights=False, ngrams={"rows": 64}, embedding_norm=True,
     norm_position="sandwich", logit_soft_cap=3.0, qk_norm=None, parallel_residual=False,
 )  # fmt: skip
-_STEPS, _FEWER, _ROWS, _LENGTH = 20, 6, 8, 16
+_STEPS, _ROWS, _LENGTH = 4, 8, 16
 _TERMS = LossTerms(z_loss=0.01, label_smoothing=0.1)
 
 
@@ -75,19 +73,18 @@ def _steps(*, has_documents: bool) -> list[PreparedStep]:
     return found
 
 
-def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, network: ModelConfig) -> None:
+def _compare(layouts: list[Any], network: ModelConfig) -> None:
     """Trains in every layout, with an optimizer and perhaps another network, and on one device.
 
-    All steps are taken in the first one; ``bench/parallel_proof.py`` takes them in all.
+    ``bench/parallel_proof.py`` compares more steps.
     """
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)
     with Ranks.joined() as ranks:
         ranks.connect("cpu")
+        rank = ranks.rank
         assert ranks.told({"from": rank}) == {"from": 0}
-        assert ranks.greatest(rank) == world - 1
-        for place, (settings, optimizer, *other) in enumerate(layouts):
+        assert ranks.greatest(rank) == ranks.size - 1
+        for settings, optimizer, *other in layouts:
             layout = Layout(ranks, ParallelConfig(**settings))
             training = TrainingConfig(optimizer=optimizer, learning_rate=1e-3, schedule="constant")
             runners, states = [], []
@@ -107,7 +104,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 states.append((optimizers, {parameter: name for name, parameter in model.named_parameters()}))
             spread, alone = runners
             steps = _steps(has_documents=layout.config.context_method != "ring")
-            for number, step in enumerate(steps if place == 0 else steps[:_FEWER]):
+            for number, step in enumerate(steps):
                 part = step.part(layout.share(len(step.micro_batches)))
                 if spread.placement.context is not None:
                     part = part.columns(spread.placement.context)
@@ -140,7 +137,6 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                     spread.placement.model.parameters(), alone.placement.model.parameters(), strict=True
                 ):
                     torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=4.1e-3)  # two steps of Lion's
-    Path(folder, f"rank-{rank}").touch()
 
 
 def _compare_states(pieces: Pieces, here: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -167,41 +163,31 @@ def _compare_slots(
                     assert shape is None or pieces.piece(name, wholes[name]).shape == shape, name
 
 
-def _run(world: int, layouts: list[Any], folder: Path, network: ModelConfig = _NETWORK) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    mp.spawn(_compare, (world, port, layouts, str(folder), network), nprocs=world)
-    assert len(list(folder.iterdir())) == world
-
-
-def test_two_ranks_learn_what_one_device_learns_with_every_zero_stage(tmp_path: Path) -> None:
+def test_two_ranks_learn_what_one_device_learns_with_every_zero_stage(together: Together) -> None:
     layouts = [({"zero": 0}, "adamw"), ({"zero": 1}, "lion"), ({"zero": 2}, "adamw"), ({"zero": 3}, "muon")]
-    _run(2, layouts, tmp_path)
+    together.call(2, _compare, layouts, _NETWORK)
 
 
-def test_replicas_of_sharded_copies_learn_the_same(tmp_path: Path) -> None:
+def test_replicas_of_sharded_copies_learn_the_same(together: Together) -> None:
     one_key = _NETWORK.replace(num_kv_heads=1, head_dim=1, position_encoding="learned")  # of which one rank has nothing
-    _run(4, [({"zero": 3, "shard": 2}, "adafactor")], tmp_path, one_key)
+    together.call(4, _compare, [({"zero": 3, "shard": 2}, "adafactor")], one_key)
 
 
-def test_tensor_ranks_learn_the_same_beside_data_ranks(tmp_path: Path) -> None:
+def test_tensor_ranks_learn_the_same_beside_data_ranks(together: Together) -> None:
     layouts: list[Any] = [
         ({"tensor": 2}, "adafactor"),  # which do not divide the vocabulary
         ({"tensor": 2}, "adamw", _RICH.replace(vocab_size=68)),
         ({"tensor": 2, "zero": 0}, "adamw", _SPLIT),
     ]
-    _run(2, layouts, tmp_path, _RICH)
-    (tmp_path / "four").mkdir()
+    together.call(2, _compare, layouts, _RICH)
     pieces_of_parts: list[Any] = [({"tensor": 2, "zero": 3}, "muon"), ({"tensor": 2, "zero": 3}, "adafactor")]
-    _run(4, pieces_of_parts, tmp_path / "four", _NETWORK.replace(vocab_size=68))
+    together.call(4, _compare, pieces_of_parts, _NETWORK.replace(vocab_size=68))
 
 
-def test_context_ranks_learn_the_same_from_parts_of_rows(tmp_path: Path) -> None:
-    _run(2, [({"context": 2}, "adamw")], tmp_path, _RICH.replace(ngrams={"rows": 64}, position_encoding="rope"))
-    (tmp_path / "four").mkdir()
-    _run(
-        4, [({"context": 2, "tensor": 2}, "adamw")], tmp_path / "four", _RICH.replace(sliding_window=6, num_kv_heads=4)
-    )
+def test_context_ranks_learn_the_same_from_parts_of_rows(together: Together) -> None:
+    two, four = {"context": 2}, {"context": 2, "tensor": 2}
+    together.call(2, _compare, [(two, "adamw")], _RICH.replace(ngrams={"rows": 64}, position_encoding="rope"))
+    together.call(4, _compare, [(four, "adamw")], _RICH.replace(sliding_window=6, num_kv_heads=4))
 
 
 _MIXED = _NETWORK.replace(
@@ -213,26 +199,24 @@ _MIXED = _NETWORK.replace(
 )
 
 
-def test_ranks_that_share_experts_learn_the_same_beside_all_others(tmp_path: Path) -> None:
-    _run(2, [({"expert": 2, "zero": 2}, "adamw")], tmp_path, _MIXED)
+def test_ranks_that_share_experts_learn_the_same_beside_all_others(together: Together) -> None:
+    together.call(2, _compare, [({"expert": 2, "zero": 2}, "adamw")], _MIXED)
     four: list[Any] = [
         ({"expert": 4, "context": 2, "tensor": 2, "zero": 3}, "muon"),
         ({"pipeline": 2, "expert": 2}, "adamw", _MIXED.replace(num_layers=4)),
     ]
-    (tmp_path / "four").mkdir()
-    _run(4, four, tmp_path / "four", _MIXED)
+    together.call(4, _compare, four, _MIXED)
 
 
-def test_a_ring_of_context_ranks_learns_the_same(tmp_path: Path) -> None:
+def test_a_ring_of_context_ranks_learns_the_same(together: Together) -> None:
     network = _RICH.replace(position_encoding="rope", attention_sinks=False, num_heads=3, head_dim=8, num_kv_heads=1)
     ring = {"context": 2, "context_method": "ring"}
-    _run(2, [(ring, "adamw")], tmp_path, network.replace(ngrams={"rows": 64}))
+    together.call(2, _compare, [(ring, "adamw")], network.replace(ngrams={"rows": 64}))
     four: list[Any] = [
         ({**ring, "context": 4, "zero": 3}, "adamw"),
         ({**ring, "tensor": 2}, "adamw", network.replace(num_heads=4, num_kv_heads=2)),
     ]
-    (tmp_path / "four").mkdir()
-    _run(4, four, tmp_path / "four", network)
+    together.call(4, _compare, four, network)
 
 
 def test_a_ring_refuses_what_it_does_not_compute() -> None:
@@ -262,30 +246,29 @@ def test_a_ring_refuses_what_it_does_not_compute() -> None:
 _DEEP = _NETWORK.replace(num_layers=5, position_encoding="learned")
 
 
-def test_the_stages_of_a_pipeline_learn_the_same_in_every_order(tmp_path: Path) -> None:
+def test_the_stages_of_a_pipeline_learn_the_same_in_every_order(together: Together) -> None:
     orders = [
         ({"pipeline": 2, "schedule": "gpipe", "zero": 1}, "adamw"),
         ({"pipeline": 2, "schedule": "1f1b", "zero": 1}, "muon"),
         ({"pipeline": 2, "schedule": "interleaved", "zero": 1}, "adamw"),
         ({"pipeline": 2, "schedule": "zero_bubble", "zero": 1}, "adamw"),
     ]
-    _run(2, orders, tmp_path, _DEEP)
+    together.call(2, _compare, orders, _DEEP)
 
 
-def test_pipelines_learn_the_same_beside_other_ranks(tmp_path: Path) -> None:
+def test_pipelines_learn_the_same_beside_other_ranks(together: Together) -> None:
     rich = _RICH.replace(num_layers=4)
-    _run(2, [({"pipeline": 2, "schedule": "zero_bubble"}, "adamw")], tmp_path, rich)
+    together.call(2, _compare, [({"pipeline": 2, "schedule": "zero_bubble"}, "adamw")], rich)
     four: list[Any] = [
         ({"pipeline": 2, "tensor": 2}, "adafactor", rich.replace(vocab_size=68)),
         ({"pipeline": 4, "schedule": "gpipe"}, "adamw", rich.replace(ngrams={"rows": 64}, embedding_norm=True)),
         ({"pipeline": 2, "zero": 1, "schedule": "interleaved"}, "muon", rich.replace(tie_weights=False)),
     ]
-    (tmp_path / "four").mkdir()
-    _run(4, four, tmp_path / "four", rich)
+    together.call(4, _compare, four, rich)
 
 
 @pytest.mark.campaign
-def test_ranks_that_share_experts_go_with_everything(tmp_path: Path) -> None:
+def test_ranks_that_share_experts_go_with_everything(together: Together) -> None:
     deep = _MIXED.replace(num_layers=4)
     layouts: list[Any] = [
         ({"expert": 2, "zero": 2, "shard": 2}, "adamw"),
@@ -295,16 +278,15 @@ def test_ranks_that_share_experts_go_with_everything(tmp_path: Path) -> None:
         ({"pipeline": 2, "tensor": 2, "expert": 2, "schedule": "zero_bubble"}, "adamw", deep),
         ({"pipeline": 2, "context": 2, "expert": 2, "schedule": "gpipe"}, "adamw", deep),
     ]
-    _run(4, layouts, tmp_path, _MIXED)
+    together.call(4, _compare, layouts, _MIXED)
 
 
 @pytest.mark.campaign
-def test_four_kinds_of_ranks_learn_the_same_together(tmp_path: Path) -> None:
+def test_four_kinds_of_ranks_learn_the_same_together(together: Together) -> None:
     network = _RICH.replace(num_layers=4, num_kv_heads=4)
     for schedule in ("1f1b", "interleaved", "zero_bubble"):
-        (tmp_path / schedule).mkdir()
         settings = {"pipeline": 2, "context": 2, "tensor": 2, "schedule": schedule}
-        _run(8, [(settings, "adamw")], tmp_path / schedule, network)
+        together.call(8, _compare, [(settings, "adamw")], network)
 
 
 def test_a_rank_has_its_share_of_micro_batches_and_an_uneven_share_is_refused() -> None:

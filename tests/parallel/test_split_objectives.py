@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -20,6 +16,8 @@ from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.tensor import split
+
+from .conftest import Together
 
 _NETWORK = ModelConfig(
     vocab_size=68, d_model=16, num_layers=2, num_heads=4, num_kv_heads=2, d_ff=24, max_seq_len=8, dropout=0.0,
@@ -99,13 +97,11 @@ _CASES: dict[str, tuple[ModelConfig, Callable[[Transformer], object], Callable[[
 }
 
 
-def _compare(rank: int, world: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ["LOCAL_RANK"] = str(rank)
+def _compare() -> None:
     torch.set_num_threads(1)
     with Ranks.joined() as ranks:
         ranks.connect("cpu")
-        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tensor",))
+        mesh = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("tensor",))
         for case, (config, change, objective) in _CASES.items():
             whole, parts = _network(config, change), _network(config, change)
             split(parts, SharingRanks.of(mesh))
@@ -122,11 +118,7 @@ def _compare(rank: int, world: int, port: int, folder: str) -> None:
                 if gradient is not None:
                     torch.testing.assert_close(gradient, parameter.grad, rtol=1e-9, atol=1e-9, msg=f"{case}: {name}")
             assert not gradients, case
-    Path(folder, f"rank-{rank}").touch()
 
 
-def test_objectives_on_a_split_network_have_the_values_and_gradients_of_the_whole_one(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    mp.spawn(_compare, (2, port, str(tmp_path)), nprocs=2)
-    assert len(list(tmp_path.iterdir())) == 2
+def test_objectives_on_a_split_network_have_the_values_and_gradients_of_the_whole_one(together: Together) -> None:
+    together.call(2, _compare)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,14 +23,12 @@ from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
-from sheepop.posttrain.distillation import Distillation
-from sheepop.posttrain.example_batches import batch_of
+from sheepop.posttrain.example_batches import GroupBatch, batch_of
 from sheepop.posttrain.example_store import Learnt
-from sheepop.posttrain.group_batches import GroupBatch
 from sheepop.posttrain.policy import AnswerBatch, PolicyObjective, no_numbers
-from sheepop.posttrain.preference import PairwisePreference
-from sheepop.posttrain.preference_losses import PreferenceLoss
+from sheepop.posttrain.preference import PairwisePreference, PreferenceLoss
 from sheepop.posttrain.reward_model import PairwiseReward
+from sheepop.posttrain.supervised import Distillation
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, Objective
@@ -43,6 +37,8 @@ from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.source import PreparedStep, SharedSource, StepSource
 from sheepop.train.step import StepRunner
+
+from .conftest import Together
 
 _NETWORK = ModelConfig(
     vocab_size=68, d_model=16, num_layers=4, num_heads=4, d_ff=24, max_seq_len=12, dropout=0.0,
@@ -118,7 +114,7 @@ def _as_it_is(model: Transformer) -> None:
     return
 
 
-_POLICY = PolicyObjective(value_weight=0.5, divergence_weight=0.1)
+_POLICY = PolicyObjective(vf_coef=0.5, kl_coef=0.1)
 _DPO = PairwisePreference(PreferenceLoss("sigmoid", 0.3), supervised_weight=0.1)
 _LORA = LoraConfig(rank=2, targets=("*_proj",))
 _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callable[[Transformer], object]]] = {
@@ -170,14 +166,12 @@ def _gradients(runner: StepRunner, step: PreparedStep) -> tuple[list[float], dic
     return numbers.tolist(), {name: each.grad for name, each in parameters if each.grad is not None}
 
 
-def _compare(rank: int, world: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ["LOCAL_RANK"] = str(rank)
+def _compare() -> None:
     torch.set_num_threads(1)
     expected: dict[str, tuple[list[float], dict[str, Tensor]]] = {}
     with Ranks.joined() as ranks:
         ranks.connect("cpu")
-        for kind, settings in _TWO if world == 2 else _FOUR:
+        for kind, settings in _TWO if ranks.size == 2 else _FOUR:
             make, batches, change = _KINDS[kind]
             objective, layout = make(), Layout(ranks, ParallelConfig(**settings))
             step = _step(batches, objective)
@@ -200,7 +194,6 @@ def _compare(rank: int, world: int, port: int, folder: str) -> None:
                 torch.testing.assert_close(
                     found[name], gradient.to_dense(), rtol=1e-3, atol=1e-6, msg=f"{kind}, {settings}: {name}"
                 )
-    Path(folder, f"rank-{rank}").touch()
 
 
 def _runner(placement: Any, objective: Objective) -> StepRunner:
@@ -209,11 +202,8 @@ def _runner(placement: Any, objective: Objective) -> StepRunner:
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.campaign)])
-def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(tmp_path: Path, world: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    mp.spawn(_compare, (world, port, str(tmp_path)), nprocs=world)
-    assert len(list(tmp_path.iterdir())) == world
+def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(together: Together, world: int) -> None:
+    together.call(world, _compare)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +221,11 @@ def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(t
             r"grpo does not go with parallel\.pipeline = 2: what was written is read",
         ),
         ({"method": "ppo"}, {"tensor": 2, "context": 2}, r"ppo .* Use parallel\.context=1\."),
-        ({"method": "sft", "neftune_alpha": 5}, {"pipeline": 2}, r"neftune_alpha draws .* or use parallel\.pipeline=1"),
+        (
+            {"method": "sft", "neftune_noise_alpha": 5},
+            {"pipeline": 2},
+            r"neftune_noise_alpha draws .* or use parallel\.pipeline=1",
+        ),
         ({"method": "sft", "lora": {"dropout": 0.1}}, {"tensor": 2}, r"tuning\.lora\.dropout draws numbers"),
         ({"method": "sft", "teacher": {"model": "m"}}, {"context": 2}, r"teacher reads whole rows"),
     ],

@@ -15,11 +15,9 @@ from sheepop.checkpoint import load_model
 from sheepop.core.console import Console
 from sheepop.jobs.exchange import import_model
 from sheepop.posttrain.encoding import ExampleEncoder, template_of
-from sheepop.posttrain.example_batches import PackedExamples
+from sheepop.posttrain.example_batches import GroupedExamples, PackedExamples
 from sheepop.posttrain.example_store import ExampleStore, build_examples
-from sheepop.posttrain.group_batches import GroupedExamples
-from sheepop.posttrain.preference import PairwisePreference
-from sheepop.posttrain.preference_losses import PreferenceLoss
+from sheepop.posttrain.preference import PairwisePreference, PreferenceLoss
 from sheepop.posttrain.reward_model import PairwiseReward
 from sheepop.posttrain.rows import Preference, Supervised
 from sheepop.posttrain.sequences import log_probabilities_of, mean_losses

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
-from sheepop.posttrain import distillation
-from sheepop.posttrain.distillation import Distillation
+from sheepop.posttrain import supervised
 from sheepop.posttrain.sequences import FinishedNetwork
+from sheepop.posttrain.supervised import Distillation
 from sheepop.train.tensor_batch import TensorBatch
 
 
@@ -29,7 +29,7 @@ def network(seed: int, width: int) -> Any:
 
 @pytest.mark.parametrize(("weight", "temperature"), [(0.3, 1.0), (1.0, 2.5)])
 def test_the_loss_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch, weight: float, temperature: float) -> None:
-    monkeypatch.setattr(distillation, "_LOGITS", 23 * 4)  # four tokens at a time
+    monkeypatch.setattr(supervised, "_LOGITS", 23 * 4)  # four tokens at a time
     student, teacher = network(1, 16), network(2, 24).requires_grad_(False)
     draw = np.random.default_rng(0)
     ids, labels = draw.integers(0, 23, (3, 9)), draw.integers(0, 23, (3, 9))

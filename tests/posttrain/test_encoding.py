@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
-from sheepop.posttrain.preview import plain_preview, preview
+from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template, plain_preview, preview
 from sheepop.posttrain.rows import RowError, Supervised
 from sheepop.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 
@@ -98,11 +97,11 @@ def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) ->
 @pytest.mark.parametrize(
     ("template", "messages", "problem"),
     [
-        (MARKED, chat("a", "say <|im_end|> now")["messages"], r"messages\[1\]: holds the special token"),
+        (MARKED, chat("a", "say <|im_end|> now")["messages"], r"messages\[1\]: contains the special token"),
         (
             MARKED,
             [LONG[0], {"role": "assistant", "content": "x", "tool_calls": [{"arguments": {"a": ["<eos>"]}}]}],
-            r"messages\[1\]: holds the special token '<eos>'",
+            r"messages\[1\]: contains the special token '<eos>'",
         ),
         (
             "{% generation %}{{ messages[3].content }}{% endgeneration %}",  # which holds the words of the dropped turn
@@ -111,7 +110,11 @@ def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) ->
         ),
         ("{% generation %}{{ messages[1].content }}{% endgeneration %}", LONG, r"messages\[3\]: .* leaves out"),
         ("{{ messages[0].content }}", LONG, "leaves out|cannot be found"),
-        ("{{ messages | length }}{{ messages[-1].content }}", LONG, "writes a conversation otherwise once it goes on"),
+        (
+            "{{ messages | length }}{{ messages[-1].content }}",
+            LONG,
+            "renders earlier messages differently",
+        ),
         ("{{ raise_exception('no') }}", LONG, "does not accept this conversation"),
     ],
 )

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheepop.posttrain.advantages import (
-    divergence,
+from sheepop.posttrain.policy import clipped_policy_loss, clipped_value_loss, divergence
+from sheepop.posttrain.preference import Completions, PreferenceLoss, kto_loss, log_odds
+from sheepop.posttrain.reward_methods import (
     generalised_advantages,
     group_advantages,
     leave_one_out_advantages,
     whitened,
 )
-from sheepop.posttrain.policy_losses import clipped_policy_loss, clipped_value_loss, pairwise_reward_loss
-from sheepop.posttrain.preference_losses import Completions, PreferenceLoss, kto_loss, log_odds
+from sheepop.posttrain.reward_model import pairwise_reward_loss
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -103,7 +103,7 @@ def test_losses_without_a_reference_ask_for_none_and_the_others_refuse() -> None
         loss = PreferenceLoss(kind)  # type: ignore[arg-type]
         assert loss(chosen, rejected).isfinite().all()
         torch.testing.assert_close(loss.rewards(chosen), 0.1 * chosen.policy / chosen.lengths)
-    with pytest.raises(ValueError, match="compares with a reference, and there is none"):
+    with pytest.raises(ValueError, match="needs the log-probabilities of a reference"):
         PreferenceLoss()(chosen, rejected)
 
 
@@ -128,10 +128,10 @@ MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]]
 
 
 def test_advantages_are_the_sums_of_the_paper() -> None:
-    """Sum over l of (discount decay)^l times the error at the l-th token from there, over the tokens that count."""
+    """Sum over l of (gamma gae_lambda)^l times the error at the l-th token from there, over the tokens that count."""
     rewards, values = drawn(3, 6), drawn(3, 6, seed=1)
     spoiled = torch.where(MASK, rewards, torch.nan), torch.where(MASK, values, torch.nan)
-    advantages, returns = generalised_advantages(*spoiled, MASK, discount=0.9, decay=0.8)
+    advantages, returns = generalised_advantages(*spoiled, MASK, gamma=0.9, gae_lambda=0.8)
     for row in range(3):
         places = MASK[row].nonzero()[:, 0].tolist()
         r, v = [float(rewards[row, t]) for t in places], [float(values[row, t]) for t in places] + [0.0]
@@ -148,10 +148,7 @@ def test_whitening_takes_mean_and_deviation_of_what_counts() -> None:
     found = whitened(values, MASK)
     assert float(found[MASK].mean()) == pytest.approx(0, abs=1e-6)
     assert float(found[MASK].std()) == pytest.approx(1, abs=1e-5)
-    kept = whitened(values, MASK, keep_mean=True)
-    torch.testing.assert_close(kept[MASK] - found[MASK], values[MASK].mean().expand(7))
     assert (found[~MASK] == 0).all()
-    assert (kept[~MASK] == 0).all()
     single = torch.zeros_like(MASK)
     single[0, 0] = True
     assert float(whitened(values, single)[0, 0]) == 0
@@ -167,7 +164,7 @@ def test_groups_are_compared_within_themselves() -> None:
     torch.testing.assert_close(group_advantages(rewards), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(group_advantages(rewards, scaled=False)[2], torch.tensor([-4.5, -1.5, 1.5, 4.5]))
     torch.testing.assert_close(leave_one_out_advantages(rewards)[2], torch.tensor([-6.0, -2.0, 2.0, 6.0]))
-    with pytest.raises(ValueError, match="needs two completions at least, got 1"):
+    with pytest.raises(ValueError, match="a group needs at least two, got 1"):
         leave_one_out_advantages(rewards[:, :1])
 
 

@@ -13,9 +13,8 @@ import torch
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
-from sheepop.posttrain.grpo import GroupPolicy
 from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective, repetition
-from sheepop.posttrain.ppo import ProximalPolicy, token_rewards
+from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, token_rewards
 from sheepop.posttrain.rewards import Answer
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.posttrain.written import Written
@@ -59,9 +58,7 @@ def test_the_loss_is_that_of_a_loop_over_tokens(model: Transformer, temperature:
     for row, (prompt, found) in enumerate(zip(PROMPTS, truth, strict=True)):
         for name in (OLD, REFERENCE):  # near the present ones, on both sides of the clips
             batch.numbers[name][row, prompt - 1 : prompt - 1 + len(found)] += np.array(found, np.float32)
-    objective = PolicyObjective(
-        temperature=temperature, clip_low=0.1, clip_high=0.3, entropy_weight=0.05, divergence_weight=0.2
-    )
+    objective = PolicyObjective(temperature=temperature, clip_low=0.1, clip_high=0.3, entropy_coef=0.05, kl_coef=0.2)
     expected = clipped = 0.0
     for row, (prompt, found) in enumerate(zip(PROMPTS, truth, strict=True)):
         for place, log_p in enumerate(found):
@@ -129,7 +126,7 @@ def test_the_reward_comes_with_the_last_token_and_each_pays_for_its_divergence()
 
 
 def test_rewards_are_normalised_over_all_answers_so_far_and_penalties_come_after() -> None:
-    config = PPOConfig(missing_end_penalty=2.0, divergence_weight=0, discount=1, decay=1, whiten=False)
+    config = PPOConfig(missing_eos_penalty=2.0, kl_coef=0, gamma=1, gae_lambda=1, whiten=False)
     method, mask, zeros = ProximalPolicy(config), mask_of(4), torch.zeros(4, 9)
     seen: list[float] = []
     for rewards in ([3.0, 5.0, 11.0, -2.0], [100.0, 101.0, 99.5, 98.0]):
@@ -156,26 +153,26 @@ def again(method: ProximalPolicy, config: PPOConfig) -> ProximalPolicy:
 
 
 def test_a_target_needs_a_weight_to_adapt() -> None:
-    with pytest.raises(ConfigError, match="divergence_target adapts divergence_weight, which is 0"):
-        PPOConfig(divergence_weight=0, divergence_target=2.0)
+    with pytest.raises(ConfigError, match="kl_target adapts kl_coef, which is 0"):
+        PPOConfig(kl_coef=0, kl_target=2.0)
 
 
 def test_the_price_of_divergence_follows_its_target() -> None:
-    method = ProximalPolicy(PPOConfig(divergence_weight=0.1, divergence_target=2.0, divergence_horizon=100))
+    method = ProximalPolicy(PPOConfig(kl_coef=0.1, kl_target=2.0, kl_horizon=100))
     mask = mask_of(4)
     log_p, values = torch.where(mask, 1.0, 0.0), torch.zeros(4, 9)
     method.numbers(written([0.0] * 4), mask, log_p, torch.zeros(4, 9), values)
     # 14 tokens of 1 nat in 4 answers are 3.5, more than 0.2 above 2: the error is cut to 0.2.
-    assert method.metrics()["divergence_weight"] == pytest.approx(0.1 * (1 + 0.2 * 4 / 100))
-    assert again(method, PPOConfig(divergence_weight=0.1, divergence_target=2.0)).metrics() == method.metrics()
+    assert method.metrics()["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 4 / 100))
+    assert again(method, PPOConfig(kl_coef=0.1, kl_target=2.0)).metrics() == method.metrics()
 
 
 @pytest.mark.parametrize(
-    ("mean_over", "weights"),
-    [("tokens", [1, 1, 1, 1]), ("answers", [1 / 3, 1 / 5, 1 / 2, 1 / 4]), ("longest", [1 / 8] * 4)],
+    ("loss_type", "weights"),
+    [("dapo", [1, 1, 1, 1]), ("grpo", [1 / 3, 1 / 5, 1 / 2, 1 / 4]), ("dr_grpo", [1 / 8] * 4)],
 )
-def test_weights_say_what_a_step_is_a_mean_of(mean_over: str, weights: list[float]) -> None:
-    config = GRPOConfig(group_size=2, mean_over=mean_over, max_new_tokens=8, baseline="centred")  # type: ignore[arg-type]
+def test_weights_say_what_a_step_is_a_mean_of(loss_type: str, weights: list[float]) -> None:
+    config = GRPOConfig(group_size=2, loss_type=loss_type, max_new_tokens=8, baseline="centred")  # type: ignore[arg-type]
     method, mask = GroupPolicy(config), mask_of(4)
     judged = written([1.0, 0.0, 0.0, 4.0])
     judged = judged.learnt_from(method.advantages(judged))
@@ -193,7 +190,7 @@ def test_equal_groups_and_truncated_answers_are_left_out_where_asked() -> None:
         GRPOConfig(group_size=2, baseline="centred", equal_groups="leave_out", truncated_answers="leave_out")
     )
     assert leave.advantages(written(rewards, finished)) == [None, None, -0.5, None]
-    punished = GroupPolicy(GRPOConfig(group_size=2, baseline="leave_one_out", missing_end_penalty=3.0))
+    punished = GroupPolicy(GRPOConfig(group_size=2, baseline="leave_one_out", missing_eos_penalty=3.0))
     assert punished.advantages(written(rewards, finished)) == [0.0, 0.0, 2.0, -2.0]
 
 

@@ -54,8 +54,8 @@ def test_a_program_gets_prompt_answer_and_fields(opened: Any) -> None:
     ("body", "problem"),
     [
         ("raise ValueError('no judge')", r"judge\.py failed for the answer ' three': ValueError: no judge"),
-        ("return float('nan')", r"gave nan for the answer ' three', which is no finite number"),
-        ("return 'good'", r"gave 'good' for the answer ' three', which is no finite number"),
+        ("return float('nan')", r"gave nan for the answer ' three', which is not a finite number"),
+        ("return 'good'", r"gave 'good' for the answer ' three', which is not a finite number"),
         ("return None", r"gave None for the answer ' three'"),
         ("import time; time.sleep(60)", r"took more than 1 s for the answer ' three'"),
         ("return 1.0 if len(completion) < 9 else 1 / 0", r"failed for the answer ' x x.*\.\.\.: ZeroDivisionError"),
@@ -100,7 +100,11 @@ def test_a_program_has_neither_network_nor_files(opened: Any, tmp_path: Path) ->
     [
         ("def judge(prompt, completion): return 1\n", r"defines no function reward"),
         ("def reward(:\n", r"SyntaxError"),
-        ("http://127.0.0.1:9/judge", r"127\.0\.0\.1:9/judge cannot be reached to judge answers"),
+        ("http://user:word@127.0.0.1/judge", "is no address of a server"),
+        (
+            "http://127.0.0.1:9/judge",
+            r"cannot be judged: http://127\.0\.0\.1:9/judge cannot be reached: Connection",
+        ),
     ],
 )
 def test_what_cannot_judge_is_refused_before_a_run_begins(opened: Any, source: str, problem: str) -> None:
@@ -112,17 +116,26 @@ class Service(BaseHTTPRequestHandler):
     """Judges by the length of answers, or replies with what `reply` says."""
 
     reply: bytes | None = None
-    status = 200
+    failures = 0
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         found = json.dumps({"rewards": [len(answer["completion"]) for answer in asked["answers"]]}).encode()
-        self.send_response(self.status)
+        self.send_response(503 if self.failures else 200)
+        type(self).failures = max(0, self.failures - 1)
         self.end_headers()
         self.wfile.write(found if self.reply is None or not asked["answers"] else self.reply)
 
     def log_message(self, *arguments: Any) -> None:
         """Says nothing."""
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits between attempts, which take no time here."""
+    found: list[float] = []
+    monkeypatch.setattr("sheepop.core.http_client.sleep", found.append)
+    return found
 
 
 @pytest.fixture
@@ -143,15 +156,16 @@ def test_a_service_is_asked_over_http(opened: Any, service: tuple[type[Service],
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
-        (b"<html>", "did not reply with JSON"),
-        (b"[1, 2]", r'did not reply with an object \{"rewards"'),
+        (b"<html>", r'did not answer with a JSON object \(5 attempts\)\. Give .* replies \{"rewards"'),
+        (b"[1, 2]", "did not answer with a JSON object"),
+        (b'{"reward": [1, 2]}', r'did not reply with an object \{"rewards"'),
         (b'{"rewards": [1]}', "gave 1 rewards for 2 answers"),
         (b'{"rewards": [1, NaN]}', "gave nan for the answer ' x x"),
         (b'{"rewards": [true, "2"]}', "gave '2' for the answer"),
     ],
 )
 def test_a_service_that_replies_wrongly_is_named(
-    opened: Any, service: tuple[type[Service], str], reply: bytes, problem: str
+    opened: Any, service: tuple[type[Service], str], waits: list[float], reply: bytes, problem: str
 ) -> None:
     reward = opened(service[1])
     service[0].reply = reply
@@ -159,8 +173,22 @@ def test_a_service_that_replies_wrongly_is_named(
         reward(ANSWERS)
 
 
-def test_a_service_that_refuses_is_named(opened: Any, service: tuple[type[Service], str]) -> None:
+def test_a_service_that_is_busy_is_asked_again_and_named_when_it_stays_so(
+    opened: Any, service: tuple[type[Service], str], waits: list[float]
+) -> None:
     reward = opened(service[1])
-    service[0].status = 503
-    with pytest.raises(TrainingError, match="refuses to judge answers: 503"):
+    service[0].failures = 2
+    assert reward(ANSWERS) == [6.0, 400.0]
+    assert waits == [1.0, 2.0]
+    service[0].failures = 99
+    with pytest.raises(TrainingError, match=r"cannot be judged: .*/judge answered 503: .* \(5 attempts\)"):
         reward(ANSWERS)
+
+
+def test_a_service_that_is_busy_before_a_run_begins_is_refused_at_once(
+    opened: Any, service: tuple[type[Service], str], waits: list[float]
+) -> None:
+    service[0].failures = 1
+    with pytest.raises(ConfigError, match="answered 503"):
+        opened(service[1])
+    assert waits == []

@@ -84,7 +84,7 @@ def test_references_are_level_lines_beside_the_model(metrics: Rows) -> None:
 def test_validations_on_a_sample_are_called_so_and_the_final_score_is_not(metrics: Rows) -> None:
     rows = [*metrics, {"step": 400, "split": "score", "loss": 2.75, "bits_per_byte": 1.0625}]
     model, whole = bits_per_byte_chart(rows, is_sampled=True).data
-    assert (model.name, whole.name) == ("This model (sample)", "Best checkpoint, all that is held out")
+    assert (model.name, whole.name) == ("This model (sample)", "Best checkpoint, all held-out data")
     assert (whole.x, whole.y) == ((400,), (1.0625,))
     assert [trace.name for trace in loss_chart(rows, is_sampled=True).data][2] == "Held out (sample)"
     rows = [{"step": step, "split": "validation", "reward": 0.5} for step in (1, 2)]

@@ -86,7 +86,7 @@ def test_a_sample_is_named_so_and_the_final_score_is_a_point_of_its_own(over: An
     score = {"step": 150, "split": "score", "loss": 99.0, "bits_per_byte": 1.75}  # which has no time of its own
     runs = [RUNS[0], Curves("two", [*RUNS[1].metrics, score], is_sampled=True)]
     chart = comparison_chart(runs, "validation", over=over)
-    names = ["one", "two (sample)", "two: best checkpoint, all that is held out"]
+    names = ["one", "two (sample)", "two: best checkpoint, all held-out data"]
     assert [trace.name for trace in chart.data] == names
     assert (chart.data[2].x, chart.data[2].y) == ((place,), (1.75,))
     assert [trace.name for trace in comparison_chart(runs, "train", over=over).data] == ["one", "two"]

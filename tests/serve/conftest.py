@@ -35,13 +35,13 @@ TEMPLATE = (
 
 
 class WithTemplate(CharTokenizer):
-    """A tokenizer of characters that carries a chat template."""
+    """A character tokenizer with a chat template."""
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "chat_template": TEMPLATE}
 
 
-# What networks of these names have that others have not.
+# The special settings of some networks, by name.
 KINDS: dict[str, dict[str, Any]] = {
     "pairs": {"architecture": "encoder_decoder", "num_encoder_layers": 1},
     "experts": {"experts": {"count": 4, "per_token": 2}},
@@ -104,7 +104,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class ServerProcess:
-    """``sheepop serve`` as a process of its own; `trusted` says whom its certificate is signed by."""
+    """``sheepop serve`` as a separate process; `trusted` is the certificate to verify it with."""
 
     def __init__(self, models: Sequence[Path], log: Path, *options: str, trusted: ssl.SSLContext | None = None) -> None:
         httpx = pytest.importorskip("httpx")
@@ -129,7 +129,7 @@ class ServerProcess:
             raise
 
     def close(self) -> int:
-        """Asks it to end, and says how it ended."""
+        """Tells the process to stop; returns its exit code."""
         self.process.terminate()
         return self.process.wait(30)
 

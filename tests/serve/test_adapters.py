@@ -1,4 +1,4 @@
-"""An adapter that is served beside its base: a model of its own over the same weights, which a reload keeps."""
+"""An adapter that is served with its base: a separate model over the same weights, also after a reload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arena: who wrote an answer is told after the vote, and each vote is kept once."""
+"""The arena: the models' names are shown after the vote, and each vote is saved once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
-from sheepop.evaluate.arena import standings
+from sheepop.evaluate.ranking import standings
 from sheepop.jobs.config import load_config
 from sheepop.jobs.serve import serve_arena
 from sheepop.posttrain.rows import Preference, Prompt, read_rows
@@ -31,7 +31,7 @@ from .test_inside import BROWSER
 
 httpx = pytest.importorskip("httpx")
 NAMES = ("merino", "suffolk", "karakul")
-# Long enough to leave room for few letters, which are soon written.
+# So long that little of the context is left, and the answers end soon.
 FILLED = " Please." * 27
 PROMPTS = (f"What is wool?{FILLED}", f"Tell me of a lamb.{FILLED}")
 
@@ -53,7 +53,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def votes(arena: Live) -> Path:
-    """The file of votes, without any."""
+    """An empty votes file."""
     with httpx.Client() as client:
         path = Path(client.get(f"{arena.url}/ui/arena").json()["votes"])
     path.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def client(arena: Live) -> Iterator[Any]:
 
 
 def read(client: Any, name: str, side: str) -> str:
-    """The whole answer of a side, of which no event names a model."""
+    """The whole answer of a side; checks that no event names a model."""
     lines = client.post(f"/rounds/{name}/{side}", json={}).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return "".join(json.loads(line.removeprefix("data: "))["text"] for line in lines[:-2])
@@ -87,7 +87,7 @@ def test_a_round_hides_its_models_until_the_vote(client: Any, votes: Path) -> No
     told = client.post(f"/rounds/{name}/vote", json={"vote": "right"}).json()
     assert told == client.get(f"/rounds/{name}").json()
     left, right = told["models"]
-    # Whoever is named on a side wrote its answer.
+    # The model named on a side wrote its answer.
     assert [set(text.lower()) for text in texts] == [{left[0]}, {right[0]}]
     (row,) = rows_of(votes)
     assert row == {
@@ -112,7 +112,7 @@ def test_a_vote_counts_once_however_often_it_is_sent(client: Any, arena: Live, v
         thread.join()
     assert sorted(codes) == [200, 409, 409, 409] and len(rows_of(votes)) == 1
     refused = client.post(f"/rounds/{name}/vote", json={"vote": "left"}).json()["error"]
-    assert "kept already" in refused["message"]
+    assert "already saved" in refused["message"]
     assert client.post("/rounds/other/vote", json={"vote": "left"}).status_code == 404
     assert client.post(f"/rounds/{name}/vote", json={"vote": "up"}).status_code == 400
     assert client.post(f"/rounds/{name}/middle", json={}).status_code == 400
@@ -140,7 +140,7 @@ def test_tuning_learns_from_preferences_and_passes_over_ties(client: Any, votes:
 
     for vote in ("tie", "neither"):
         play(vote)
-    with pytest.raises(DataError, match="Of 2 votes none says which answer is to be learnt"):
+    with pytest.raises(DataError, match="None of 2 votes prefers one answer"):
         list(read_rows([votes], Preference))
     play("left")
     (learnt,) = read_rows([votes], Preference)
@@ -160,7 +160,7 @@ def test_a_vote_on_answers_that_teach_nothing_still_counts(tmp_path: Path, left:
     file = VotesFile(tmp_path / "votes.jsonl")
     file.append(played.row("left"))
     assert standings(file.path)[0].name == "a"
-    with pytest.raises(DataError, match="none says which"):
+    with pytest.raises(DataError, match="prefers one answer"):
         list(read_rows([file.path], Preference))
 
 
@@ -171,7 +171,7 @@ def test_models_that_chat_are_asked_as_in_a_chat_and_nothing_is_voted_before_it_
 
     async def play() -> None:
         name = json.loads((await arena.begin(BeginRequest(prompt=PROMPTS[0][:200]))).body)["round"]
-        with pytest.raises(ApiError, match="when both answers are whole"):
+        with pytest.raises(ApiError, match="when both answers are complete"):
             await arena.vote(name, VoteRequest(vote="left"))
         for side in ("left", "right"):
             answer = await arena.answer(name, side)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_models_that_chat_are_asked_as_in_a_chat_and_nothing_is_voted_before_it_
         broken = await arena.answer(too_long, "left")
         said = "".join([piece async for piece in broken.body_iterator])  # type: ignore[attr-defined]
         assert "did not answer: " in said and "max_seq_len" in said
-        with pytest.raises(ApiError, match="when both answers are whole"):
+        with pytest.raises(ApiError, match="when both answers are complete"):
             await arena.vote(too_long, VoteRequest(vote="left"))
 
     asyncio.run(play())
@@ -219,7 +219,7 @@ def test_pairs_and_orders_come_equally_often_and_cannot_be_foretold() -> None:
     lots, pairs = Lots(), list(permutations(NAMES, 2))
     drawn = Counter(lots.draw(pairs) for _ in range(1200))
     assert len(drawn) == 6 and max(drawn.values()) - min(drawn.values()) <= 20
-    # The order that is one behind is twice as likely: two in three, within five standard deviations.
+    # The order that was drawn once less is twice as likely: two in three, within five standard deviations.
     turned = 0
     for _ in range(3000):
         fresh = Lots()

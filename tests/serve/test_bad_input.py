@@ -1,4 +1,4 @@
-"""Hostile input of every sort against one live server: each is refused in OpenAI's shape, and nobody else notices."""
+"""Hostile input of every kind against one live server: it is refused in OpenAI's shape and affects nobody else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client(live: Live) -> Iterator[httpx.Client]:
 
 
 def refusal(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error of an answer, which has OpenAI's shape and this status."""
+    """The error of an answer; checks its status and OpenAI's shape."""
     assert answer.status_code == status, (answer.request.content[-200:], answer.text)
     (error,) = answer.json().values()
     assert error.keys() == {"message", "type", "param", "code"}
@@ -53,12 +53,12 @@ def metric(client: httpx.Client, name: str) -> float:
 
 
 def await_idle(client: httpx.Client) -> None:
-    """Waits until no request is open but the one that asks; the test's own time limit ends it."""
+    """Waits until only its own request is open; the test's time limit ends it."""
     while metric(client, "sheepop_running_requests") or metric(client, "sheepop_open_connections") > 1:
         time.sleep(0.01)
 
 
-# What each field accepts, as OpenAI's reference or this server's own documents have it.
+# The values that each field accepts, by OpenAI's reference or this server's documentation.
 
 
 def number(low: float, high: float) -> Callable[[Any], bool]:
@@ -204,7 +204,7 @@ def test_fields_within_messages_are_checked_too(client: httpx.Client) -> None:
 
 
 def test_settings_that_leave_nothing_to_choose_harm_only_who_asks(client: httpx.Client) -> None:
-    """Each of these comes beside a text that is written meanwhile, and is answered or refused."""
+    """Each of these arrives while another text is generated, and is answered or refused."""
     everyone = {str(token_id): -100 for token_id in range(128)}
     odd: list[dict[str, Any]] = [
         {"temperature": 1e-300},

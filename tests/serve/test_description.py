@@ -1,4 +1,4 @@
-"""The server does what its own description says: requests that fit it, and requests that do not, drawn at random."""
+"""The server follows its own OpenAPI description, for random requests that fit it and that do not."""
 
 from __future__ import annotations
 

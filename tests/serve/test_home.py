@@ -1,4 +1,4 @@
-"""Requests that begin alike go to the same replica, and stay there when other replicas are lost."""
+"""Requests with the same prefix go to the same replica, and stay there when other replicas are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that looks inside: its slices are those of the trace, and no other site gets any."""
+"""The page that looks inside: its slices are those of the trace, and other sites cannot get them."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_what_is_read_off_is_what_the_functions_say(client: Any, begun: dict[str
         ("/traces/{0}/next?position=x", 400, "position"),
         ("/traces/{0}/attribution?position=0&token=999", 400, "no such token"),
         ("/traces/{0}/neighbours?token=-1", 400, "no token -1"),
-        ("/traces/99999/map", 404, "not kept any more"),
-        ("/app.py", 404, "no part 'app.py'"),
+        ("/traces/99999/map", 404, "no longer exists"),
+        ("/app.py", 404, "no file 'app.py'"),
         ("/..%2finside.py", 404, ""),
         ("/%2e%2e/inside.py", 404, ""),
     ],
@@ -169,7 +169,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: Any) -> None:
 
 
 def test_tokens_are_traced_as_they_are(client: Any, trace: Trace) -> None:
-    """Those that a model wrote may be other ones than its tokenizer would make of their text."""
+    """Generated token ids may differ from those that the tokenizer makes of their text."""
     found = client.post("/traces", json={"prompt": [65, 0, 66], "model": "plain"}).json()
     assert [token["id"] for token in found["tokens"]] == [65, 0, 66]
     for ids, problem in (([65, 128], "128"), ([], "empty"), ([65.5], "prompt")):
@@ -178,7 +178,7 @@ def test_tokens_are_traced_as_they_are(client: Any, trace: Trace) -> None:
 
 
 def test_two_viewers_see_their_own(client: Any) -> None:
-    """Whose turns alternate, so that each time the other's inside is computed again."""
+    """Two viewers take turns, so that each trace is dropped and computed again."""
     begun = [client.post("/traces", json={"prompt": text, "model": "plain"}).json() for text in ("first", "the other")]
     expected = [Trace.of(tiny_network(), CharTokenizer(), found["prompt"]) for found in begun]
 
@@ -201,7 +201,7 @@ def test_a_browser_that_leaves_disturbs_nobody(inside: Live, client: Any) -> Non
 
 
 def test_models_are_read_anew(inside: Live, client: Any) -> None:
-    """While the old one is looked at: its traces stay what they were."""
+    """A trace of the old model stays available after a reload."""
     number = client.post("/traces", json={"prompt": "a", "model": "plain"}).json()["number"]
     before = inside.registry.model("plain")
     assert [model["name"] for model in client.post("/reload").json()] == ["chat", "plain"]
@@ -210,7 +210,7 @@ def test_models_are_read_anew(inside: Live, client: Any) -> None:
 
 
 def test_a_model_that_is_written_while_it_is_read_is_one_or_the_other(tmp_path: Path) -> None:
-    """Never a part of each: a reader between the two says so, and the model that it has stays."""
+    """A model that is being written is never read in part: the reload reports it and keeps the old model."""
     place, config = tmp_path / "m", ServerConfig(ui=True)
     networks = [tiny_network(seed) for seed in (4, 9)]
     save_model(place, networks[0], CharTokenizer(), {})
@@ -253,7 +253,7 @@ def test_old_traces_go_when_there_are_many(inside: Live) -> None:
 
 def test_the_page_is_there_only_when_asked_for(live: Live) -> None:
     assert httpx.get(f"{live.url}/ui").status_code == 404
-    with pytest.raises(ConfigError, match="ui asks without a key"):
+    with pytest.raises(ConfigError, match="ui works without keys"):
         ServerConfig(ui=True, api_keys="keys.json")
     with pytest.raises(ConfigError, match="ui looks into models of this process"):
         ServerConfig(ui=True, engine="ray")

@@ -1,4 +1,4 @@
-"""Load beyond what fits, clients that leave, and SIGTERM in the middle: every request is answered or refused."""
+"""Overload, clients that disconnect, and SIGTERM in the middle: every request is answered or refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def until_ready(client: httpx.AsyncClient, process: Started) -> None:
 
 
 async def outcome(client: httpx.AsyncClient, kind: str, seed: int) -> str:
-    """What became of a request: done, refused, left by its client, or not let in at all; anything else fails."""
+    """The result of a request: done, refused, left by its client, or not accepted at all; anything else fails."""
     count = 10 + seed % 60
     asked: dict[str, Any] = {"model": "m", "prompt": f"Once {seed % 7}", "max_tokens": count, "min_tokens": count}
     try:
@@ -126,7 +126,7 @@ def test_every_request_is_answered_or_refused(tmp_path: Path, launcher: Launcher
 
 
 async def idle(client: httpx.AsyncClient) -> None:
-    """Waits until nothing is written any more; every request of the crowd was then counted once."""
+    """Waits until no request is open; then every request was counted once."""
     while True:
         text = (await client.get("/metrics")).text
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))

@@ -1,4 +1,4 @@
-"""What Prometheus reads of several replicas."""
+"""The merged metrics of several replicas."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ openai = pytest.importorskip("openai")
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a process that serves two models and knows nothing of this one."""
+    """The address of a separate process that serves two models."""
     place = tmp_path_factory.mktemp("served")
     for name, tokenizer in (("chat", WithTemplate()), ("plain", CharTokenizer())):
         save_model(place / name, tiny_network(), tokenizer, {})
@@ -170,7 +170,7 @@ def test_answers_fit_their_schema_and_tools_are_called(client: openai.OpenAI) ->
     for choice in ("required", {"type": "function", "function": {"name": "order"}}):
         done = client.chat.completions.create(**asked, tools=[tool], tool_choice=choice).choices[0]
         assert done.finish_reason == "tool_calls"
-        # A model of drawn weights may call as often as it likes.
+        # A model with random weights may call any number of tools.
         assert done.message.tool_calls
         for call in done.message.tool_calls:
             assert call.function.name == "order"

@@ -1,4 +1,4 @@
-"""Operating a server of one process: keys and their limits, deadlines, TLS, models read anew, objects as answers."""
+"""Operating a server of one process: keys and their limits, deadlines, TLS, reloaded models, objects as answers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_tokens_become_text_again(live: Live) -> None:
 
 
 def test_a_model_that_cannot_be_read_keeps_no_other_from_it(live: Live) -> None:
-    """An open request is finished with the model that it began with."""
+    """An open request finishes with the model that it began with."""
     broken: set[str] = set()
     config = ServerConfig()
 
@@ -133,7 +133,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine, which signs itself, and its key."""
+    """A self-signed certificate for this machine, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     place = tmp_path_factory.mktemp("tls")
@@ -147,7 +147,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_process_serves_with_tls_and_reads_its_model_anew(
     model: Path, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """A live server process: a stream that is open when the model changes is finished with the old one."""
+    """In a live server process, a stream that is open during a reload finishes with the old model."""
     place, trusted = Path(shutil.copytree(model, tmp_path / "m")), ssl.create_default_context(cafile=str(pair[0]))
     options = ("--set", f"server.certificate={pair[0]}", "--set", f"server.private_key={pair[1]}")
     server = ServerProcess([place], tmp_path / "log", *options, trusted=trusted)
@@ -158,7 +158,7 @@ def test_a_process_serves_with_tls_and_reads_its_model_anew(
             return str(client.post(f"{url}/v1/completions", json={**greedy, **more}).json()["choices"][0]["text"])
 
         try:
-            # One that opens a connection and says nothing in TLS harms nobody.
+            # A client that opens a connection and sends no TLS affects nobody.
             with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as silent:
                 silent.sendall(b"\x16\x03")
                 old = write()

@@ -1,4 +1,4 @@
-"""The page about the server: its examples run against a live one, and its lists are those of the code."""
+"""The documentation of the server: its examples run against a live one, and its lists match the code."""
 
 from __future__ import annotations
 

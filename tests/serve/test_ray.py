@@ -1,4 +1,4 @@
-"""A server with replicas on two Ray nodes answers as one of a single process does, also while replicas are lost."""
+"""A server with replicas on two Ray nodes answers like a single process, even while replicas are lost."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class OnRay:
 
 
 def save(place: Path, seed: int) -> dict[str, str]:
-    """Writes the model of a seed, and says what it writes for some prompts in this process."""
+    """Saves the model of a seed, and returns the texts that it generates for some prompts in this process."""
     made = tiny("m", WithTemplate(), ServerConfig(), seed)
     made.close()
     save_model(place / "model", made.generator.model, made.tokenizer, {}, replace=True)
@@ -214,7 +214,7 @@ def test_what_is_open_is_finished_when_the_server_is_told_to_stop(server: OnRay)
 
 
 def outcome(asked: Future[httpx.Response]) -> str:
-    """``written``, or the code of the refusal, which has come by status or as the last event of a stream."""
+    """``written``, or the code of the refusal, from the status or from the last event of a stream."""
     answer = asked.result(timeout=SECONDS)
     if answer.status_code == 503:
         assert answer.headers["retry-after"] == "1"

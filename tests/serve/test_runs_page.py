@@ -1,4 +1,4 @@
-"""The page's side of runs: their rows, texts, traces and documents are those on the disk, and votes get there."""
+"""The page's endpoints for runs: rows, texts, traces and documents are those on disk, and votes are saved there."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_traces_over_time_are_those_on_the_disk(client: Any, runs: dict[str, Pat
 
 
 def test_a_run_is_followed_while_it_grows(configured_run: Path) -> None:
-    """Whole lines only; and from the start again when a resumed run has taken rows back."""
+    """Reads whole lines only, and from the start again when a resumed run has removed rows."""
     watched, file = WatchedRuns({"run": configured_run}), RunDirectory(configured_run).metrics_file
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:2]) + lines[2][:10])
@@ -123,7 +123,7 @@ def test_a_run_is_followed_while_it_grows(configured_run: Path) -> None:
 
 @pytest.fixture
 def configured_run(runs: dict[str, Path], tmp_path: Path) -> Path:
-    """A run of its own to change."""
+    """A copy of a run that the test may change."""
     return Path(shutil.copytree(runs["first"], tmp_path / "run"))
 
 
@@ -156,7 +156,7 @@ def test_a_run_without_a_checkpoint_is_watched_and_its_model_comes_later(configu
     [
         ("/runs/third", "no run 'third'; there is first, second run"),
         ("/runs/..%2f..%2fetc/metrics", "Not Found"),
-        ("/runs/../metrics", "no part"),
+        ("/runs/../metrics", "no file"),
         ("/runs/first/traces/3", "no trace of step 3"),
         ("/runs/first/traces/4/tensor?tensor=nothing", "no tensor 'nothing'"),
         ("/runs/first/traces/4/tensor?tensor=blocks.0.attention.weights&head=9", "no head 9"),
@@ -171,7 +171,7 @@ def test_what_a_run_does_not_have_is_refused(client: Any, path: str, problem: st
 
 
 def test_a_report_reaches_nothing(client: Any) -> None:
-    """It brings scripts of its own, which may neither ask the server nor touch the page."""
+    """A report has its own scripts, which can reach neither the server nor the page."""
     for kind, title in (("run", "Training"), ("corpus", "Corpus")):
         response = client.get(f"/runs/first/pages/{kind}")
         policy = response.headers["content-security-policy"]
@@ -259,7 +259,7 @@ def test_every_room_shows_what_there_is(watching: Live, runs: dict[str, Path], v
         page.fill("#say", "Sheep")
         page.get_by_role("button", name="Send").click()
         page.get_by_role("button", name="Right is better").click()
-        page.wait_for_selector("text=Kept in")
+        page.wait_for_selector("text=Saved in")
         kept = json.loads(votes.read_text(encoding="utf-8").splitlines()[-1])
         asked = {
             "model": "plain",

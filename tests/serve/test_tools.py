@@ -1,4 +1,4 @@
-"""Calls of tools in what a model writes by itself: found whole, streamed in pieces, and otherwise left as text."""
+"""Tool calls in free text: found whole, streamed in pieces, and otherwise left as text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_call_is_one_of_a_tool_that_was_offered(text: str, said: str, names: l
 
 @pytest.mark.parametrize("step", [1, 3, 7, 1000])
 def test_a_stream_says_what_the_whole_answer_says(step: int) -> None:
-    """However it is cut into pieces, and never the beginning of a call."""
+    """For any split into pieces, and never the beginning of a call."""
     text = f"Let me see. {CALL} Done <tool_call>{{"
     pieces = ChatPieces(cast(Answer, None), chat())
     written = cast(Any, SimpleNamespace(text="", token_ids=[], finish_reason=None))

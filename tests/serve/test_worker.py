@@ -1,4 +1,4 @@
-"""Requests that end early, come all at once, or go wrong: the others never notice, and every one is answered."""
+"""Requests that end early, arrive all at once, or fail: the others are not affected, and every one is answered."""
 
 from __future__ import annotations
 

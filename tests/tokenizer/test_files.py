@@ -238,7 +238,7 @@ def test_damaged_settings_are_refused(bpe: Tokenizer, tmp_path: Path, content: s
         ({**WORD_PIECE, "vocab": {"a": 0}}, r"names '\[UNK\]' .* does not have that token"),
         ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, r"names '\?' .* does not have that token"),
         ({"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None}, "without a token for unknown characters"),
-        ({"type": "BPE", "vocab": {"a": 0}, "merges": []}, "drops the characters it does not know"),
+        ({"type": "BPE", "vocab": {"a": 0}, "merges": []}, "drops unknown characters"),
         ({"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "?"}, r"names '\?'"),
         ({"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "a", "dropout": 0.5}, "sets dropout"),
         (

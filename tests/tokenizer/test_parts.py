@@ -172,7 +172,7 @@ def test_what_is_cut_or_rewritten_another_way_is_left_to_the_library(source_text
 
 
 def test_an_error_names_the_place_in_the_whole_batch(gpt2: Tokenizer):
-    with pytest.raises(TokenizerError, match="Text 3 of 4 holds the lone surrogate"):
+    with pytest.raises(TokenizerError, match="Text 3 of 4 contains the lone surrogate"):
         gpt2.encode_batch(["a", "<tool é>", "b\ud800", "c"])
 
 

@@ -62,9 +62,9 @@ def test_the_best_of_earlier_sessions_is_remembered(make_trainer: Callable[..., 
 def test_a_loss_that_is_no_number_is_not_shown_as_the_best() -> None:
     shown = Shown()
     live, _ = view(shown)
-    live.heard(held_out(100, math.nan))
+    live.update(held_out(100, math.nan))
     assert "best" not in shown.facts["Held out"]
-    live.heard(held_out(200, 4.0))
+    live.update(held_out(200, 4.0))
     assert shown.facts["Held out"].endswith("the best so far")
 
 
@@ -72,7 +72,7 @@ def test_numbers_stand_in_the_panel() -> None:
     shown = Shown()
     live, now = view(shown)
     now[0] += 50
-    live.heard(row(100))
+    live.update(row(100))
     memory, terms, more = (shown.facts.pop(label) for label in ("Memory", "Terms", "More"))
     assert terms.startswith("loss: surprise per token; perplexity: ") and "; bits per byte: surprise per byte" in terms
     assert more.startswith("learning rate: size of a step; gradient norm: ")
@@ -96,20 +96,20 @@ def test_time_left_counts_the_steps_of_this_session_only() -> None:
     shown = Shown()
     live, now = view(shown, done=900)
     now[0] += 30
-    live.heard(row(910))
+    live.update(row(910))
     assert shown.facts["Time left"] == "4 min 30 s"
 
 
 def test_the_last_and_the_best_validation_and_the_last_sample_are_shown() -> None:
     shown = Shown()
     live, _ = view(shown)
-    live.heard(held_out(20, 4.0))
+    live.update(held_out(20, 4.0))
     assert shown.facts["Held out"] == "step 20: loss 4.0000, 2.0000 bits per byte, the best so far"
-    live.heard(held_out(40, 4.5))
+    live.update(held_out(40, 4.5))
     assert shown.facts["Held out"] == "step 40: loss 4.5000, 2.2500 bits per byte (best 4.0000 at step 20)"
     assert shown.facts["Loss"] == "–"
     live.is_sampled = True
-    live.heard(held_out(60, 3.0))
+    live.update(held_out(60, 3.0))
     assert shown.facts["Held out"] == "step 60: loss 3.0000, 1.5000 bits per byte (sample), the best so far"
 
 
@@ -139,8 +139,8 @@ def test_the_curve_of_the_loss(values: list[float], width: int, expected: str) -
 
 def test_shares_say_of_which_peak_they_are() -> None:
     shown = Shown()
-    LiveView(shown, 9, 0, "cpu", "fp32", 76.5e9).heard(row(1))
+    LiveView(shown, 9, 0, "cpu", "fp32", 76.5e9).update(row(1))
     assert shown.facts["MFU"] == "43.2% of 76.5 GFLOP/s, the matrix peak measured in fp32"
     live, _ = view(shown, nominal=9.89e14)
-    live.heard(row(1, mfu_nominal=0.0123))
+    live.update(row(1, mfu_nominal=0.0123))
     assert shown.facts["MFU"] == "43.2% of 2 TFLOP/s, the matrix peak measured in bf16; 1.2% of the nominal 989 TFLOP/s"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +20,10 @@ from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.head import OutputHead
 from sheepop.train import Trainer, TrainingConfig, validate
-from sheepop.train.budget import StepTime, measure_step, needs_measuring, resolve_training
+from sheepop.train.budget import StepTime, fastest, measure_step, needs_measuring, resolve_training
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import NextToken
+from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, use_float8
 from sheepop.train.step import Gradients
 
@@ -49,45 +53,151 @@ def test_a_cpu_times_bfloat16_only_where_its_products_are_faster(
     assert candidates("auto", "cpu") == expected
 
 
-def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"fp32": [3.0, 0.5, 3.0], "bf16": [2.0, 9.0, 2.0]}
-    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: list(times))
-    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: (9.0, times[arguments[5]]))
+@pytest.mark.parametrize(
+    ("exact", "rounded", "expected"),
+    [
+        ([1.0] * 6, [0.5] * 6, 1),
+        ([1.0] * 6, [1.0] * 6, 0),
+        ([1.0] * 6, [0.96] * 6, 0),
+        ([1.0] * 6, [0.94] * 6, 1),
+        # Every third of the rounded times has one below 0.95, however slow the others are.
+        ([1.0] * 6, [0.9, 0.9, 0.9, 7.0, 7.0, 7.0], 1),
+        # One third of them has none.
+        ([1.0] * 6, [0.5, 0.5, 7.0, 0.5, 0.5, 7.0], 0),
+        ([5.0, 5.0, 5.0, 5.0, 5.0, 1.0], [1.1] * 6, 0),
+        ([1.0], [0.5], 1),
+    ],
+)
+def test_the_more_exact_precision_is_used_unless_the_other_is_clearly_faster(
+    exact: list[float], rounded: list[float], expected: int
+) -> None:
+    assert fastest([exact, rounded]) == expected
+
+
+def test_a_busy_machine_does_not_change_the_choice() -> None:
+    """Two programs share the processor: most steps take up to three times as long, and two starts must agree."""
+
+    def measured(seconds: float, seed: int) -> list[float]:
+        noise = np.random.default_rng(seed)
+        return [float(seconds * (noise.uniform(1.0, 3.0) if noise.random() < 0.7 else 1.0)) for _ in range(40)]
+
+    for start in range(200):
+        assert fastest([measured(0.1, 2 * start), measured(0.1, 2 * start + 1)]) == 0
+        assert fastest([measured(0.1, 2 * start), measured(0.05, 2 * start + 1)]) == 1
+
+
+def test_a_third_candidate_is_compared_with_the_one_chosen_so_far() -> None:
+    assert fastest([[1.0] * 6, [0.5] * 6, [0.49] * 6]) == 1
+    assert fastest([[1.0] * 6, [0.5] * 6, [0.4] * 6]) == 2
+
+
+def measure(
+    monkeypatch: pytest.MonkeyPatch,
+    times: dict[tuple[str, bool], list[float]],
+    *,
+    config: TrainingConfig | None = None,
+    shape: str | None = None,
+    seconds: float = 1.0,
+) -> tuple[StepTime, str, list[float]]:
+    """A step that takes these times by precision and compilation, after an untimed first one of 9 seconds and another.
+
+    Returns the result, what was printed, and the seconds that each call got for a candidate.
+    """
+    shares = []
+
+    def time_steps(*arguments: Any) -> list[list[float]]:
+        shares.append(arguments[6])
+        return [[9.0, 1.0, *times[precision, arguments[7]]] for precision in arguments[5]]
+
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.budget._time_steps", time_steps)
+    printed = io.StringIO()
     chosen = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
         NextToken(),
-        TrainingConfig(),
+        config or TrainingConfig(),
         "cpu",
-        seconds=1.0,
-        console=Console.silent(),
+        seconds=seconds,
+        console=Console(file=printed),
+        shape=shape,
     )
-    assert chosen == StepTime("bf16", 2.0)
+    return chosen, " ".join(printed.getvalue().split()), shares
+
+
+@pytest.mark.parametrize(
+    ("settings", "end"),
+    [
+        ({}, "Using bf16 50 ms. To always use it: training.precision=bf16."),
+        ({"precision": "fp32"}, "Using bf16 50 ms."),
+        (
+            {"compile": "auto"},
+            "Using bf16 50 ms. To always use it: training.precision=bf16 training.compile=false.",
+        ),
+    ],
+)
+def test_the_line_that_names_the_choice_names_the_keys_that_fix_it(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], end: str
+) -> None:
+    times = {("fp32", False): [0.1] * 6, ("bf16", False): [0.05] * 6, ("bf16", True): [0.05] * 6}
+    _, line, _ = measure(monkeypatch, times, config=TrainingConfig(**settings))
+    assert line.startswith("Measured one step: fp32 100 ms, bf16 50 ms")
+    assert line.endswith(end)
+    equal = {("fp32", False): [0.1] * 6, ("bf16", False): [0.1] * 6}
+    _, line, _ = measure(monkeypatch, equal)
+    assert line.endswith("Using fp32 100 ms. To always use it: training.precision=fp32.")
 
 
 @pytest.mark.parametrize(("seconds", "each"), [(12.0, 4.0), (3.0, 2.0)])
 def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
     monkeypatch: pytest.MonkeyPatch, seconds: float, each: float
 ) -> None:
-    shares, clock = [], iter([100.0, 131.5])
-
-    def time_steps(*arguments: Any) -> tuple[float, list[float]]:
-        shares.append(arguments[6])
-        return 1.0, [1.0]
-
-    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr("sheepop.train.budget._time_steps", time_steps)
+    clock = iter([100.0, 131.5])
     monkeypatch.setattr("sheepop.train.budget.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    timing = measure_step(
-        lambda: None,  # type: ignore[arg-type, return-value]
-        None,  # type: ignore[arg-type]
+    times = {("fp32", False): [1.0] * 6, ("bf16", False): [1.0] * 6, ("fp32", True): [1.0] * 6}
+    timing, _, shares = measure(monkeypatch, times, config=TrainingConfig(compile="auto"), seconds=seconds)
+    assert (shares, timing.measured_in) == ([each] * 2, 31.5)
+
+
+def test_a_step_that_was_measured_before_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHEEPOP_MEASUREMENTS", str(tmp_path / "measurements.json"))
+    slow, fast = {("fp32", False): [0.1] * 6, ("bf16", False): [0.1] * 6}, [0.05] * 6
+    first, _, shares = measure(monkeypatch, slow, shape="a")
+    assert (first.precision, len(shares)) == ("fp32", 1)
+    again, line, shares = measure(monkeypatch, {**slow, ("bf16", False): fast}, shape="a")
+    assert (again, again.measured_in, shares) == (first, 0.0, [])
+    assert line == (
+        "Using fp32 100 ms, which an earlier start measured for one step. To always use it: training.precision=fp32."
+    )
+    other, _, _ = measure(monkeypatch, {**slow, ("bf16", False): fast}, shape="b")
+    unnamed, _, _ = measure(monkeypatch, {**slow, ("bf16", False): fast})
+    assert other.precision == unnamed.precision == "bf16"
+    monkeypatch.setattr("sheepop.core.measurements.installed_versions", lambda names: {"torch": "another"})
+    assert measure(monkeypatch, {**slow, ("bf16", False): fast}, shape="a")[0].precision == "bf16"
+
+
+def test_candidates_are_timed_in_turn(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    class Recorded(OneDevice):
+        def begin_step(self) -> None:
+            taken.append(self.precision)
+            super().begin_step()
+
+    monkeypatch.setattr("sheepop.train.budget.OneDevice", Recorded)
+    monkeypatch.setattr("sheepop.train.budget._LEAST_MEASURING_SECONDS", 0.0)
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
+    config = ModelConfig(vocab_size=corpus.tokenizer().vocab_size, d_model=16, num_layers=1, num_heads=1)
+    measure_step(
+        lambda: build_model(config, 0),
+        PackedBatches(corpus.train, max_length=16, pad_id=corpus.tokenizer().pad_id),
         NextToken(),
-        TrainingConfig(compile="auto"),
+        TrainingConfig(global_batch_size=2),
         "cpu",
-        seconds=seconds,
+        seconds=0.0,
         console=Console.silent(),
     )
-    assert (shares, timing.measured_in) == ([each] * 3, 31.5)
+    assert taken == ["fp32", "bf16"] * 8
 
 
 def losses(trainer: Trainer) -> torch.Tensor:
@@ -188,26 +298,14 @@ def test_matrix_products_are_rounded_to_tensor_float_32_on_nvidia_only(device: s
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize(("compiled_seconds", "expected"), [(0.4, True), (0.6, False)])
+@pytest.mark.parametrize(("compiled_seconds", "expected"), [(0.4, True), (0.49, False), (0.6, False)])
 def test_what_is_fastest_is_timed_compiled_too(
     monkeypatch: pytest.MonkeyPatch, compiled_seconds: float, expected: bool
 ) -> None:
-    times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
-    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr(
-        "sheepop.train.budget._time_steps", lambda *arguments: (9.0, [times[arguments[5], arguments[7]]])
-    )
+    times = {("fp32", False): [0.9] * 6, ("bf16", False): [0.5] * 6, ("bf16", True): [compiled_seconds] * 3}
+    timing, _, _ = measure(monkeypatch, times, config=TrainingConfig(compile="auto", max_steps=10))
+    assert timing == StepTime("bf16", compiled_seconds if expected else 0.5, expected)
     config = TrainingConfig(compile="auto", max_steps=10)
-    timing = measure_step(
-        lambda: None,  # type: ignore[arg-type, return-value]
-        None,  # type: ignore[arg-type]
-        NextToken(),
-        config,
-        "cpu",
-        seconds=1.0,
-        console=Console.silent(),
-    )
-    assert timing == StepTime("bf16", min(0.5, compiled_seconds), expected)
     resolved = resolve_training(config, timing, device="cpu", num_samples=10, seq_len=8, validation_tokens=0)
     assert (resolved.precision, resolved.compile) == ("bf16", expected)
 

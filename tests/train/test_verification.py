@@ -19,9 +19,8 @@ from sheepop.train import Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import NextToken
 from sheepop.train.placement import Network
-from sheepop.train.step import Gradients
+from sheepop.train.step import Gradients, Recomputation
 from sheepop.train.tensor_batch import TensorBatch
-from sheepop.train.verification import Recomputation
 
 from .runs import Killed
 

@@ -1,4 +1,4 @@
-"""Changes to a finished model from outside: weights that take less memory, or that a processor reads faster."""
+"""Changes applied to a finished model from outside: LoRA, quantised weights, and weights read by native kernels."""
 
 from __future__ import annotations
 

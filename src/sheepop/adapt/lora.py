@@ -1,9 +1,9 @@
-"""LoRA: a low-rank change beside weights that stay as they are (Hu et al. 2021).
+"""LoRA: low-rank adapters of frozen weights (Hu et al. 2021).
 
 A linear layer ``W x + b`` becomes ``W x + b + s B A x`` with A (r, K), B (N, r) and s = alpha / r, or alpha / sqrt(r)
-where it is rank-stabilised (Kalajdzievski 2023). B begins at 0, so the network begins as it was. W may be stored in
-integers (QLoRA, Dettmers et al. 2023). With DoRA (Liu et al. 2024) the rows of W + s B A have lengths of their own,
-which are learnt.
+if rank-stabilised (Kalajdzievski 2023). B is initialised with 0, so the network's outputs do not change at first. W may
+be stored in integers (QLoRA, Dettmers et al. 2023). DoRA (Liu et al. 2024) also learns the lengths of the rows of
+W + s B A.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sheepop.model import Transformer
 
 
 class LowRank(nn.Module):
-    """One change: `down` A (r, K), `up` B (N, r), and for DoRA the lengths `magnitude` (N,)."""
+    """The adapter of one layer: `down` A (r, K), `up` B (N, r), and for DoRA the row lengths `magnitude` (N,)."""
 
     def __init__(self, config: LoraConfig, down: Tensor, up: Tensor, magnitude: Tensor | None = None) -> None:
         super().__init__()
@@ -33,21 +33,21 @@ class LowRank(nn.Module):
         self.magnitude = None if magnitude is None else nn.Parameter(magnitude)
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A, B and the lengths, as they are computed with."""
+        """Returns A, B and the row lengths as tensors to compute with."""
         return self.down, self.up, self.magnitude
 
     def change(self) -> Tensor:
-        """``s B A`` (N, K)."""
+        """Returns ``s B A`` (N, K)."""
         down, up, _ = self.factors()
         return self.config.scale * (up @ down)
 
     def lengths(self, changed_NK: Tensor) -> Tensor:
-        """Those of the rows of W + s B A (N,)."""
+        """Returns the lengths of the rows of W + s B A (N,)."""
         return row_lengths(changed_NK)
 
 
 class _Adapted(nn.Module):
-    """What layers with changes have in common: changes by name, of which those that are `active` count."""
+    """The base of layers with adapters: `changes` by adapter name, of which only the `active` ones are applied."""
 
     changes: nn.ModuleDict
     active: tuple[str, ...]
@@ -55,7 +55,7 @@ class _Adapted(nn.Module):
     def _take(self, layer: nn.Module) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(layer.__dict__)
-        # The layer that is taken over keeps its own list of modules.
+        # A new dict, so that the original layer keeps its own modules.
         self._modules = dict(layer._modules)
         self.changes, self.active = nn.ModuleDict(), ()
 
@@ -69,17 +69,17 @@ class _Adapted(nn.Module):
 
 
 class LoraLinear(_Adapted, nn.Linear):
-    """A linear layer with changes beside its weight, which is that of the layer it is made of."""
+    """A linear layer with adapters, which shares the weight of the original layer."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self._take(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``W x + b`` and the changes that are active."""
+        """Returns ``W x + b`` plus the active adapters."""
         return self.changed(x, self.weight, self.bias)
 
     def changed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same with a weight and a bias that are given."""
+        """Returns ``weight x + bias`` plus the active adapters."""
         product = F.linear(x, weight)
         found = product
         for change in self._counting:
@@ -89,7 +89,7 @@ class LoraLinear(_Adapted, nn.Linear):
             if magnitude is None:
                 found = found + low.to(product.dtype)
                 continue
-            # The length is a constant where gradients are taken (section 4.3), and dropout is not on what it scales.
+            # The length is a constant for gradients (DoRA, section 4.3); dropout does not apply to the base product.
             factor = magnitude / change.lengths((full(weight) + change.change()).detach())
             base = product if dropped is x else F.linear(dropped, weight)
             found = found + ((factor - 1) * base + factor * low).to(product.dtype)
@@ -97,13 +97,13 @@ class LoraLinear(_Adapted, nn.Linear):
 
 
 class LoraEmbedding(_Adapted, nn.Embedding):
-    """An embedding with changes beside its table: A (r, V), B (D, r), and row t of the change is s B A[:, t]."""
+    """An embedding with adapters A (r, V), B (D, r), which add s B A[:, t] to row t."""
 
     def __init__(self, layer: nn.Embedding) -> None:
         self._take(layer)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The rows of the tokens, with the changes that are active."""
+        """Returns the rows of the tokens plus the active adapters."""
         found = super().forward(input_ids)
         for change in self._counting:
             down, up, _ = change.factors()
@@ -113,21 +113,21 @@ class LoraEmbedding(_Adapted, nn.Embedding):
 
 
 def full(weight: Tensor) -> Tensor:
-    """A weight without a gradient as plain numbers."""
+    """Returns a weight as a plain tensor without gradient, dequantised if it is stored in another format."""
     weight = weight.detach()
     return weight.rows() if isinstance(weight, StoredWeight) else weight
 
 
 def row_lengths(weight_NK: Tensor) -> Tensor:
-    """The Euclidean length of each row (N,)."""
+    """Returns the Euclidean length of each row (N,)."""
     return torch.linalg.vector_norm(weight_NK, dim=1)
 
 
 def target_layers(model: Transformer, targets: Sequence[str]) -> dict[str, nn.Linear | nn.Embedding]:
-    """The layers that patterns mean, by path; raises `ConfigError` for a pattern that means none.
+    """Returns the layers that match the patterns, by path; raises `ConfigError` for a pattern without a match.
 
-    The output projection, routers and experts cannot be changed: their products are not those of a layer. Nor can an
-    embedding that is also the output projection.
+    The output projection, routers and experts cannot have adapters, since they are not plain linear layers. Nor can an
+    embedding that is tied to the output projection.
     """
     possible: dict[str, nn.Linear | nn.Embedding] = {
         name: module
@@ -141,28 +141,28 @@ def target_layers(model: Transformer, targets: Sequence[str]) -> dict[str, nn.Li
         meant = [name for name in possible if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")]
         if not meant:
             tied = (
-                " An embedding that is also the output projection cannot be changed." if pattern == "embedding" else ""
+                " An embedding that is tied to the output projection cannot have one." if pattern == "embedding" else ""
             )
             shown = ", ".join(sorted({name.rpartition(".")[2] for name in possible}))
             raise ConfigError(
-                f"No layer of the model is called {pattern!r}. Layers that can be changed: {shown}.{tied}"
+                f"No layer of the model matches {pattern!r}. Layers that can have an adapter: {shown}.{tied}"
             )
         chosen |= {name: possible[name] for name in meant}
     return {name: layer for name, layer in possible.items() if name in chosen}
 
 
 def add_lora(model: Transformer, config: LoraConfig, *, name: str = "default", seed: int = 0) -> None:
-    """Puts a change beside the layers that `config` means, in place, and makes it the only one that is active.
+    """Adds an adapter to the target layers of `config`, in place, and makes it the only active one.
 
-    Its weights are in float32 and learn; all others of the network do not any longer. Raises `ConfigError` as
-    `target_layers` does, for a `name` that is taken, and for DoRA on an embedding.
+    Its weights are in float32 and trainable; all other weights of the network are frozen. Raises `ConfigError` like
+    `target_layers`, for a `name` that is taken, and for DoRA on an embedding.
     """
     if name in adapters(model):
-        raise ConfigError(f"The model has an adapter called {name!r} already. Choose another name.")
+        raise ConfigError(f"The model already has an adapter called {name!r}. Choose another name.")
     layers = target_layers(model, config.targets)
     embeddings = [path for path, layer in layers.items() if isinstance(layer, nn.Embedding)]
     if config.dora and embeddings:
-        raise ConfigError(f"DoRA changes linear layers, and {embeddings[0]} is none. Leave it out of the targets.")
+        raise ConfigError(f"DoRA adapts linear layers, and {embeddings[0]} is not linear. Remove it from the targets.")
     model.requires_grad_(False)
     for path, layer in layers.items():
         draws = torch.Generator().manual_seed(derive_seed(seed, "lora", path))
@@ -179,7 +179,7 @@ def add_lora(model: Transformer, config: LoraConfig, *, name: str = "default", s
 
 
 def put(model: Transformer, path: str, name: str, change: LowRank) -> None:
-    """Puts one change beside the layer at `path`, which becomes one that may have changes."""
+    """Adds one adapter to the layer at `path`, which becomes a `LoraLinear` or `LoraEmbedding`."""
     layer = model.get_submodule(path)
     if not isinstance(layer, LoraLinear | LoraEmbedding):
         assert isinstance(layer, nn.Linear | nn.Embedding)
@@ -189,17 +189,17 @@ def put(model: Transformer, path: str, name: str, change: LowRank) -> None:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear | LoraEmbedding]:
-    """The layers that may have changes, by path."""
+    """Returns the layers that can hold adapters, by path."""
     return {path: module for path, module in model.named_modules() if isinstance(module, LoraLinear | LoraEmbedding)}
 
 
 def adapters(model: nn.Module) -> tuple[str, ...]:
-    """The names of the changes that a network has."""
+    """Returns the names of the network's adapters."""
     return tuple(dict.fromkeys(name for layer in adapted_layers(model).values() for name in layer.changes))
 
 
 def activate(model: Transformer, *names: str) -> None:
-    """Lets these changes count, added up, and no other; only they learn. Raises `ConfigError` for an unknown name."""
+    """Makes exactly these adapters active (their sum) and trainable; raises `ConfigError` for an unknown name."""
     if unknown := [name for name in names if name not in adapters(model)]:
         known = ", ".join(adapters(model)) or "none"
         raise ConfigError(f"The model has no adapter called {unknown[0]!r}; it has: {known}.")
@@ -210,7 +210,7 @@ def activate(model: Transformer, *names: str) -> None:
 
 
 def without_changes(model: Transformer) -> Transformer:
-    """A copy over the same memory in which no change counts: the network as it was before."""
+    """Returns a copy that shares memory and has no active adapter: the original network."""
     copy = model.sharing_copy()
     for layer in adapted_layers(copy).values():
         layer.active = ()
@@ -218,23 +218,23 @@ def without_changes(model: Transformer) -> Transformer:
 
 
 def can_merge(model: Transformer) -> bool:
-    """Whether all changes may go into the weights that they are beside: not into integers."""
+    """Whether all adapters can be merged into their weights, which must not be quantised."""
     weights = [layer.weight for layer in adapted_layers(model).values()]
     return not any(isinstance(weight, StoredWeight) and weight.scales is not None for weight in weights)
 
 
 def merged(model: Transformer) -> Transformer:
-    """A copy of the network with the active changes in its weights and no other; what is not changed is shared.
+    """Returns a copy with the active adapters merged into its weights; unchanged weights are shared.
 
-    Raises `ConfigError` where a changed weight is stored in integers, which would round the change away.
+    Raises `ConfigError` if such a weight is quantised, which would round the change away.
     """
     copy = model.sharing_copy()
     for path, layer in adapted_layers(copy).items():
         weight = layer.weight.detach()
         if isinstance(weight, StoredWeight) and weight.scales is not None and list(layer._counting):
             raise ConfigError(
-                f"The weights of {path} are stored in {weight.stored}. Merge the adapter into the model that they were "
-                "rounded from."
+                f"The weights of {path} are stored in {weight.stored}. Merge the adapter into the model before "
+                "quantisation."
             )
         if changes := list(layer._counting):
             weight = _changed(weight, changes, layer)
@@ -249,7 +249,7 @@ def merged(model: Transformer) -> Transformer:
 
 
 def _changed(weight: Tensor, changes: Sequence[LowRank], layer: nn.Module) -> Tensor:
-    """The weight with changes added up, each of them one of the weight as it was."""
+    """Returns the weight plus the sum of the adapters, each computed from the original weight."""
     with torch.no_grad():
         before = weight.float()
         found = before.clone()

@@ -1,4 +1,4 @@
-"""The settings of LoRA, apart from its layers, which need torch."""
+"""The settings of LoRA, in a module without torch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from sheepop.core.config import Config
 
 
 class LoraConfig(Config):
-    """A change of low rank: where it is made, and how large it may get."""
+    """The layers, rank and scale of a low-rank adapter."""
 
     rank: int = Field(8, ge=1, le=4096, strict=True)
-    """Columns of B and rows of A."""
+    """Rank of the adapter: columns of B and rows of A."""
     alpha: float = Field(16.0, gt=0)
-    """The change is multiplied by alpha / rank."""
+    """Scale of the adapter, whose output is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the inputs of A that is set to zero while training."""
+    """Share of the adapter's inputs that training sets to zero."""
     targets: tuple[str, ...] = Field(("blocks.*",), min_length=1)
-    """Patterns of the layers that are changed, by their path or its end: `q_proj`, `attention.*`, `embedding`; all
-    linear layers of all blocks by default."""
+    """Patterns that match the path, or the end of the path, of the layers to adapt: `q_proj`, `attention.*`,
+    `embedding`; by default all linear layers of all blocks."""
     rank_stabilised: bool = False
-    """Multiplies by alpha / sqrt(rank) instead."""
+    """Whether the scale is alpha / sqrt(rank) instead."""
     dora: bool = False
-    """Learns the length of each row of the changed weights apart from its direction."""
+    """Whether DoRA learns the length of each weight row separately from its direction."""
 
     @property
     def scale(self) -> float:
-        """The factor s of the change."""
+        """The factor s of ``B A``."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)

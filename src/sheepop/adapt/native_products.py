@@ -1,4 +1,4 @@
-"""Float weights that the project's own kernels read, which is faster than PyTorch for a few rows on a CPU."""
+"""Products of float weights by the project's own kernels, faster than PyTorch for a few rows on a CPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sheepop.model import Transformer
 from sheepop.model.experts import Experts, Router
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-# Matrices that fit a processor's cache leave little to gain, and compiling takes seconds.
+# Matrices that fit the processor's cache gain little, and compiling takes seconds.
 _LEAST_BYTES = 16 * 2**20
 
 
 def wants_native_kernels(model: Transformer) -> bool:
-    """Whether kernels that have to be compiled first are worth it: for integers, and for large matrices, on a CPU."""
+    """Whether native kernels are worth compiling: for integers or large matrices, on a CPU."""
     if model.device.type != "cpu" or model.dtype not in _FORMATS:
         return False
     allowed = native_kernels_allowed()
@@ -29,9 +29,9 @@ def wants_native_kernels(model: Transformer) -> bool:
 
 
 def with_native_products(model: Transformer, *, always: bool = False) -> Transformer:
-    """A copy of the network over the same memory whose matrices are read by the kernels; not for training.
+    """Returns a copy that shares memory and whose matrices use the native kernels; it is not for training.
 
-    Products of many rows go through PyTorch's kernels, which are faster there, unless `always` is said.
+    Products of many rows use PyTorch's kernels, which are faster for them, unless `always` is set.
     """
     replaced = {}
     for weight in _matrices(model):
@@ -45,14 +45,14 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
 
 
 def can_be_batch_invariant(model: Transformer) -> bool:
-    """Whether the kernels may compute all products of this network."""
+    """Whether the native kernels can compute all products of this network."""
     if model.device.type != "cpu" or model.dtype != torch.float32 or not has_kernels():
         return False
     return all(cast(StoredWeight, weight).kernel is not None for weight in _matrices(with_native_products(model)))
 
 
 def _matrices(model: Transformer) -> list[nn.Parameter]:
-    """The weights of linear layers, routers and experts, each once, whose numbers the kernels read."""
+    """Returns the weights of linear layers, routers and experts in a data type of the kernels, tied weights once."""
     found: dict[nn.Parameter, None] = {}
     for layer in model.modules():
         if isinstance(layer, nn.Linear | Router | Experts):

@@ -1,7 +1,7 @@
-"""Weights rounded to 8 or 4 bits, which take a quarter or an eighth of the memory of float32.
+"""Weight-only quantisation: weights rounded to 8 or 4 bits take a quarter or an eighth of the memory of float32.
 
-A row of int8 or fp8, or 32 neighbours of a row in int4, share a scale s; a weight w becomes the integer, or the number
-of 8 bits, nearest to w / s. What multiplies them stays as it is (weight-only quantisation).
+Each row of int8 or fp8, or each group of 32 neighbours in a row of int4, shares a scale s; a weight w becomes the
+integer, or 8-bit float, nearest to w / s. Activations are not quantised.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sheepop.model.experts import Experts
 from sheepop.model.ngrams import NgramEmbedding
 
 QUANTIZED: tuple[Format, ...] = ("int8", "int4", "fp8")
-# What the weight furthest from 0 becomes in int4, before it is clipped to -8. Where it is clipped, others move less.
+# Candidates for the int4 value of the largest weight before clipping to -8; clipping can reduce other weights' error.
 _REACHES = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 11.0)
 _CHUNK = 2**17
 _TINY = 1e-30  # no scale is 0
 
 
 def quantized(weight: Tensor, stored: Format) -> StoredWeight:
-    """Matrices (..., N, K) of floats in fewer bits; raises `UsageError` where int4's groups do not fill a row."""
+    """Quantises float matrices (..., N, K); raises `UsageError` if int4 groups do not divide a row."""
     length = weight.shape[-1]
     if stored == "int4" and length % GROUP:
         raise UsageError(f"int4 needs rows whose length is a multiple of {GROUP}, got {length}. Use int8.")
@@ -38,9 +38,9 @@ def quantized(weight: Tensor, stored: Format) -> StoredWeight:
 
 
 def quantize(model: Transformer, stored: Format) -> Transformer:
-    """A copy of the network whose matrices are in fewer bits; norms, biases and routers stay as they are.
+    """Returns a copy of the network with quantised matrices; norms, biases and routers are unchanged.
 
-    An embedding that is tied to the output stays tied. Raises `UsageError` as `quantized` does.
+    A tied embedding stays tied. Raises `UsageError` like `quantized`.
     """
     return model.sharing_copy(
         {weight: nn.Parameter(quantized(weight, stored), False) for _, weight in quantizable(model)}
@@ -48,7 +48,7 @@ def quantize(model: Transformer, stored: Format) -> Transformer:
 
 
 def quantizable(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """The names and weights of linear layers, embeddings, n-grams and experts, each weight once."""
+    """Yields the names and weights of linear layers, embeddings, n-gram tables and experts, tied weights once."""
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
         is_matrix = parameter.ndim == 2 and isinstance(owner, nn.Linear | nn.Embedding | NgramEmbedding)
@@ -62,15 +62,15 @@ def _int8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fp8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest weight of a row becomes the largest number of e4m3, which is 448."""
+    """Scales each row so that its largest weight becomes 448, the largest number of e4m3."""
     scales_N = weight_NK.abs().amax(1).clamp(min=_TINY) / torch.finfo(torch.float8_e4m3fn).max
     return (weight_NK / scales_N[:, None]).to(torch.float8_e4m3fn), scales_N
 
 
 def _int4(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the scales that are tried for a group, the one with the least squared error."""
+    """Chooses for each group the candidate scale with the least squared error."""
     groups_NGC = weight_NK.view(len(weight_NK), -1, GROUP)
-    # There is one more integer below 0 than above: the weight furthest from 0 becomes -8, whatever its sign.
+    # Integers reach from -8 to 7: the scale's sign makes the largest weight of a group negative.
     extremes_NG1 = groups_NGC.gather(-1, groups_NGC.abs().argmax(-1, keepdim=True))
     extremes_NG1 = torch.where(extremes_NG1.abs() < _TINY, _TINY, extremes_NG1)
     least_NG1 = torch.full_like(extremes_NG1, torch.inf)

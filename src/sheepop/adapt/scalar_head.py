@@ -1,4 +1,4 @@
-"""A number for every position of a network: what an answer is worth, or what is still to be expected."""
+"""Heads that predict one number for each position: the reward of an answer, or the value of a state."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sheepop.model import Transformer
 
 REWARD_HEAD, VALUE_HEAD = "reward_head", "value_head"
 VALUE_MODEL = "value_model"
-"""The name that a network of its own for values has in the policy."""
+"""The module name of a separate value network within the policy."""
 
 
 def is_of_values(name: str) -> bool:
-    """Whether a weight of a policy belongs to what judges its states, and not to what writes."""
+    """Whether a weight of a policy belongs to its value head or value model."""
     return name.partition(".")[0] in (VALUE_HEAD, VALUE_MODEL)
 
 
 class ScalarHead(nn.Linear):
-    """Hidden states (..., D) to numbers (...), in float32 at least. It begins at 0, so all begin alike."""
+    """Maps hidden states (..., D) to numbers (...), at least in float32. Its weights are initialised with 0."""
 
     def __init__(self, d_model: int, *, bias: bool, device: torch.device | None = None) -> None:
         super().__init__(d_model, 1, bias=bias, device=device)
@@ -27,7 +27,7 @@ class ScalarHead(nn.Linear):
             nn.init.zeros_(parameter)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """One number for every hidden state."""
+        """Returns one number for each hidden state."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(exact)
@@ -35,9 +35,9 @@ class ScalarHead(nn.Linear):
 
 
 def add_scalar_head(model: Transformer, name: str) -> ScalarHead:
-    """Puts a head beside the output projection of a network, in place, as the module `name`.
+    """Adds a scalar head to the network, in place, as the module `name`.
 
-    Rewards are compared with each other, so a bias would say nothing; values have one.
+    Only a value head has a bias: rewards are compared with each other, so a bias would have no effect.
     """
     head = ScalarHead(model.config.d_model, bias=name == VALUE_HEAD, device=model.device)
     model.add_module(name, head)
@@ -45,7 +45,7 @@ def add_scalar_head(model: Transformer, name: str) -> ScalarHead:
 
 
 def scalar_head(model: nn.Module, name: str) -> ScalarHead:
-    """The head of that name; raises `LookupError` for a network without it."""
+    """Returns the head called `name`; raises `LookupError` if the network has none."""
     found = getattr(model, name, None)
     if not isinstance(found, ScalarHead):
         raise LookupError(f"the network has no {name}")

@@ -1,7 +1,6 @@
-"""A weight matrix, or those of experts, not stored as one number beside the other in the type of the network.
+"""A weight tensor stored in another format, such as int4, which the network uses like an ordinary parameter.
 
-To the network it is a parameter like any other. Products with it and rows of it are computed from what is stored; any
-other operation sees the matrix in full.
+Matrix products and row look-ups read the stored format directly; every other operation gets the dequantised tensor.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from sheepop.model.experts.grouped_product import grouped_product
 
 Format = Literal["float32", "bfloat16", "fp8", "int8", "int4"]
 GROUP = 32
-"""Weights of int4 that share a scale."""
+"""Number of int4 weights that share a scale."""
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-# Products of more rows are faster in PyTorch's own kernels, where the processor computes in the type of the weights.
+# For more rows PyTorch's kernels are faster if the processor computes in the data type of the weights.
 _MOST_ROWS = 128
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
-_ALIGNED = 16  # a kernel takes as many of a row's numbers at a time
-_FP8_CAPABILITY = (8, 9)  # of NVIDIA's GPUs that know numbers of 8 bits
+_ALIGNED = 16  # the native kernels process this many numbers of a row at a time
+_FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
 
 
 class StoredWeight(Tensor):
     """A matrix (N, K), or those of E experts (E, N, K), of data type `dtype`, stored in `numbers` and `scales`.
 
-    `float32` and `bfloat16` are the matrix itself, without scales. `int8` and `fp8` (e4m3) (N, K) have a float32 scale
-    for each row. `int4` (N, K / 2) has a bfloat16 scale for each 32 weights of a row (N, K / 32); of their 16 bytes,
-    number i holds weight i in its lower half and weight i + 16 in its upper one, as integers from -8 to 7.
+    `float32` and `bfloat16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) (N, K) have a float32
+    scale for each row. `int4` (N, K / 2) has a bfloat16 scale for each 32 weights of a row (N, K / 32): byte i of their
+    16 bytes has weight i in its lower half and weight i + 16 in its upper half, as integers from -8 to 7.
     """
 
     stored: Format
@@ -51,11 +50,11 @@ class StoredWeight(Tensor):
 
     @staticmethod
     def __new__(cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> StoredWeight:
-        """The matrix whose rows are stored in `numbers`."""
+        """Wraps `values`, the stored rows, as a tensor of the full shape."""
         shape = (*values.shape[:-1], values.shape[-1] * (2 if stored == "int4" else 1))
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device, requires_grad=False)
         made.stored, made.numbers, made.scales = stored, values, scales
-        made.num_rows, made.row_length = shape[-2:]  # asking a subclass for its shape takes a while
+        made.num_rows, made.row_length = shape[-2:]  # reading the shape of a tensor subclass is slow
         return made
 
     def __init__(self, *_: Any) -> None:
@@ -65,7 +64,7 @@ class StoredWeight(Tensor):
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def rows(self, index: Tensor | None = None) -> Tensor:
-        """The matrix in full, or the rows (...) of `index` (..., K)."""
+        """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
         values, scales = self.numbers, self.scales
         if index is not None:
             values, scales = values[index], None if scales is None else scales[index]
@@ -79,7 +78,7 @@ class StoredWeight(Tensor):
         return (pairs * (scales.float() / 16)[..., None]).flatten(-2).to(self.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x W^T + b`` for x (..., K), which may ask for a gradient."""
+        """Returns ``x W^T + b`` for x (..., K), with a gradient for x if needed."""
         if x.requires_grad and torch.is_grad_enabled():
             found: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
             return found if bias is None else found + bias
@@ -103,14 +102,14 @@ class StoredWeight(Tensor):
         return out_MN.to(x.dtype)
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The same for a few rows by a kernel of GPUs, which reads the numbers where they lie."""
+        """Computes the product of a few rows with a Triton kernel that reads the stored format."""
         # Triton takes a second to load, and not every machine has it.
         from sheepop.adapt.triton_kernels import int4_product, row_product
 
         assert self.scales is not None
         rows_MK = x.reshape(-1, self.row_length)
         out_MN = x.new_empty(len(rows_MK), self.num_rows)
-        # A kernel multiplies tiles of 16 rows at least.
+        # The kernels multiply tiles of at least 16 rows.
         most = max(16, 1 << (len(rows_MK) - 1).bit_length())
         kernel, sizes = (int4_product, {"HALF": GROUP // 2}) if self.stored == "int4" else (row_product, {"STEP": 128})
         kernel[(-(-self.num_rows // _ROWS_OF_PROGRAM),)](
@@ -121,7 +120,7 @@ class StoredWeight(Tensor):
         return out_MN.view(*x.shape[:-1], self.num_rows)
 
     def grouped_product(self, rows_MK: Tensor, ends_E: Tensor) -> Tensor:
-        """``rows W[e]^T`` for the rows of every expert e, which end at `ends_E[e]`; (M, N)."""
+        """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
         ends = ends_E.tolist()
         parts = [
             self._of_expert(expert).product(rows_MK[begin:end])
@@ -131,17 +130,17 @@ class StoredWeight(Tensor):
         return torch.cat(parts) if parts else rows_MK.new_empty(0, self.num_rows)
 
     def is_for_triton(self) -> bool:
-        """Whether this GPU has a kernel that reads the numbers where they lie."""
+        """Whether a Triton kernel for the stored format runs on this GPU."""
         known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
         return self.scales is not None and known and _has_triton()
 
     @property
     def kernel(self) -> Any:
-        """The function that reads the matrix where it lies, on a CPU, or None; see ``linear.cpp`` for what it takes."""
+        """The native CPU function for the stored format, or None; ``linear.cpp`` documents its arguments."""
         return None if self.row_length % _ALIGNED or self.stored == "fp8" else _kernel(self.stored)
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
-        """Whether the kernel is to be taken for a product with the `count` rows of `x`."""
+        """Whether to use the native kernel for a product with the `count` rows of `x`."""
         if x.device.type != "cpu" or x.dtype == torch.float64 or self.kernel is None:
             return False
         return self.scales is not None or count <= _MOST_ROWS or self.always_native
@@ -172,11 +171,11 @@ class StoredWeight(Tensor):
             return args[0]._like(kwargs.get("device"))
         if function is torch.ops.aten.clone.default:
             return args[0]._like()
-        # In inference mode this comes as it was called, elsewhere only where it changes something.
+        # Inference mode dispatches this call even if it changes nothing; other modes only if the type changes.
         if function is torch.ops.aten.to.dtype and args[1] == args[0].dtype:
             return args[0]
         if function._schema.is_mutable:
-            raise TypeError(f"{function} would change a {cls.__name__}, which is never changed")
+            raise TypeError(f"{function} would change a {cls.__name__}, which is immutable")
         args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
         return function(*args, **kwargs)
 
@@ -196,7 +195,7 @@ class StoredWeight(Tensor):
 
 
 class _Product(torch.autograd.Function):
-    """A product whose backward pass reads the matrix again, so that it is never kept in full."""
+    """A product whose backward pass dequantises the matrix again instead of saving it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: StoredWeight) -> Tensor:
@@ -226,12 +225,12 @@ def _kernel(stored: Format) -> Any:
 
 
 def has_kernels() -> bool:
-    """Whether this machine has, or can make, the kernels."""
+    """Whether this machine has, or can compile, the native kernels."""
     return native_library(_SOURCE) is not None
 
 
 def pointer(tensor: Tensor | None) -> int | None:
-    """Where a tensor's numbers begin, for a kernel."""
+    """Returns a tensor's address for a native kernel, or None."""
     return None if tensor is None else tensor.data_ptr()
 
 

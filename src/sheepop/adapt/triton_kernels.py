@@ -1,7 +1,7 @@
-"""Products with weights in 8 or 4 bits on a GPU, in Triton, which is loaded where there is a GPU only.
+"""Triton kernels for products with 8-bit or 4-bit weights; this module is imported only on a GPU.
 
-A program computes ROWS rows of weights times all of at most MOST inputs. Numbers of 8 bits are exact in every data
-type of the inputs; scales are applied to sums in float32.
+A program multiplies ROWS rows of weights by all inputs, at most MOST. Every data type of the inputs represents 8-bit
+numbers exactly; scales multiply the float32 sums.
 """
 
 # mypy: ignore-errors
@@ -15,7 +15,7 @@ def row_product(
     x, weights, scales, bias, y, num_inputs, length, num_rows,
     MOST: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """``x W^T + b`` for x (M, K), W (N, K) in int8 or fp8 with a scale for each row."""
+    """Computes ``x W^T + b`` for x (M, K) and W (N, K) in int8 or fp8 with a scale for each row."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inputs = tl.arange(0, MOST)
     total = tl.zeros((MOST, ROWS), tl.float32)
@@ -41,7 +41,7 @@ def int4_product(
     x, weights, scales, bias, y, num_inputs, length, num_rows,
     MOST: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """The same for W with a scale for every 2 HALF weights: byte i of these holds weight i and weight i + HALF."""
+    """Computes ``x W^T + b`` for int4 W with a scale for every 2 HALF weights; their byte i has weights i, i + HALF."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inputs, half = tl.arange(0, MOST), tl.arange(0, HALF)
     groups = length // (2 * HALF)

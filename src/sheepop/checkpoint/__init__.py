@@ -1,4 +1,4 @@
-"""Models, training states and runs on disk."""
+"""Reads and writes models, training states and run directories."""
 
 from __future__ import annotations
 

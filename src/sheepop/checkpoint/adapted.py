@@ -1,4 +1,4 @@
-"""Adapters that are given beside a model: PEFT's, or the changes that model directories of ours hold."""
+"""Adds adapters to a loaded model, from PEFT directories or from our model directories with LoRA."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from sheepop.tokenizer import holds_tokenizer, load_tokenizer
 
 
 def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bool = True) -> LoadedModel:
-    """The model with these adapters, added up, over the same memory where nothing is changed.
+    """Returns the model with the sum of these adapters, sharing the memory of unchanged weights.
 
-    A path means a directory in PEFT's format, or a model or run that was tuned with LoRA. With `merge` they are in the
-    weights, where these are not integers, and else beside them. The last adapter that has the model's tokenizer gives
-    its chat template. Raises `CheckpointError` for an adapter that is damaged or does not fit.
+    A path is a directory in PEFT's format, or a model or run that was tuned with LoRA. `merge` merges the adapters into
+    the weights, unless these are quantised. The chat template comes from the last adapter that has the same tokenizer.
+    Raises `CheckpointError` for an adapter that is damaged or does not fit.
     """
     model, tokenizer = loaded.model.sharing_copy(), loaded.tokenizer
     for number, path in enumerate(paths, start=1):
         try:
             directory = _put(Path(path), model, loaded, f"added-{number}")
         except CheckpointError as error:
-            raise CheckpointError(f"The adapter {path} cannot be put on {loaded.directory}: {error}") from None
+            raise CheckpointError(f"The adapter {path} cannot be added to {loaded.directory}: {error}") from None
         if holds_tokenizer(directory):
             own = load_tokenizer(directory)
             tokenizer = own if own.fingerprint() == tokenizer.fingerprint() else tokenizer
@@ -46,13 +46,13 @@ def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bo
 
 
 def family_of(loaded: LoadedModel) -> Family:
-    """The family that other programs have a model in: the one that it was imported from, or the first that fits."""
+    """Returns the family of a model in other programs: the one it was imported from, or the first that fits."""
     imported = loaded.provenance.get("imported")
     return choose_family(loaded.config, imported.get("family") if isinstance(imported, dict) else None)
 
 
 def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path:
-    """Puts one adapter beside the layers of `model`; the directory that it is in."""
+    """Adds one adapter to `model` and returns the directory that contains it."""
     if (path / CONFIG).is_file():
         read_adapter(path, model, family_of(loaded), name=name)
         return path
@@ -61,8 +61,8 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
     config = read_adapter_config(directory)
     if config is None:
         raise CheckpointError(
-            f"{directory} has neither {CONFIG}, as adapters of PEFT do, nor a change beside its weights, as a run with "
-            "tuning.lora has."
+            f"{directory} is not an adapter: it has neither PEFT's {CONFIG} nor the LoRA adapter of a run with "
+            "tuning.lora."
         )
     if problems := damaged_model(directory):
         raise CheckpointError("; ".join(problems) + ".")

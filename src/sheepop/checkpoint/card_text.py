@@ -1,8 +1,7 @@
-"""What a model says of itself to people: ``README.md`` with the front matter that Hugging Face's hub reads.
+"""The text of a model card: ``README.md`` with the front matter that Hugging Face's hub reads.
 
-Everything that provenance holds may come from elsewhere. It enters the front matter through a YAML writer and the text
-as code on one line, where nothing of it is Markdown or HTML. What an export says is made to be handed on: the paths of
-this machine are not in it.
+Provenance may contain untrusted text. It enters the front matter through a YAML writer, and the body as inline code on
+one line, so that it cannot become Markdown or HTML. The card of an export is public, so it contains no local paths.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LONGEST = 500
 _BACKTICKS = re.compile("`+")
 _WITHOUT_PATHS = ("format", "family", "architecture", "transformers_version")
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
-# Names of the hub that are those of SPDX in lower case; any other licence is "other" there, with its name.
+# Licences whose name on the hub is their SPDX identifier in lower case; the hub calls any other licence "other".
 _LICENSES = re.compile(
     r"a?gpl-3\.0|gpl-2\.0|lgpl-(2\.1|3\.0)|apache-2\.0|bsd-[23]-clause|cc-by(-nc)?(-sa)?-4\.0|cc0-1\.0|isc|mit|mpl-2\.0|"
     r"unlicense|zlib"
@@ -42,8 +41,8 @@ _POSITIONS = {
     "sinusoidal": "sinusoidal positions",
     "learned": "learned positions",
     "rope": "rotary positions",
-    "alibi": "positions as a bias of attention (ALiBi)",
-    "none": "no encoding of positions",
+    "alibi": "positions as an attention bias (ALiBi)",
+    "none": "no position encoding",
 }
 
 
@@ -55,11 +54,11 @@ def model_card(
     stored: Mapping[str, Any] | None = None,
     library: Library = "sheepop",
 ) -> str:
-    """The text of ``README.md``, a function of its arguments alone; what they do not say is left out or called unknown.
+    """Returns the text of ``README.md``, which depends only on the arguments; missing facts are omitted or "unknown".
 
-    Of `provenance` it reads what runs, imports and quantising write, `evaluations`, and where somebody gave them
-    `license`, `language`, `run` (`kind`, `command`) and `data` (`documents`, `licenses` with the number of documents of
-    each). `stored` is the content of ``config.json``; `library` is the one that reads the directory.
+    From `provenance` it reads the entries of runs, imports and quantisation, `evaluations`, and if present `license`,
+    `language`, `run` (`kind`, `command`) and `data` (`documents`, `licenses` with the number of documents of each).
+    `stored` is the content of ``config.json``; `library` is the library that loads the directory.
     """
     stored = stored or {}
     scores = [score for score in _sequence(provenance.get(EVALUATIONS)) if isinstance(score, Mapping)]
@@ -79,7 +78,7 @@ def model_card(
 
 
 def renewed(old: str, card: str) -> str:
-    """`old` with the parts that SheepOp wrote there, and nobody has changed since, as they are in `card`."""
+    """Returns `old` with the parts from `card`, where SheepOp wrote them and nobody has changed them since."""
     for before, after in _COMMENTS:
         begin, end = re.escape(before + _BEGIN), re.escape(before + _END + after)
         part = re.compile(rf"^{begin}([0-9a-f]{{16}}){re.escape(after)}\n(.*?)^{end}$", re.MULTILINE | re.DOTALL)
@@ -100,7 +99,7 @@ def _checksum(text: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _size(config: ModelConfig) -> tuple[int, int]:
-    """All parameters and those of one token: a run writes many checkpoints of one network."""
+    """Returns the number of all and of active parameters; cached, since a run writes many checkpoints of a network."""
     return num_parameters(config), num_active_parameters(config)
 
 
@@ -130,7 +129,7 @@ def _front_matter(
 
 
 def _results(scores: Sequence[Mapping[str, Any]], task: str) -> Iterator[dict[str, Any]]:
-    """The scores that are numbers as the hub's model index has them, those of one evaluation together."""
+    """Yields the numeric scores in the format of the hub's model index, grouped by evaluation."""
     known = [score for score in scores if _is_number(score.get("value"))]
     for (kind, name), group in groupby(known, lambda score: (_plain(score.get("kind")), _plain(score.get("name")))):
         metrics = [
@@ -143,15 +142,15 @@ def _results(scores: Sequence[Mapping[str, Any]], task: str) -> Iterator[dict[st
 def _description(config: ModelConfig, tokenizer: Tokenizer, stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     total, active = _size(config)
     yield "architecture", _architecture(config)
-    yield "parameters", f"{total:,}" + (f", of which {active:,} take part in a token" if active < total else "")
+    yield "parameters", f"{total:,}" + (f", of which a token uses {active:,}" if active < total else "")
     yield "context", counted(config.max_seq_len, "token")
     yield "vocabulary", counted(config.vocabulary, "token")
     template = ", with a chat template" if tokenizer.settings().get(CHAT_TEMPLATE) else ""
     yield "tokenizer", f"{_code(tokenizer.algorithm)}, {counted(tokenizer.vocab_size, 'token')}{template}"
     if quantisation := _mapping(stored.get("quantization")):
-        yield "weights", f"{_code(quantisation.get('weights'))}, made of {_code(quantisation.get('dtype'))}"
+        yield "weights", f"{_code(quantisation.get('weights'))}, quantised from {_code(quantisation.get('dtype'))}"
     if adapter := _mapping(stored.get("adapter")):
-        yield "beside the weights", f"a change of rank {_code(adapter.get('rank'))} (LoRA)"
+        yield "adapter", f"LoRA of rank {_code(adapter.get('rank'))}"
 
 
 def _architecture(config: ModelConfig) -> str:
@@ -168,15 +167,15 @@ def _architecture(config: ModelConfig) -> str:
         f"{_code(config.norm)} ({config.norm_position})",
     ]
     if config.experts is not None:
-        parts.append(f"{config.experts.count} experts a layer, {config.experts.per_token} for each token")
+        parts.append(f"{config.experts.count} experts per layer, {config.experts.per_token} for each token")
     if config.sliding_window is not None:
         parts.append(f"attention in a window of {counted(config.sliding_window, 'token')}")
     if config.ngrams is not None:
-        parts.append("vectors for n-grams")
+        parts.append("n-gram embeddings")
     if config.short_convolution is not None:
         parts.append(f"convolutions over {counted(config.short_convolution, 'token')} before attention")
     return "; ".join(
-        [*parts, "the output projection is the embedding" if config.tie_weights else "an output of its own"]
+        [*parts, "output projection tied to the embedding" if config.tie_weights else "separate output projection"]
     )
 
 
@@ -197,13 +196,13 @@ def _making(provenance: Mapping[str, Any], library: Library) -> Iterator[str]:
     for key, what in (("corpus_fingerprint", "data"), ("tokenizer_fingerprint", "tokenizer")):
         if key in provenance:
             yield f"Fingerprint of the {what}: {_code(provenance[key])}"
-    yield f"Documents that it learnt from: {_count(data.get('documents'))}"
+    yield f"Training documents: {_count(data.get('documents'))}"
     counts = _mapping(data.get("licenses"))
     found = ", ".join(f"{_code(name or 'none stated')} {_count(count)}" for name, count in counts.items())
-    yield f"Licences of these documents, as far as they say, and how many have each: {found or 'unknown'}"
+    yield f"Stated licences of these documents, with the number of documents: {found or 'unknown'}"
     if quantised:
         numbers = [_number(value) for value in _sequence(quantised.get("perplexity"))]
-        cost = f"; perplexity of the same text before and after: {', '.join(numbers)}" if numbers else ""
+        cost = f"; perplexity on the same text before and after: {', '.join(numbers)}" if numbers else ""
         origin = f" from {_code(quantised.get('from'))}" if with_paths else ""
         yield f"Quantised to {_code(quantised.get('weights'))}{origin}{cost}"
 
@@ -234,7 +233,7 @@ def _scores(scores: Sequence[Mapping[str, Any]], library: Library) -> str:
 
 
 def _when(score: Mapping[str, Any]) -> str:
-    """The date, or the step of a run, whose later checkpoints list a score too until there is a newer one."""
+    """Returns the date of a score, or the run's step: later checkpoints keep listing a score until a newer one."""
     if "date" in score:
         return _code(score["date"])
     return f"at step {_count(score['step'])}" if "step" in score else "unknown"
@@ -250,7 +249,7 @@ def _usage(config: ModelConfig, tokenizer: Tokenizer, what: str, library: Librar
             'inputs = tokenizer("Once upon a time", return_tensors="pt")',
             "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=16)[0]))",
         ]
-        return "In this directory, or with its path in place of the dot:\n\n" + _block("python", lines)
+        return "Run this in the model's directory, or replace the dot with its path:\n\n" + _block("python", lines)
     if what == "reward model":
         call, command = 'print(lm.rewards("Once upon a time", [" there was a sheep."]))', []
     else:
@@ -259,31 +258,31 @@ def _usage(config: ModelConfig, tokenizer: Tokenizer, what: str, library: Librar
         command += ["sheepop chat ."] if tokenizer.settings().get(CHAT_TEMPLATE) else []
     python = _block("python", ["import sheepop", "", 'lm = sheepop.load(".")', call])
     shell = _block("bash", command) + "\n" if command else ""
-    return f"In this directory, or with its path in place of the dot:\n\n{shell}{python}"
+    return f"Run this in the model's directory, or replace the dot with its path:\n\n{shell}{python}"
 
 
 def _limits(config: ModelConfig, provenance: Mapping[str, Any]) -> Iterator[str]:
     license = _license(provenance)
     yield f"Licence: {_code(license)}" if license else "Licence: unknown, none was given"
-    yield f"It sees at most {counted(config.max_seq_len, 'token')} at once"
-    yield "What it writes follows its training text: it may be wrong or harmful, and may repeat that text"
-    yield "It is measured only as far as the scores above say"
+    yield f"Its context is at most {counted(config.max_seq_len, 'token')}"
+    yield "Its output reflects its training text: it may be wrong or harmful, and may repeat that text"
+    yield "Only the scores above were measured"
 
 
 def _license(provenance: Mapping[str, Any]) -> str:
-    """What was given, or what an imported file says of itself; else empty."""
+    """Returns the given licence, or the one stated in an imported file, or an empty text."""
     imported = _mapping(_mapping(provenance.get("imported")).get("metadata")).get("general.license")
     return _plain(provenance.get("license") or imported or "")
 
 
 def _plain(value: Any) -> str:
-    """One line of printable characters, not too long."""
+    """Returns a value as one line of printable characters of limited length."""
     text = str(value)[: 2 * _LONGEST]
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:_LONGEST]
 
 
 def _code(value: Any) -> str:
-    """A text as inline code, for a table too: its bars stand outside of the code, as a bar there would end the cell."""
+    """Returns a text as inline code that is safe in a table: bars, which would end a cell, are escaped outside it."""
     parts = [part for part in re.split(r"(\|)", _plain(value)) if part.strip()]
     return "".join("&#124;" if part == "|" else _span(part) for part in parts) or "(empty)"
 

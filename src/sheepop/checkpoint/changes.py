@@ -1,4 +1,4 @@
-"""The change of low rank that a model directory may hold beside its weights, as tensors and in a network."""
+"""The LoRA adapter of a model directory: its tensors, and how they are loaded into a network."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sheepop.model import Transformer
 
 _HEAD = f"{REWARD_HEAD}.weight"
 NAME = "default"
-"""The name of the one change that a model directory may hold."""
+"""The name of the single adapter that a model directory can have."""
 
 
 def changes_of(model: Transformer) -> dict[str, Tensor]:
-    """The tensors of all changes beside the layers of a network, by their names in it, and its head for rewards."""
+    """Returns the tensors of all adapters in a network by their parameter names, and its reward head."""
     changes = {
         f"{path}.changes.{name}": tensor.detach()
         for path, layer in adapted_layers(model).items()
@@ -34,10 +34,10 @@ def changes_of(model: Transformer) -> dict[str, Tensor]:
 def put_changes(
     model: Transformer, config: LoraConfig, tensors: Mapping[str, Tensor], source: Path, *, name: str = NAME
 ) -> None:
-    """Puts a change, stored in `source`, beside the layers of its base as `name` and makes it the active one.
+    """Adds an adapter, read from `source`, to the model as `name`, and makes it the only active one.
 
-    A head for rewards that lies with it is added, too. Raises `CheckpointError` for tensors that are missing, or that
-    have no layer or another shape.
+    Also adds a reward head if `tensors` has one. Raises `CheckpointError` for tensors that are missing, have the wrong
+    shape, or belong to no layer.
     """
     modules = dict(model.named_modules())
     if _HEAD in tensors:
@@ -45,18 +45,18 @@ def put_changes(
     for path in dict.fromkeys(key.partition(".changes.")[0] for key in tensors if key != _HEAD):
         down, up, magnitude = (tensors.get(f"{path}.changes.{NAME}.{part}") for part in ("down", "up", "magnitude"))
         if path not in modules or down is None or up is None:
-            raise CheckpointError(f"{source} does not fit its model: {path} is no layer of it, or lacks a part.")
+            raise CheckpointError(f"{source} does not fit its model: {path} is not a layer of it, or lacks a tensor.")
         rows, length = modules[path].weight.shape
         expected = (length, rows) if isinstance(modules[path], nn.Embedding) else (rows, length)
         if (up.shape[0], down.shape[-1]) != expected or up.shape[-1] != down.shape[0]:
-            raise CheckpointError(f"{source} does not fit its model: the change of {path} has another shape.")
+            raise CheckpointError(f"{source} does not fit its model: the adapter of {path} has the wrong shape.")
         lengths = None if magnitude is None else magnitude.clone()
         put(model, path, name, LowRank(config, down.clone(), up.clone(), lengths))
-    beside = f".changes.{name}."
+    infix = f".changes.{name}."
     placed = {
-        key.replace(beside, f".changes.{NAME}."): each
+        key.replace(infix, f".changes.{NAME}."): each
         for key, each in changes_of(model).items()
-        if beside in key or key == _HEAD
+        if infix in key or key == _HEAD
     }
     require_changes(tensors, placed, source)
     if _HEAD in tensors:
@@ -65,7 +65,7 @@ def put_changes(
 
 
 def require_changes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
-    """Raises `CheckpointError` naming every tensor that is missing, unexpected or of another shape."""
+    """Raises `CheckpointError` naming every tensor that is missing, unexpected or of the wrong shape."""
     shapes, wanted = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, expected))
     if problems := tensor_problems(shapes, wanted):
         raise CheckpointError(f"The weights in {source} do not fit their model: {listed(problems)}.")

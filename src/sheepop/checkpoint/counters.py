@@ -1,4 +1,4 @@
-"""The part of a training state that is plain JSON, ``state/state.json`` of a checkpoint: how far the run had come."""
+"""The JSON part of a training state, ``state/state.json`` in a checkpoint, with the run's progress counters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COUNTERS = "state.json"
 
 
 def read_counters(checkpoint: Path) -> dict[str, Any]:
-    """The counters of `checkpoint` alone; raises `CheckpointError` when there are none."""
+    """Reads only the counters of `checkpoint`; raises `CheckpointError` if there are none."""
     counters: dict[str, Any] = read_state_record(checkpoint)["counters"]
     return counters
 
 
 def read_state_record(checkpoint: Path) -> dict[str, Any]:
-    """Counters, and what belongs to the optimizer's tensors; raises `CheckpointError` for an unknown format."""
+    """Reads counters and optimizer scalars; raises `CheckpointError` for an unknown format."""
     folder = checkpoint / STATE
     record = read_json(folder / COUNTERS)
     version = record.get("format_version") if isinstance(record, dict) else None

@@ -1,4 +1,4 @@
-"""The tensors that a model of ours has on disk, as a function of its configuration alone."""
+"""The tensors that one of our models has on disk, as a function of its configuration."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Name and shape of every stored tensor of a decoder, in the order of the network.
+    """Returns the name and shape of each stored tensor of a decoder, in network order.
 
-    Nothing is allocated, so that a configuration may be compared with a file before it is believed.
+    Allocates nothing, so that an untrusted configuration can be compared with a file first.
     """
     return dict(_model(config))
 
@@ -19,9 +19,9 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 def tensor_problems(
     found: Mapping[str, Shape], expected: Mapping[str, Shape], reasons: Mapping[str, str] | None = None
 ) -> list[str]:
-    """A clause for every tensor that is missing, unexpected or of another shape, in the order of `expected`.
+    """Returns a clause for each tensor that is missing, unexpected or of the wrong shape.
 
-    `reasons` say why a tensor has the shape that is expected.
+    `reasons` explain the expected shapes of some tensors.
     """
     reasons = reasons or {}
     return [
@@ -35,8 +35,8 @@ def tensor_problems(
     ]
 
 
-def without_ours(config: ModelConfig) -> str:
-    """What to say behind a refused export: which keys leave out what no other program computes, if any are given."""
+def export_advice(config: ModelConfig) -> str:
+    """Returns advice for a refused export: the settings that disable features which no other program supports."""
     keys = [key for key in ("ngrams", "short_convolution") if getattr(config, key) is not None]
     settings = " ".join(f"model.{key}=null" for key in keys)
     return f"\nFor a model that other programs can run, train with {settings}." if keys else ""

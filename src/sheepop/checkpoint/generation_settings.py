@@ -1,4 +1,4 @@
-"""Settings of generation that belong to a model and travel with it: the tokens that end a text."""
+"""Generation settings that are stored with a model: the tokens that end a text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GENERATION = "generation_config.json"
 
 
 def read_generation(directory: Path) -> dict[str, Any]:
-    """The keys of ``generation_config.json``, none when there is no such file."""
+    """Returns the keys of ``generation_config.json``, empty if there is no such file."""
     if not (directory / GENERATION).is_file():
         return {}
     settings = read_json(directory / GENERATION)
@@ -23,9 +23,10 @@ def read_generation(directory: Path) -> dict[str, Any]:
 
 
 def end_ids(settings: Mapping[str, Any], vocab_size: int, where: str) -> tuple[int, ...]:
-    """The tokens that end a text beside the tokenizer's own `eos_token`: a number, a list of numbers or nothing.
+    """Returns the tokens that end a text in addition to the tokenizer's `eos_token`.
 
-    A number outside the vocabulary ends nothing, since no model writes it. Raises `CheckpointError` for anything else.
+    `eos_token_id` is a number, a list of numbers or absent; `CheckpointError` is raised for anything else. Numbers
+    outside the vocabulary are ignored, since no model generates them.
     """
     value = settings.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]

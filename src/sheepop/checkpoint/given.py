@@ -1,4 +1,4 @@
-"""The settings in a file of another program, handed out one by one so that none is left unread."""
+"""Settings in a file of another program, with a record of which keys were read, so that none is ignored."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from sheepop.core.errors import CheckpointError
 
-# The default of a key that a file has to have.
+# The default that marks a required key.
 REQUIRED: Any = object()
 # Far above every published model, and far below what would overflow a product of two sizes.
 LARGEST_NUMBER = 2**31 - 1
-# Of what is listed or tabulated one by one.
+# For counts of items that are listed one by one.
 LARGEST_COUNT = 10_000
 LARGEST_CONTEXT = 2**24
 _SHOWN_CHARACTERS = 80
@@ -21,12 +21,12 @@ _KINDS = {int: "whole numbers", float: "numbers", bool: "truth values", str: "te
 
 
 class Given:
-    """The settings in a file, by key; every key that is taken counts as read.
+    """The settings in a file by key, which records the keys that were taken.
 
-    In the file keys stand below `prefix`. `tensors` are the names of the tensors beside them.
+    `prefix` precedes all keys in the file. `tensors` are the names of the model's tensors.
     """
 
-    # The smallest whole number, and what is said of one beyond the bounds.
+    # The smallest integer, and the error text for one out of bounds.
     smallest: ClassVar[int] = -LARGEST_NUMBER
     beyond: ClassVar[str] = "is more than any model has"
 
@@ -37,10 +37,9 @@ class Given:
         self._read: set[str] = set()
 
     def take(self, name: str, default: Any = REQUIRED, *aliases: str) -> Any:
-        """The value of `name`, or of the alias that stands in its place; `default` when it is absent.
+        """Returns the value of `name` or of one of its aliases, or `default` if all are absent.
 
-        Raises `CheckpointError` when two spellings of one key contradict each other, or one without a default is
-        missing.
+        Raises `CheckpointError` if the name and its aliases contradict each other, or if a required key is missing.
         """
         self._read.update((name, *aliases))
         found = [spelling for spelling in (name, *aliases) if spelling in self._keys]
@@ -52,7 +51,7 @@ class Given:
         return self._keys[found[0]] if found else default
 
     def has(self, name: str) -> bool:
-        """Whether the key is there, with a value that is not null."""
+        """Whether the key is present and its value is not null."""
         return self._keys.get(name) is not None
 
     def typed(
@@ -64,7 +63,7 @@ class Given:
         optional: bool = False,
         largest: int = LARGEST_NUMBER,
     ) -> Any:
-        """`take`, refusing what is no `kind`, and whole numbers beyond `largest`. Null is allowed where `optional`."""
+        """Takes a value of type `kind`; refuses other types and integers above `largest`. `optional` allows null."""
         value = self.take(name, default, *aliases)
         if value is None and optional:
             return None
@@ -79,7 +78,7 @@ class Given:
         return kind(value)
 
     def entries(self, name: str, kind: type, default: Any = REQUIRED) -> list[Any]:
-        """The entries of a list, each a `kind`."""
+        """Takes a list whose entries have type `kind`."""
         values = self.take(name, default)
         if not isinstance(values, list) or not all(self.is_a(kind, value) for value in values):
             raise self.problem(name, f"is not a list of {_KINDS[kind]}")
@@ -88,38 +87,38 @@ class Given:
         return [kind(value) for value in values]
 
     def single(self, name: str, value: Any) -> Any:
-        """What stands for one number, where a format has several ways to write it."""
+        """Returns the number that a value represents; subclasses handle formats with several notations."""
         return value
 
     def is_a(self, kind: type, value: Any) -> bool:
-        """Whether a value is of `kind`; a whole number is a number, too."""
+        """Whether a value has type `kind`; an integer also counts as a float."""
         return type(value) is kind or (kind is float and type(value) is int)
 
     def within(self, name: str, value: Any) -> Given:
-        """The table that is the value of a key."""
+        """Returns the settings in a table that is the value of a key."""
         if not isinstance(value, dict):
             raise self.problem(name, "is not a table of keys and values")
         return Given(value, f"{self.where}: {name}")
 
     def unread(self) -> list[str]:
-        """The keys that nobody has taken."""
+        """Returns the keys that were not taken."""
         return sorted(self._keys.keys() - self._read)
 
     def problem(self, name: str, what: str) -> CheckpointError:
-        """The error for a key and its value."""
+        """Returns an error that names the key and its value."""
         return CheckpointError(f"{self.where}: {self.prefix}{name}{self.shown(name)} {what}.")
 
     def shown(self, name: str) -> str:
-        """The value of a key as a message has it, behind the key."""
+        """Returns the value of a key in the form that follows the key in messages."""
         return f" = {shown(self._keys.get(name))}"
 
 
 def shown(value: Any) -> str:
-    """A value of a foreign file as it may stand in a message: short."""
+    """Returns a value of a foreign file for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _is_finite(value: float) -> bool:
-    # Not math.isfinite, which fails for whole numbers that are too large for a float.
+    # Not math.isfinite, which fails for integers that are too large for a float.
     return abs(value) <= sys.float_info.max

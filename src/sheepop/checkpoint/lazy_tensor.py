@@ -1,4 +1,4 @@
-"""A tensor that is read when it is asked for, so that a model larger than memory can pass through."""
+"""Tensors that are read on demand, so that a model larger than memory can be converted."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ class LazyTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> LazyTensor:
-        """A tensor that is in memory already."""
+        """Wraps a tensor that is already in memory."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
     @property
     def count(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """The size of its numbers in a file."""
+        """The size of the data in bytes."""
         return self.dtype.itemsize * self.count
 
 
 def total_bytes(tensors: Mapping[str, LazyTensor]) -> int:
-    """The size of all tensors together."""
+    """Returns the total size of the tensors in bytes."""
     return sum(tensor.num_bytes for tensor in tensors.values())
 
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """What a reader of another program's format found, in our terms.
+    """A model of another program, converted to our terms.
 
-    `tensors` have the names and shapes of `sheepop.checkpoint.expected_tensors`. `generation` holds the keys of
-    ``generation_config.json``: `eos_token_id` (a number or a list) ends a text beside the tokenizer's own. `source`
-    says where the model came from, and `notes` are sentences for the user about what was left out or differs.
+    `tensors` have the names and shapes of `sheepop.checkpoint.expected_tensors`. `generation` has the keys of
+    ``generation_config.json``: `eos_token_id` (a number or a list) ends a text, in addition to the tokenizer's own.
+    `source` describes the origin of the model, and `notes` tell the user what was left out or differs.
     """
 
     config: ModelConfig

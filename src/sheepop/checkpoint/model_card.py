@@ -1,4 +1,4 @@
-"""The card of a model, and scores that are put beside a finished one: into its provenance and into its card."""
+"""Records scores of a finished model in its provenance and its model card."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _LOCK = ".scores.lock"
 
 
 def record_scores(directory: Path, scores: Sequence[Mapping[str, Any]]) -> None:
-    """Puts scores into ``provenance.json`` and the card of the model that `directory` means.
+    """Adds scores to ``provenance.json`` and to the card of the model at `directory` (see `resolve_model_directory`).
 
-    A score has `kind`, `name`, `measure` and `value`, and what else is known of it; one of the same kind, name, measure
-    and `settings` takes the place of an older one. Whoever reads the model meanwhile, or after a crash at any moment,
-    finds it whole. Of the card only what SheepOp wrote, and nobody has changed, is written anew.
+    A score has `kind`, `name`, `measure`, `value` and optional details; it replaces an older one with the same kind,
+    name, measure and `settings`. The model stays readable throughout, also after a crash at any moment. Only the parts
+    of the card that SheepOp wrote and nobody changed are rewritten.
 
-    Raises `CheckpointError` for a directory that is not a whole model or is in use, and `StorageError` where nothing
-    can be written.
+    Raises `CheckpointError` for a directory that is not a complete model or is in use, and `StorageError` if the
+    directory is not writable.
     """
     directory = resolve_model_directory(directory)
     config = read_model_config(directory)
     if problems := damaged_model(directory):
-        raise CheckpointError(f"Scores of the model in {directory} cannot be recorded: {'; '.join(problems)}.")
+        raise CheckpointError(f"Scores cannot be recorded for the model in {directory}: {'; '.join(problems)}.")
     tokenizer, stored = load_tokenizer(directory), read_json(directory / "config.json")
     try:
         with _only_writer(directory):
@@ -56,9 +56,9 @@ def record_scores(directory: Path, scores: Sequence[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def _only_writer(directory: Path) -> Iterator[None]:
-    """Keeps other processes from recording scores here, and clears what a killed one left."""
+    """Locks out other processes that record scores, and removes the leftovers of a killed one."""
     lock = directory / _LOCK
-    refusal = CheckpointError(f"Another process is recording scores in {directory}. Do it again when it is done.")
+    refusal = CheckpointError(f"Another process is recording scores in {directory}. Try again when it has finished.")
     with storage_errors(directory), exclusive_lock(lock, refusal):
         try:
             remove_partial(directory)
@@ -68,23 +68,23 @@ def _only_writer(directory: Path) -> Iterator[None]:
 
 
 def _with_scores(directory: Path, scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is known of the making of a model, with these scores."""
+    """Returns the provenance of the model with these scores added."""
     made = read_json(directory / PROVENANCE)
     known = made.get(EVALUATIONS, []) if isinstance(made, dict) else None
     if not isinstance(known, list) or not all(isinstance(score, dict) for score in known):
-        raise CheckpointError(f"{directory / PROVENANCE} is not the record of a model's making. Restore that file.")
+        raise CheckpointError(f"{directory / PROVENANCE} is not a valid provenance record. Restore that file.")
     together = {_identity(score): score for score in [*known, *(finite(score) for score in scores)]}
     return {**finite(made), EVALUATIONS: list(together.values())}
 
 
 def _identity(score: Mapping[str, Any]) -> str:
-    """What two scores have in common of which the later one counts."""
+    """Returns the identity of a score: of two scores with the same identity the later one counts."""
     parts = [score.get(key) for key in ("kind", "name", "measure")]
     return json.dumps([*parts, score.get("settings") or {}], sort_keys=True)
 
 
 def _replace(directory: Path, made: Mapping[str, Any]) -> None:
-    """Without a checksum while it changes: at no moment does one file contradict the other."""
+    """Writes the provenance; its checksum is removed meanwhile, so that the two files never contradict each other."""
     record, changed = directory / CHECKSUMS, directory / PROVENANCE
     others = {name: value for name, value in read_json(record).items() if name not in (CARD, PROVENANCE)}
     write_json(record, others)
@@ -93,7 +93,7 @@ def _replace(directory: Path, made: Mapping[str, Any]) -> None:
 
 
 def _renew(path: Path, card: str) -> None:
-    """Writes the card, or the parts of it that are SheepOp's; what is no text or leads elsewhere is left alone."""
+    """Rewrites the parts of the card that SheepOp wrote, or a missing card; skips links and files that are no text."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return
     try:

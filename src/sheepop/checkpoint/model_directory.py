@@ -1,4 +1,4 @@
-"""A model on disk, complete in itself: configuration, weights, tokenizer, provenance, checksums."""
+"""Reads and writes model directories: configuration, weights, tokenizer, provenance, checksums."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
 FORMAT_VERSION = 4
-"""Of a reward model. With a change beside its weights a directory is of version 3, with quantised weights alone of 2,
-and all others are of 1."""
+"""The newest version, used for reward models. Directories with an adapter have version 3, those with quantised weights
+and no adapter version 2, and all others version 1."""
 ADAPTER = "adapter.safetensors"
 PROVENANCE = "provenance.json"
-_SCALE = "_scale"  # behind the name of a weight of integers
+_SCALE = "_scale"  # suffix of a quantised weight's name for its scales
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model read back from disk, in evaluation mode, with the tokenizer it was trained with.
+    """A model loaded from disk, in evaluation mode, with its tokenizer.
 
-    `end_ids` are tokens that end a text beside the tokenizer's own.
+    `end_ids` are tokens that end a text, in addition to the tokenizer's own.
     """
 
     model: Transformer
@@ -65,7 +65,7 @@ def write_model(
 ) -> None:
     """Writes the files of a model directory into `directory`, which the caller makes durable and checksums.
 
-    `weights` are what `unique_weights` gives.
+    `weights` are the result of `unique_weights`.
     """
     plain = {name: tensor.cpu().contiguous() for name, tensor in _plain(weights).items()}
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
@@ -76,9 +76,9 @@ def write_model(
 def write_foreign_model(
     directory: Path, model: ForeignModel, provenance: Mapping[str, Any], max_shard_bytes: int
 ) -> None:
-    """`write_model` for a model that came from elsewhere, one tensor in memory at a time.
+    """Writes an imported model like `write_model`, with one tensor in memory at a time.
 
-    Weights beyond `max_shard_bytes` are divided over several files with an index.
+    Weights larger than `max_shard_bytes` are split into several files with an index.
     """
     write_weights(directory, model.tensors, max_shard_bytes)
     describe_model(directory, model.config, model.tokenizer, provenance)
@@ -94,9 +94,9 @@ def save_model(
     *,
     replace: bool = False,
 ) -> None:
-    """Writes a model directory atomically; raises `CheckpointError` when `target` exists and `replace` is false.
+    """Writes a model directory atomically; raises `CheckpointError` if `target` exists and `replace` is false.
 
-    Scores in `provenance` are left out: they were measured with the weights of another directory.
+    Scores in `provenance` are left out, since they were measured with the weights of another directory.
     """
     target = Path(target)
     if target.exists() and not replace:
@@ -109,13 +109,12 @@ def save_model(
 def load_model(
     path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, *, merge: bool = True
 ) -> LoadedModel:
-    """Reads and verifies the model that `path` means (see `resolve_model_directory`).
+    """Reads and verifies the model at `path` (see `resolve_model_directory`).
 
-    A change of low rank that lies beside the weights is merged into them, unless they are integers or `merge` is false;
-    then it stays beside them.
+    A LoRA adapter in the directory is merged into the weights, unless they are quantised or `merge` is false.
 
-    The parameters have the dtype in which they are stored, or `dtype`; the network computes in it. Where several are
-    stored, such as norms in float32 beside matrices in bfloat16, all take the one that holds every number. Raises
+    The parameters have the stored dtype, or `dtype`, and the network computes in it. If several dtypes are stored, such
+    as float32 norms and bfloat16 matrices, all parameters get the one that represents every number. Raises
     `CheckpointError` naming the file that is missing, damaged, foreign or of a newer format.
     """
     directory, config, tokenizer = _verified(path)
@@ -126,14 +125,16 @@ def load_model(
         add_scalar_head(model, REWARD_HEAD)
     weights = read_all_weights(directory)
     if torch.device(device).type == "cpu":
-        # Out of the map of the file: in large pages of memory a token takes 3 to 6 percent less time, and what becomes
-        # of the file does not matter any more.
+        # Copy out of the memory map: in large memory pages a token takes 3 to 6 percent less time, and later changes of
+        # the file do no harm.
         weights = {name: tensor.clone() for name, tensor in weights.items()}
     if (quantization := read_quantization(directory)) is not None:
         weights = quantization.assembled(weights, dtype, directory)
     load_weights(model, weights, directory)
-    stored = [parameter.dtype for parameter in model.parameters()]
-    _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))
+    common = dtype or functools.reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
+    for parameter in model.parameters():  # buffers, such as position tables, keep their precision
+        if not isinstance(parameter, StoredWeight):
+            parameter.data = parameter.data.to(common)
     if adapter is not None:
         put_changes(model, adapter, read_weights(directory / ADAPTER), directory / ADAPTER)
         model = merged(model) if merge and quantization is None else model
@@ -148,16 +149,16 @@ def load_model(
 
 
 def open_model(path: str | Path) -> ForeignModel:
-    """The verified model that `path` means with its weights unread, for writing it in another format."""
+    """Verifies the model at `path` and returns it without reading the weights, for export to another format."""
     directory, config, tokenizer = _verified(path)
     if config.architecture != "decoder":
-        raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats can express.")
+        raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats supports.")
     if has_reward_head(directory):
-        raise CheckpointError(f"{directory} is a reward model, which no format that SheepOp exports can express.")
+        raise CheckpointError(f"{directory} is a reward model, which none of SheepOp's export formats supports.")
     if (quantization := read_quantization(directory)) is not None:
         raise CheckpointError(
-            f"{directory} holds {quantization.weights} weights, which SheepOp does not export. Export the model that "
-            "it was made from."
+            f"{directory} has {quantization.weights} weights, which SheepOp does not export. Export the model before "
+            "quantisation."
         )
     tensors = open_weights(directory)
     if read_adapter_config(directory) is not None:
@@ -175,7 +176,7 @@ def open_model(path: str | Path) -> ForeignModel:
 
 
 def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
-    """The directory that `path` means, its configuration and its tokenizer, after every file's checksum was right."""
+    """Verifies all checksums of the model at `path`; returns its directory, its configuration and its tokenizer."""
     directory = resolve_model_directory(path)
     config = read_model_config(directory)
     problems = damaged_model(directory)
@@ -196,7 +197,7 @@ def describe_model(
     *,
     has_reward_head: bool = False,
 ) -> None:
-    """Writes everything but the weights; `adapter` describes the change that lies beside them."""
+    """Writes all files except the weights; `adapter` is the configuration of a LoRA adapter stored with them."""
     found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
     if quantization is not None:
         found |= {"format_version": 2, "quantization": quantization.model_dump(mode="json")}
@@ -210,21 +211,14 @@ def describe_model(
     write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
 
 
-def _set_dtype(model: Transformer, dtype: torch.dtype) -> None:
-    """Converts the parameters; tables of positions and the like keep their precision."""
-    for parameter in model.parameters():
-        if not isinstance(parameter, StoredWeight):
-            parameter.data = parameter.data.to(dtype)
-
-
 class Quantization(Config):
-    """What the matrices of a directory are stored as, and the data type that they had before."""
+    """The format of a directory's quantised matrices, and their data type before quantisation."""
 
     weights: Literal["int8", "int4", "fp8"]
     dtype: Literal["float32", "bfloat16", "float16"]
 
     def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
-        """The weights with their scales; they compute in `dtype`, or in the one that they had."""
+        """Combines weights with their scales; they compute in `dtype`, or in the original data type if None."""
         kinds = {
             "int8": (torch.int8, torch.float32),
             "int4": (torch.uint8, torch.bfloat16),
@@ -240,14 +234,14 @@ class Quantization(Config):
             per_row = (values.shape[-1] * 2 // GROUP,) if self.weights == "int4" else ()
             shape = (*values.shape[:-1], *per_row)
             if (values.dtype, scales.dtype) != kinds or values.ndim not in (2, 3) or scales.shape != shape:
-                raise CheckpointError(f"{name} in {directory} is not a matrix of {self.weights} with its scales.")
+                raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
             made = StoredWeight(self.weights, values, scales, dtype or getattr(torch, self.dtype))
             whole[name] = nn.Parameter(made, requires_grad=False)
         return whole
 
 
 def read_quantization(directory: Path) -> Quantization | None:
-    """How the matrices of a model directory are stored, where they are integers."""
+    """Returns how the matrices of a model directory are quantised, or None if they are not."""
     found = read_json(directory / "config.json").get("quantization")
     try:
         return None if found is None else validate(Quantization, found)
@@ -256,7 +250,7 @@ def read_quantization(directory: Path) -> Quantization | None:
 
 
 def read_adapter_config(directory: Path) -> LoraConfig | None:
-    """The change that a model directory holds beside its weights, if it holds one."""
+    """Returns the configuration of the LoRA adapter in a model directory, or None."""
     found = read_json(directory / "config.json").get("adapter")
     try:
         return None if found is None else validate(LoraConfig, found)
@@ -265,7 +259,7 @@ def read_adapter_config(directory: Path) -> LoraConfig | None:
 
 
 def has_reward_head(directory: Path) -> bool:
-    """Whether the model of a directory judges answers instead of writing them."""
+    """Whether the model of a directory is a reward model, which scores answers."""
     return read_json(directory / "config.json").get("reward_head") is True
 
 
@@ -278,7 +272,7 @@ def _quantization(weights: Mapping[str, Tensor]) -> Quantization | None:
 
 
 def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Plain tensors, as a file holds them."""
+    """Converts weights to plain tensors for a file: a stored weight becomes its numbers and scales."""
     plain: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if not isinstance(weight, StoredWeight):
@@ -291,7 +285,7 @@ def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """The configuration of a model directory, after checking that its format is ours and not newer."""
+    """Reads the configuration of a model directory, and checks that its format is ours and not newer."""
     found = read_json(directory / "config.json")
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CheckpointError(
@@ -309,12 +303,12 @@ def read_model_config(directory: Path) -> ModelConfig:
         return validate(ModelConfig, model)
     except ConfigError as error:
         own = isinstance(model, dict) and model.get("activation") not in (None, *ACTIVATION_NAMES)
-        advice = ". If a plugin of yours adds it, give that file with --plugin." if own else ""
+        advice = ". If one of your plugins defines it, give that file with --plugin." if own else ""
         raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}{advice}") from None
 
 
 def unique_weights(model: Transformer) -> dict[str, Tensor]:
-    """The state dict without the second name of tied weights, and without what judges a policy beside it."""
+    """Returns the state dict without the duplicate of tied weights, and without a policy's value weights."""
     state = model.state_dict()
     if model.config.tie_weights:
         del state["lm_head.weight"]
@@ -322,7 +316,7 @@ def unique_weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file; raises `CheckpointError` when it is missing or damaged."""
+    """Reads the tensors of a safetensors file; raises `CheckpointError` if it is missing or damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path} is missing.")
     try:
@@ -332,7 +326,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
-    """Puts `weights` into `model`; names every tensor that is missing, unexpected or of another shape."""
+    """Loads `weights` into `model`; raises `CheckpointError` naming missing, unexpected and misshapen tensors."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not is_of_values(name)}
     if model.config.tie_weights:
         del expected["lm_head.weight"]

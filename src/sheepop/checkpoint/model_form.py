@@ -1,4 +1,4 @@
-"""What a checkpoint stores of a network in training: all of its weights, or a change of low rank beside its base."""
+"""How a checkpoint stores a network in training: all of its weights, or a LoRA adapter and its base model."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ VALUES = "values.safetensors"
 
 
 class ModelForm(Protocol):
-    """How the weights of one network are kept."""
+    """A way to store the weights of a network."""
 
     is_divisible: bool
-    """Whether its tensors may be divided over several files."""
+    """Whether its tensors may be split over several files."""
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
-        """What is stored of `model`, by name; the tensors are the network's own."""
+        """Returns the stored weights of `model` by name; the tensors are shared with the network."""
 
     def write(
         self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
     ) -> None:
-        """Writes a model directory, complete in itself, which the caller makes durable and checksums."""
+        """Writes a complete model directory, which the caller makes durable and checksums."""
 
     def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
-        """Writes what there is beside the weights of one that is divided."""
-        raise ValueError("these weights are not divided")
+        """Writes all files except the weights, which several processes write in parts."""
+        raise ValueError("these weights cannot be split over several files")
 
     def read(self, directory: Path) -> dict[str, Tensor]:
-        """The same tensors read back from such a directory."""
+        """Reads the weights back from such a directory."""
 
     def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
-        """Gives a network these weights; raises `CheckpointError` naming each that is missing or does not fit."""
+        """Loads the weights into a network; raises `CheckpointError` naming each that is missing or does not fit."""
 
 
 @dataclass(frozen=True)
 class WholeModel(ModelForm):
-    """All weights."""
+    """Stores all weights."""
 
     model: Transformer
     is_divisible = True
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
-        """Every weight once."""
+        """Returns all weights, tied ones once."""
         return unique_weights(model)
 
     def write(
         self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
     ) -> None:
-        """Writes them all."""
+        """Writes all weights and the other files."""
         write_model(directory, self.model.config, weights, tokenizer, provenance)
 
     def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
@@ -80,17 +80,17 @@ class WholeModel(ModelForm):
         describe_model(directory, self.model.config, tokenizer, provenance, has_reward_head=judges)
 
     def read(self, directory: Path) -> dict[str, Tensor]:
-        """Reads them all."""
+        """Reads all weights."""
         return read_all_weights(directory)
 
     def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
-        """Loads them all."""
+        """Loads all weights."""
         load_weights(model, weights, source)
 
 
 @dataclass(frozen=True)
 class AdaptedModel(ModelForm):
-    """A change beside the weights of `base`, a model directory whose files every checkpoint shares."""
+    """Stores a LoRA adapter and links the weights of `base`, a model directory whose files all checkpoints share."""
 
     base: Path
     model: Transformer
@@ -98,13 +98,13 @@ class AdaptedModel(ModelForm):
     is_divisible = False
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
-        """Those of the change."""
+        """Returns the weights of the adapter."""
         return changes_of(model)
 
     def write(
         self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
     ) -> None:
-        """Writes the change, and the weights of the base as links where the file system has them."""
+        """Writes the adapter, and the base's weights as hard links if the file system supports them."""
         link_weights(self.base, directory)
         save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / ADAPTER)
         describe_model(
@@ -118,11 +118,11 @@ class AdaptedModel(ModelForm):
         )
 
     def read(self, directory: Path) -> dict[str, Tensor]:
-        """Those of the change."""
+        """Reads the weights of the adapter."""
         return read_weights(directory / ADAPTER)
 
     def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
-        """Copies them into the change."""
+        """Copies the weights into the adapter."""
         own = changes_of(model)
         require_changes(weights, own, source)
         for name, tensor in own.items():
@@ -131,30 +131,30 @@ class AdaptedModel(ModelForm):
 
 @dataclass(frozen=True)
 class WithValues(ModelForm):
-    """A policy in the form `policy`, and beside it what judges its states, which only training needs."""
+    """Stores a policy in the form `policy`, and its value head or value model, which only training needs."""
 
     policy: ModelForm
     is_divisible = False
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
-        """Those of both."""
+        """Returns the weights of both."""
         return {**self.policy.weights(model), **_of_values(model)}
 
     def write(
         self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
     ) -> None:
-        """Writes the policy as a model directory, and what judges it into a file of its own."""
+        """Writes the policy as a model directory, and the value weights to a separate file."""
         policy = {name: tensor for name, tensor in weights.items() if not is_of_values(name)}
         self.policy.write(directory, policy, tokenizer, provenance)
         values = {name: tensor.cpu().contiguous() for name, tensor in weights.items() if is_of_values(name)}
         save_file(values, directory / VALUES)
 
     def read(self, directory: Path) -> dict[str, Tensor]:
-        """Those of both."""
+        """Reads the weights of both."""
         return {**self.policy.read(directory), **read_weights(directory / VALUES)}
 
     def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
-        """Gives them to both."""
+        """Loads the weights of both."""
         self.policy.put(model, {name: each for name, each in weights.items() if not is_of_values(name)}, source)
         found, own = {name: each for name, each in weights.items() if is_of_values(name)}, _of_values(model)
         require_changes(found, own, source)
@@ -167,7 +167,7 @@ def _of_values(model: Transformer) -> dict[str, Tensor]:
 
 
 def copy_base(source: Path, target: Path) -> None:
-    """Makes the model directory `target` from another, whose weights it shares where the file system can."""
+    """Copies a model directory to `target`, with hard links for the weights if the file system supports them."""
     with atomic_directory(target, replace=True) as place:
         for file in sorted(source.iterdir()):
             if file.is_file() and file.name not in _weight_files(source):
@@ -176,7 +176,7 @@ def copy_base(source: Path, target: Path) -> None:
 
 
 def link_weights(source: Path, target: Path) -> None:
-    """Gives `target` the files of weights of another directory, linked where that is possible, copied elsewhere."""
+    """Links the weight files of `source` into `target`, or copies them if linking fails."""
     for name in sorted(_weight_files(source)):
         try:
             os.link(source / name, target / name)

@@ -1,4 +1,4 @@
-"""The directory of a training run: names, lock, checkpoints that are whole or absent, their retention."""
+"""The directory of a training run: file names, lock, atomic checkpoints and their retention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
 class _Entry:
-    """A file or folder of a run, by its name in the directory: the path of it in each `RunDirectory`."""
+    """A descriptor for a file or folder of a run: gives its path in a `RunDirectory`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,57 +47,57 @@ class _Entry:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Everything that one run leaves on disk: what each file is called, its lock, and its checkpoints."""
+    """The directory of one run: the paths of its files, its lock, and its checkpoints."""
 
     path: Path
 
     config_file = _Entry("config.yaml")
     """The resolved configuration."""
     record_file = _Entry("environment.json")
-    """Where and with what the run was started."""
+    """The environment in which the run was started: machine, versions, command."""
     metrics_file = _Entry("metrics.jsonl")
-    """One JSON object a line: the one source of truth about the run's course."""
+    """The metrics, one JSON object per line; reports and plots are made from this file alone."""
     samples_file = _Entry("samples.jsonl")
-    """Text written by the model while it was trained, one JSON object a line."""
+    """Texts that the model generated during training, one JSON object per line."""
     report = _Entry("report.html")
-    """How the run went, for a browser."""
+    """The report of the run, for a browser."""
     plots = _Entry("plots")
-    """Pictures of the metrics."""
+    """Plots of the metrics."""
     profile = _Entry("profile")
-    """What profiled steps took."""
+    """Profiles of single steps."""
     stacks = _Entry("stacks")
-    """Where every rank stood when a step took too long."""
+    """Stack traces of all ranks, written when a step took too long."""
     traces = _Entry("traces")
-    """What a prompt met on its way through the network, at several steps."""
+    """Traces of a prompt through the network, at several steps."""
     tensorboard = _Entry("tensorboard")
     """The metrics for TensorBoard."""
     wandb = _Entry("wandb")
     """The metrics for Weights & Biases."""
     corpus = _Entry("corpus")
-    """The corpus, when the run built its own."""
+    """The corpus, if the run built its own."""
     corpus_in_work = _Entry(".corpus.building")
-    """That corpus, while it is built."""
+    """That corpus, while it is being built."""
     base = _Entry("base")
-    """The model beside whose weights a run learns a change."""
+    """The base model of a run that trains a LoRA adapter."""
     examples = _Entry("examples")
-    """The examples of post-training, tokenised."""
+    """The tokenised examples of post-training."""
     difficulty = _Entry("difficulty.safetensors")
-    """How difficult each row of the corpus is, for runs that begin with the easy ones."""
+    """The difficulty of each row of the corpus, for runs that begin with easy rows."""
     checkpoints = _Entry("checkpoints")
-    """The directory of checkpoints and of the pointers to the latest and best."""
+    """The directory of checkpoints and of the pointers to the latest and best one."""
     lock = _Entry(".lock")
-    """Held by the process that works on the run."""
+    """The lock file of the process that works on the run."""
     replaced = _Entry(".replaced")
-    """Where a run waits that a new one is about to replace."""
+    """The old run, while a new one that replaces it is starting."""
     moving = _Entry(".replaced-moving")
-    """Where that run is while its parts are moved there or back."""
+    """The old run, while its files are being moved to or from `replaced`."""
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
         """Prepares a directory for a new run.
 
-        Refuses one that holds a run, unless `overwrite`; one that holds anything else, beside a run or alone, is
-        always refused, so that no mistyped path costs somebody's files.
+        Refuses a directory that contains a run, unless `overwrite`. Always refuses one that contains foreign files, so
+        that a mistyped path cannot delete them.
         """
         with cls.starting(path, overwrite=overwrite) as run:
             return run
@@ -107,9 +107,9 @@ class RunDirectory:
     def starting(
         cls, path: str | Path, *, overwrite: bool = False, reading: Sequence[Path] = ()
     ) -> Iterator[RunDirectory]:
-        """As `create`, for good only when the block succeeds: else the place is left as it was, an old run included.
+        """Creates a run like `create`; if the block fails, restores the directory, including an old run.
 
-        `reading` are the paths that the new run is made from; none of them may be part of the run that it replaces.
+        `reading` are the paths that the new run reads; none of them may be part of the run that it replaces.
         """
         run = cls(Path(path))
         existed = run.path.is_dir()
@@ -130,9 +130,9 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Keeps other processes from working on this run; false where the file system cannot.
+        """Locks the run for this process; yields false if the file system has no locks.
 
-        Raises `CheckpointError` when one does, and `UsageError` for a directory of something else.
+        Raises `CheckpointError` if another process has the lock, and `UsageError` if the directory is not a run.
         """
         self._require_empty_or_run()
         with storage_errors(self.path):
@@ -145,16 +145,16 @@ class RunDirectory:
             try:
                 yield held
             finally:
-                # Under the lock: what another process begins here a moment later is not removed with it.
+                # Under the lock, so that files of a run that another process starts next are not removed.
                 if not existed and not self._entries():
                     remove_tree(self.path)
 
     def is_running(self) -> bool:
-        """Whether a process works on this run now."""
+        """Whether a process is working on this run."""
         return is_locked(self.lock)
 
     def _entries(self) -> list[Path]:
-        """What is in the directory, if it is there, beside the lock."""
+        """Returns the entries of the directory except the lock, if it exists."""
         return [entry for entry in self.path.iterdir() if entry != self.lock] if self.path.is_dir() else []
 
     def _require_empty_or_run(self) -> None:
@@ -162,7 +162,7 @@ class RunDirectory:
             raise UsageError(f"The output directory {self.path} is not empty and is not a run. Choose another one.")
 
     def require_place(self, overwrite: bool, reading: Sequence[Path] = ()) -> None:
-        """Raises `UsageError` where `starting` would refuse to begin a run."""
+        """Raises `UsageError` if `starting` would refuse to create a run."""
         self._require_empty_or_run()
         if not self._entries():
             return
@@ -178,18 +178,18 @@ class RunDirectory:
             )
         if link := min((entry for entry in self.path.iterdir() if entry.is_symlink()), default=None):
             raise UsageError(
-                f"The output directory {self.path} is not replaced, because {link} is a link to another place, which "
-                "would be left behind. Remove the run yourself, or choose another directory."
+                f"The output directory {self.path} is not replaced, because {link} is a link, whose target would be "
+                "left behind. Remove the run yourself, or choose another directory."
             )
         place = self.path.resolve()
         if needed := [path for path in reading if place in (path.resolve(), *path.resolve().parents)]:
             raise UsageError(
-                f"The new run would be made from {needed[0]}, which is part of the run in {self.path} that it would "
-                "replace. Choose another output directory."
+                f"The new run would read {needed[0]}, which is part of the run in {self.path} that it would replace. "
+                "Choose another output directory."
             )
 
     def _set_aside(self) -> None:
-        """Moves what is here into a folder of its own, after putting back what a killed start had moved there."""
+        """Moves the run to `replaced`, after restoring a run that a killed start had moved there."""
         self._move_back()
         if self.replaced.is_dir() and not self.config_file.is_file():
             self._put_back()
@@ -199,7 +199,7 @@ class RunDirectory:
             return
         self.moving.mkdir()
         try:
-            # The configuration first, and last on the way back: no run without all of its parts looks like one.
+            # The configuration is moved first, and restored last, so that an incomplete run never looks like a run.
             for entry in sorted(entries, key=lambda entry: entry != self.config_file):
                 entry.rename(self.moving / entry.name)
             self.moving.rename(self.replaced)
@@ -208,7 +208,7 @@ class RunDirectory:
             raise
 
     def _put_back(self) -> None:
-        """Removes what a failed start left, then brings back the run that it was to replace."""
+        """Removes the files of a failed start, then restores the old run."""
         for entry in self._entries():
             if entry != self.replaced:
                 remove_tree(entry)
@@ -217,7 +217,7 @@ class RunDirectory:
             self._move_back()
 
     def _move_back(self) -> None:
-        """Brings back what is on its way; beside it lies only what came back, or had not left, before a kill."""
+        """Moves the files in `moving` back; the directory itself only has files of the same run, from before a kill."""
         if self.moving.is_dir():
             for entry in sorted(self.moving.iterdir(), key=lambda entry: entry.name == self.config_file.name):
                 entry.rename(self.path / entry.name)
@@ -225,30 +225,30 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """A directory that holds a run already; raises `CheckpointError` otherwise."""
+        """Opens an existing run; raises `CheckpointError` if there is none."""
         run = cls(Path(path))
         if not run.holds_run():
             raise CheckpointError(f"{run.path} is not a run: {run.config_file} is missing.")
         return run
 
     def holds_run(self) -> bool:
-        """Whether a run was started here."""
+        """Whether the directory contains a run."""
         return self.config_file.is_file() or self.checkpoints.is_dir() or self.is_being_replaced()
 
     def has_checkpoint(self) -> bool:
-        """Whether there is a model to read."""
+        """Whether the run has a checkpoint to load."""
         return any(self.pointer(name) is not None for name in _POINTERS)
 
     def is_being_replaced(self) -> bool:
-        """Whether a new run has begun to take the place of this one, and was killed before it had."""
+        """Whether a new run was killed while it was replacing this one."""
         return self.replaced.is_dir() or self.moving.is_dir()
 
     def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint of `step` is kept."""
+        """Returns the directory of the checkpoint of `step`."""
         return self.checkpoints / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint directory, ascending."""
+        """Returns the steps that have a checkpoint directory, in ascending order."""
         if not self.checkpoints.is_dir():
             return []
         matches = (_STEP_NAME.fullmatch(entry.name) for entry in self.checkpoints.iterdir() if entry.is_dir())
@@ -256,14 +256,14 @@ class RunDirectory:
 
     @contextmanager
     def write_checkpoint(self, step: int) -> Iterator[Path]:
-        """Yields a directory to fill; it becomes the latest checkpoint once it is whole and on the disk."""
+        """Yields a directory to fill, which becomes the latest checkpoint when it is complete and durable."""
         remove_partial(self.checkpoints)
         with atomic_directory(self.checkpoint(step), replace=True) as directory:
             yield directory
         self._point("latest", step)
 
     def mark_latest(self, step: int) -> None:
-        """Points ``latest`` at a finished checkpoint, where a kill or damage left it at another."""
+        """Points ``latest`` at a finished checkpoint, if a kill or damage left it at another."""
         if self.pointer("latest") != step:
             self._point("latest", step)
 
@@ -272,12 +272,12 @@ class RunDirectory:
         self._point("best", step)
 
     def forget_best(self) -> None:
-        """Leaves no checkpoint marked best, so that the run means its latest."""
+        """Removes the ``best`` pointer, so that loading the run loads its latest checkpoint."""
         with storage_errors(self.checkpoints):
             (self.checkpoints / "best").unlink(missing_ok=True)
 
     def pointer(self, name: str) -> int | None:
-        """The step that ``latest`` or ``best`` names, or None when it is missing or names no checkpoint."""
+        """Returns the step that ``latest`` or ``best`` names, or None if it is missing or names no checkpoint."""
         try:
             match = _STEP_NAME.fullmatch((self.checkpoints / name).read_text(encoding="utf-8").strip())
         except (OSError, UnicodeDecodeError):
@@ -286,9 +286,9 @@ class RunDirectory:
         return step if step is not None and self.checkpoint(step).is_dir() else None
 
     def latest_good(self, warn: Callable[[str], None], *, before: int | None = None) -> int | None:
-        """The newest step, of those below `before` if given, whose checkpoint is undamaged.
+        """Returns the newest step (below `before`, if given) with an undamaged checkpoint.
 
-        Every damaged one passed over is named to `warn`.
+        Calls `warn` for each damaged checkpoint that it skips.
         """
         for step in reversed([step for step in self.steps() if before is None or step < before]):
             problems = damaged_model(self.checkpoint(step))
@@ -298,9 +298,9 @@ class RunDirectory:
         return None
 
     def remove_leftovers(self) -> None:
-        """Removes what a killed process left half written or replaced, and puts back what it had moved; under the lock.
+        """Removes partial and replaced files of a killed process, and restores files that it had moved.
 
-        For a run that has begun.
+        Needs the lock, and a run that has started.
         """
         self._move_back()
         remove_tree(self.replaced)
@@ -308,20 +308,17 @@ class RunDirectory:
             remove_partial(directory)
 
     def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
-        """Retention: removes the checkpoints up to step `newest` that need not be kept.
-
-        The last `keep_last` stay, the milestones, and those marked best and latest.
-        """
+        """Removes the checkpoints up to step `newest`, except the last `keep_last`, milestones, best and latest."""
         steps = [step for step in self.steps() if step <= newest]
         kept = milestones | {self.pointer("best"), self.pointer("latest")} | set(steps[-keep_last:])
         self._remove(step for step in steps if step not in kept)
 
     def forget_after(self, step: int) -> None:
-        """Removes the checkpoints of all later steps, which the run no longer leads to."""
+        """Removes the checkpoints of all later steps, for example after a rewind."""
         self._remove(later for later in self.steps() if later > step)
 
     def _remove(self, steps: Iterable[int]) -> None:
-        """A checkpoint is renamed before it is removed, so that a kill in between leaves none half deleted."""
+        """Removes checkpoints; each is renamed first, so that a kill never leaves a partly deleted checkpoint."""
         for step in steps:
             if self.checkpoint(step).is_dir():
                 doomed = self.checkpoint(step).with_name(f".{self.checkpoint(step).name}{TEMPORARY_MARK}pruned")
@@ -329,7 +326,7 @@ class RunDirectory:
                 remove_tree(doomed)
 
     def _foreign_entry(self) -> Path | None:
-        """Something in this directory, or among its checkpoints, that SheepOp did not write."""
+        """Returns an entry of this directory, or of its checkpoints, that SheepOp did not write, or None."""
         entries = [entry for entry in self.path.iterdir() if entry.name not in RUN_ENTRIES]
         if self.checkpoints.is_dir():
             found = (entry for entry in self.checkpoints.iterdir() if entry.name not in _POINTERS)
@@ -341,12 +338,12 @@ class RunDirectory:
         write_atomic(self.checkpoints / name, self.checkpoint(step).name + "\n")
 
 
-# What else lies in the directory of a run is somebody's own.
+# Any other entry of a run's directory belongs to the user.
 RUN_ENTRIES = frozenset(entry.name for entry in vars(RunDirectory).values() if isinstance(entry, _Entry))
 
 
 def resolve_model_directory(path: str | Path) -> Path:
-    """The model directory that `path` means: itself, a checkpoint, or a run's best (else latest) checkpoint."""
+    """Returns the model directory for `path`: a model directory, a checkpoint, or a run's best (else latest) one."""
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist. Give a model directory, a checkpoint or a run directory.")
@@ -364,14 +361,14 @@ def resolve_model_directory(path: str | Path) -> Path:
     runs = [folder for folder in inside if RunDirectory(folder).holds_run()]
     raise CheckpointError(
         f"{path} is not a model: it has neither config.json (a model directory) nor checkpoints/ (a run)."
-        + (f" It is a folder of runs; name one of them, such as {runs[0]}." if runs else "")
+        + (f" It is a folder of runs; give one of them, such as {runs[0]}." if runs else "")
     )
 
 
 def damaged_model(directory: Path) -> list[str]:
-    """As `damaged_files`, for a model directory: its card is for people, who may edit it, and does not count.
+    """Returns the problems that `damaged_files` finds in a model directory, except for its card, which users may edit.
 
-    Where the checksums became others meanwhile, since another process recorded scores, all is compared again.
+    Compares again if the checksums changed meanwhile, because another process recorded scores.
     """
     while True:
         before = _content(directory / CHECKSUMS)

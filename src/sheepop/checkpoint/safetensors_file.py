@@ -1,6 +1,6 @@
-"""Files of the safetensors format, tensor by tensor: opened by memory map, written as a stream.
+"""Reads safetensors files by memory map, and writes them as a stream, one tensor at a time.
 
-The format: eight bytes with the length of a JSON header, the header (name to dtype, shape and place), the numbers.
+The format: eight bytes with the length of a JSON header, the header (name to dtype, shape and offsets), the data.
 https://github.com/huggingface/safetensors#format
 """
 
@@ -37,22 +37,21 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ALIGNMENT = 8
-# A header of more bytes is refused by every reader.
+# Every reader refuses a longer header.
 _LONGEST_HEADER = 100_000_000
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
-    """The tensors of a file, which must stay where it is while they are read.
+    """Returns the tensors of a file, which must not move until they are read.
 
-    The file's header is checked before anything is allocated: its length, its JSON, and that the tensors lie in the
-    file one behind the other without gaps. Raises `CheckpointError` when it does not hold, or for a dtype that PyTorch
-    has not.
+    Checks the header before allocating anything: its length, its JSON, and that the tensors fill the file without gaps.
+    Raises `CheckpointError` if a check fails, or for an unsupported dtype.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is missing.")
     try:
         file: Any = safe_open(path, framework="pt")
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
         described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise CheckpointError(
@@ -71,7 +70,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
-    """Writes a file of `tensors`, each read when its turn comes and let go when it is written."""
+    """Writes `tensors` to a file; each one is read just before it is written, and freed afterwards."""
     write_stream(
         path,
         {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()},
@@ -82,10 +81,10 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
 def write_stream(
     path: Path, layout: Mapping[str, tuple[torch.dtype, Shape]], tensors: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Writes a file whose header is `layout`, of `tensors` in that order.
+    """Writes a file with the header `layout` and `tensors` in the same order.
 
-    The numbers go to the disk as they are; the caller makes the file durable. Raises `ValueError` for a tensor that is
-    not what the header says, or a name out of turn.
+    The caller makes the file durable. Raises `ValueError` for a tensor that does not match the header, or is out of
+    order.
     """
     header, sizes = _header(layout)
     with path.open("wb") as file:
@@ -101,7 +100,7 @@ def write_stream(
 
 
 def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
-    """A contiguous tensor as one-dimensional views of a limited length, so that a check of it needs little memory."""
+    """Yields a contiguous tensor as one-dimensional views of limited length, so that processing needs little memory."""
     flat = tensor.reshape(-1)
     for start in range(0, len(flat), elements):
         yield flat[start : start + elements]

@@ -1,4 +1,4 @@
-"""A directory that somebody else wrote: its files are opened only when they lie inside it, and only up to a size."""
+"""Reads files of an untrusted directory: only files that are inside it, and JSON only up to a size limit."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from sheepop.core.errors import CheckpointError
 
 CONFIG = "config.json"
 _LARGEST_JSON = 64 * 2**20
-# The directory of further chat templates, and the endings of the files that a tokenizer consists of.
+# The directory of additional chat templates, and the suffixes of tokenizer files.
 _TEMPLATES = "additional_chat_templates"
 _OF_TOKENIZERS = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".bpe")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def source_file(directory: Path, name: str) -> Path | None:
-    """The file `name` of `directory`; None when there is none.
+    """Returns the path of the file `name` in `directory`, or None if it does not exist.
 
-    Raises `CheckpointError` when the name, or a link of that name, leads out of the directory. The one place outside
-    that is allowed is the store of a Hugging Face cache, whose snapshots are directories of links into it.
+    Raises `CheckpointError` if the name, or a link with that name, leads out of the directory. The only exception is
+    the blob store of a Hugging Face cache, to which the links of a snapshot lead.
     """
     if not name or name != Path(name).name or name in (".", "..") or "\0" in name:
         raise CheckpointError(
-            f"{directory}: {name[:200]!r} is not the name of a file in this directory, and nothing outside it is "
-            "opened. Correct the index of the weights, or download the model again."
+            f"{directory}: {name[:200]!r} is not the name of a file in this directory, and SheepOp opens no file "
+            "outside it. Correct the index of the weights, or download the model again."
         )
     path = directory / name
     try:
@@ -41,15 +41,15 @@ def source_file(directory: Path, name: str) -> Path | None:
         raise CheckpointError(f"{path} is not an ordinary file.")
     if real.parent not in _allowed(directory.resolve()):
         raise CheckpointError(
-            f"{path} is a link that leads out of the directory, to {real}. Put the file itself there."
+            f"{path} is a link that leads out of the directory, to {real}. Replace it with the file itself."
         )
     return real
 
 
 def read_table(directory: Path, name: str) -> dict[str, Any] | None:
-    """The JSON object in the file `name`; None when there is no such file.
+    """Returns the JSON object in the file `name`, or None if there is no such file.
 
-    Raises `CheckpointError` when it is too large, no JSON, no object, or names a key twice.
+    Raises `CheckpointError` if the file is too large, not JSON, not an object, or has a duplicate key.
     """
     path = source_file(directory, name)
     if path is None:
@@ -73,13 +73,13 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def check_tokenizer_files(directory: Path) -> None:
-    """Raises `CheckpointError` for a file that a tokenizer may be read from and that is none, or a link out of here.
+    """Raises `CheckpointError` if a tokenizer file is not an ordinary file, or is a link out of the directory.
 
-    What such a link led to would become a part of the model.
+    The target of such a link would become part of the model.
     """
     further = directory / _TEMPLATES
     if further.is_symlink():
-        raise CheckpointError(f"{further} is a link. Put the directory itself there.")
+        raise CheckpointError(f"{further} is a link. Replace it with the directory itself.")
     for place in (directory, further):
         for path in sorted(place.iterdir()) if place.is_dir() else ():
             if path.suffix in _OF_TOKENIZERS and (path.is_symlink() or not path.is_dir()):
@@ -87,7 +87,7 @@ def check_tokenizer_files(directory: Path) -> None:
 
 
 def refuse_pickles(directory: Path) -> None:
-    """Raises `CheckpointError` with the command that converts them, when the weights are there as pickles only."""
+    """Raises `CheckpointError` if the directory has pickled weights, with a command that converts them."""
     found = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
     if not found:
         return
@@ -97,8 +97,8 @@ def refuse_pickles(directory: Path) -> None:
         'T.from_pretrained(s).save_pretrained("converted")'
     )
     raise CheckpointError(
-        f"{directory} holds its weights as {found[0]}, a pickle, which runs program code when it is read. SheepOp "
-        "never opens one. If you trust it, convert it with transformers, and import the result: python -c "
+        f"{directory} has its weights in {found[0]}, a pickle, which can run code when it is read, so SheepOp never "
+        "opens it. If you trust it, convert it with transformers, and import the result: python -c "
         f"{shlex.quote(program)}"
     )
 

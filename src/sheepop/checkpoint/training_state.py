@@ -1,4 +1,4 @@
-"""What a training run needs beside its model to go on exactly: optimizer tensors, trained weights, a few counters."""
+"""The state that a run needs besides its model to resume exactly: optimizer tensors, trained weights, counters."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json
 
 OPTIMIZER, TRAINED, SOURCE = "optimizer", "weights", "source"
-"""The files of tensors, without the ending: each may be divided over several."""
+"""Stems of the tensor files; each may be split into several parts."""
 _MOST_NAMES = 5
 
-# The slots that an optimizer has for a member of one of its groups: the shape of each, None for a number.
+# Returns the state slots of an optimizer for a parameter of one of its groups: each slot's shape, None for a number.
 Slots = Callable[[torch.optim.Optimizer, Mapping[str, Any], Tensor], Mapping[str, tuple[int, ...] | None]]
 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """Tensors and plain numbers by ``parameter/slot``, and the names of parameters that have no state yet."""
+    """Tensors and plain numbers by ``parameter/slot``, and the names of parameters without a state."""
 
     tensors: dict[str, Tensor]
     scalars: dict[str, float]
@@ -42,11 +42,11 @@ def write_training_state(
     source: Mapping[str, Tensor] | None = None,
     part: Part = WHOLE,
 ) -> None:
-    """Writes ``state/`` below `directory`; all tensors are on the CPU.
+    """Writes ``state/`` in `directory`; all tensors must be on the CPU.
 
-    `trained_weights` are given when the model in `directory` has others, such as their moving average; `source` is the
-    state of where steps come from, where it has one. Of tensors that are divided over several files, others write their
-    parts with `write_part_of_state`.
+    `trained_weights` are needed if the model in `directory` has different ones, such as their moving average; `source`
+    is the state of the source of steps, if it has one. If tensors are split into several files, other processes write
+    their parts with `write_part_of_state`.
     """
     folder = directory / STATE
     write_part_of_state(directory, optimizer.tensors, trained_weights, part)
@@ -66,7 +66,7 @@ def write_training_state(
 def write_part_of_state(
     directory: Path, optimizer: Mapping[str, Tensor], trained_weights: Mapping[str, Tensor] | None, part: Part
 ) -> None:
-    """Writes one part of the tensors of optimizers and of the trained weights."""
+    """Writes one part of the optimizer tensors and of the trained weights."""
     folder = directory / STATE
     folder.mkdir(exist_ok=True)
     write_part(folder, OPTIMIZER, optimizer, part)
@@ -81,10 +81,10 @@ def read_training_state(
     slots: Slots,
     piece: Callable[[str, Tensor], Tensor] = lambda name, whole: whole,
 ) -> dict[str, Any]:
-    """Restores the optimizers in place, each tensor to its `piece`, and returns the counters.
+    """Restores the optimizers in place and returns the counters; `piece` selects this process's part of each tensor.
 
-    Raises `CheckpointError` when a slot that the optimizers have by `slots` is missing, when one does not belong to
-    them, and when a parameter had no state although the optimizer steps it.
+    Raises `CheckpointError` if a slot that `slots` lists is missing or has another shape, or if the state has a slot
+    that belongs to no parameter.
     """
     folder = directory / STATE
     record = read_state_record(directory)
@@ -119,9 +119,9 @@ def read_training_state(
 
 
 def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor] | None:
-    """The weights that are trained, where the model in `directory` has others; None where it has the same.
+    """Returns the trained weights if the model in `directory` has different ones (`expected`), otherwise None.
 
-    Raises `CheckpointError` when there are such weights and none are expected, or the other way round.
+    Raises `CheckpointError` if such weights exist but are not expected, or are expected but missing.
     """
     folder = directory / STATE
     if expected:
@@ -135,13 +135,13 @@ def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor
 
 
 def read_source_state(directory: Path) -> dict[str, Tensor]:
-    """The state of where steps come from; nothing where it had none."""
+    """Returns the state of the source of steps, empty if it has none."""
     file = directory / STATE / WHOLE.file(SOURCE)
     return read_weights(file) if file.exists() else {}
 
 
 def _read_parts(folder: Path, stem: str) -> dict[str, Tensor]:
-    """The tensors of a file, or of all the files that they are divided over."""
+    """Returns the tensors of a file, or of all its parts."""
     first = next(folder.glob(f"{stem}-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"), None)
     count = 1 if first is None else int(first.stem.rpartition("-")[2])
     found = {}
@@ -161,7 +161,7 @@ def _kind(shape: tuple[int, ...] | None) -> str:
 
 
 def optimizer_state(optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str]) -> OptimizerState:
-    """The state of every parameter as it is now; the tensors are the optimizers' own."""
+    """Returns the current state of all parameters; the tensors are shared with the optimizers."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, float] = {}
     without = []
@@ -180,7 +180,7 @@ def optimizer_state(optimizers: Sequence[torch.optim.Optimizer], names: dict[Ten
 def _parameters(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], Tensor]]:
-    """Every parameter with its optimizer and its group."""
+    """Yields each parameter with its optimizer and its group."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""Whether a tokenizer belongs to a model: the network needs a row of its embedding for every token."""
+"""Checks that a tokenizer fits a model: the network needs an embedding row for every token."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _SHOWN = 5
 
 
 def require_fit(tokenizer: Tokenizer, config: ModelConfig, where: object) -> None:
-    """Raises `CheckpointError` when the tokenizer can give an id that the model has no row for."""
+    """Raises `CheckpointError` if the tokenizer has an id for which the model has no embedding row."""
     if tokenizer.vocab_size > config.vocabulary:
         raise CheckpointError(
             f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has only {config.vocabulary} "
-            "embedding rows (vocab_size). They do not belong together; use the tokenizer of this model."
+            "embedding rows (vocab_size). Use the tokenizer of this model."
         )
 
 
 def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[Tokenizer, list[str]]:
-    """The tokenizer without the added tokens that the model has no row for, and a note that names them.
+    """Returns the tokenizer without special tokens that have no embedding row, and a note that names them.
 
-    Published models have such: Gemma 3 of text alone a token for images, others a padding token that was added later.
-    They stand for no text, and the model could never read or write one. Raises `CheckpointError` for a tokenizer that
-    does not fit otherwise.
+    Some published models have such tokens: text-only Gemma 3 has an image token, others have a padding token that was
+    added later. They represent no text, and the model cannot read or write them. Raises `CheckpointError` if the
+    tokenizer still does not fit.
     """
     rows = config.vocabulary
     description = json.loads(tokenizer.to_json())
@@ -40,14 +40,14 @@ def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[T
     try:
         kept = tokenizer_from_json(json.dumps(description, ensure_ascii=False), settings)
     except TokenizerError:
-        kept = tokenizer  # something else in it needs one of these tokens
+        kept = tokenizer  # another part of it needs one of these tokens
     require_fit(kept, config, where)
     named = first_few(surplus, _SHOWN)
-    return kept, [f"The model has no embedding for the special tokens {named}, so the tokenizer now lacks them."]
+    return kept, [f"The model has no embedding for the special tokens {named}, so they were removed."]
 
 
 def _settings_without(settings: dict[str, Any], surplus: set[str], rows: int) -> dict[str, Any]:
-    """The keys of ``tokenizer_config.json`` without the tokens in `surplus`, but for the roles that texts need."""
+    """Returns ``tokenizer_config.json`` without the tokens in `surplus`, except roles that texts need, such as eos."""
     kept = dict(settings)
     for role in ("pad_token", "sep_token", "cls_token", "mask_token"):
         if _is_one_of(kept.get(role), surplus):
@@ -66,6 +66,6 @@ def _settings_without(settings: dict[str, Any], surplus: set[str], rows: int) ->
 
 
 def _is_one_of(token: Any, surplus: set[str]) -> bool:
-    """Whether a token, which stands as its text or as a table with it, is one of these."""
+    """Whether a token, given as its text or as a table with its text, is in `surplus`."""
     text = token.get("content") if isinstance(token, dict) else token
     return isinstance(text, str) and text in surplus

@@ -1,4 +1,4 @@
-"""The weights of a model directory, ours or another program's: one safetensors file, or shards with an index."""
+"""The weights of any model directory, ours or another program's: one safetensors file, or shards with an index."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sheepop.checkpoint.source_directory import read_table, refuse_pickles, sour
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json
 
-_METADATA = {"format": "pt"}  # which transformers asks for
+_METADATA = {"format": "pt"}  # required by transformers
 STEM = "model"
 WEIGHTS, INDEX = f"{STEM}.safetensors", f"{STEM}.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of `count` files that tensors are divided over, by its `number` from 0 on."""
+    """One of the `count` files that hold a set of tensors; `number` counts from 0."""
 
     number: int = 0
     count: int = 1
 
     def file(self, stem: str) -> str:
-        """What it is called: as usual when it is alone."""
+        """Returns its name: `stem` alone, with the part's number and count if there are several files."""
         if self.count == 1:
             return f"{stem}.safetensors"
         return f"{stem}-{self.number + 1:05}-of-{self.count:05}.safetensors"
@@ -38,34 +38,34 @@ WHOLE = Part()
 
 
 def open_weights(directory: Path) -> dict[str, LazyTensor]:
-    """Every tensor of the directory under its name there, unread.
+    """Returns all tensors of the directory by name, without reading their values.
 
-    Raises `CheckpointError` when there are none, when index and shards contradict each other, or for a damaged file.
+    Raises `CheckpointError` if there are none, if index and shards contradict each other, or for a damaged file.
     """
     single, index = source_file(directory, WEIGHTS), read_table(directory, INDEX)
     if single is not None and index is not None:
         raise CheckpointError(
-            f"{directory} holds both {WEIGHTS} and {INDEX}. Remove the one that does not belong there."
+            f"{directory} contains both {WEIGHTS} and {INDEX}. Remove the one that does not belong there."
         )
     if single is not None:
         return open_safetensors(single)
     if index is None:
         refuse_pickles(directory)
         others = sorted(path.name for path in directory.glob("*.safetensors"))
-        beside = f" It has {others[0]}, but no index that says what belongs to the model." if others else ""
+        hint = f" It has {others[0]}, but no index that lists the model's files." if others else ""
         raise CheckpointError(
-            f"{directory} has neither {WEIGHTS} nor {INDEX}.{beside} Give the directory of a complete model."
+            f"{directory} has neither {WEIGHTS} nor {INDEX}.{hint} Give the directory of a complete model."
         )
     return _open_shards(directory, index)
 
 
 def read_all_weights(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of the directory, mapped into memory; raises `CheckpointError` like `open_weights`."""
+    """Returns all tensors of the directory, memory-mapped; raises `CheckpointError` like `open_weights`."""
     return {name: tensor.read() for name, tensor in open_weights(directory).items()}
 
 
 def write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> None:
-    """Writes `tensors`, one in memory at a time: one file, or several with an index beyond `max_shard_bytes`."""
+    """Writes `tensors`, one in memory at a time, to one file, or above `max_shard_bytes` to several with an index."""
     shards = list(_shards(tensors, max_shard_bytes))
     if len(shards) == 1:
         write_safetensors(directory / WEIGHTS, shards[0])
@@ -79,17 +79,17 @@ def write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_
 
 
 def write_part(directory: Path, stem: str, tensors: Mapping[str, Tensor], part: Part) -> None:
-    """Writes one of the files that tensors in memory are divided over."""
+    """Writes one part of a set of tensors that are in memory."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / part.file(stem), _METADATA)
 
 
 def write_index(directory: Path, places: Mapping[str, str], num_bytes: int) -> None:
-    """Writes in which file every tensor is."""
+    """Writes the index, which names the file of each tensor."""
     write_json(directory / INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": dict(places)})
 
 
 def listed(problems: list[str], most: int = 20) -> str:
-    """The first of many problems, and how many there are beside them."""
+    """Joins the first `most` problems, and adds the number of the others."""
     return first_few(problems, most, separator="; ")
 
 
@@ -97,15 +97,14 @@ def _open_shards(directory: Path, index: dict[str, object]) -> dict[str, LazyTen
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise CheckpointError(
-            f"{directory / INDEX} is damaged: its weight_map does not say which tensor is in which file. "
-            "Copy or download it again."
+            f"{directory / INDEX} is damaged: its weight_map does not map tensors to files. Copy or download it again."
         )
     tensors: dict[str, LazyTensor] = {}
     problems: list[str] = []
     for shard in sorted(set(places.values())):
         path = source_file(directory, shard)
         if path is None:
-            raise CheckpointError(f"{directory / shard}, which {INDEX} names, is missing. Download it too.")
+            raise CheckpointError(f"{directory / shard}, which {INDEX} lists, is missing. Download it too.")
         found = open_safetensors(path)
         indexed = {name for name, place in places.items() if place == shard}
         problems += [f"{name} is not in {shard}" for name in sorted(indexed - found.keys())]
@@ -113,13 +112,13 @@ def _open_shards(directory: Path, index: dict[str, object]) -> dict[str, LazyTen
         tensors.update(found)
     if problems:
         raise CheckpointError(
-            f"{directory / INDEX} does not fit its files: {listed(problems)}. Copy or download all of them again."
+            f"{directory / INDEX} does not match its files: {listed(problems)}. Copy or download all of them again."
         )
     return tensors
 
 
 def _shards(tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> Iterator[dict[str, LazyTensor]]:
-    """The tensors in order, as many at a time as fit; one that is larger by itself stands alone."""
+    """Yields shards of at most `max_shard_bytes`, in the order of the tensors; a larger tensor gets its own shard."""
     shard: dict[str, LazyTensor] = {}
     size = 0
     for name, tensor in tensors.items():

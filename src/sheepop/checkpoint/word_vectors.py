@@ -1,4 +1,4 @@
-"""Files of word vectors: word2vec's text and binary form, GloVe's, and fastText's ``.vec``, read as streams."""
+"""Reads files of word vectors as streams: word2vec's text and binary formats, GloVe's, and fastText's ``.vec``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _Record = tuple[bytes, "bytes | Sequence[bytes]"]
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors (N, D) of the tokens `ids` (N,), and how many words the file has.
+    """The vectors (N, D) of the tokens `ids` (N,), and the number of words in the file.
 
-    `num_repeated` of them are wanted words that were there before.
+    `num_repeated` counts the repetitions of wanted words.
     """
 
     ids: NDArray[np.int64]
@@ -37,21 +37,23 @@ class WordVectors:
 
 
 def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimension: int) -> WordVectors:
-    """The vectors of the words in `ids_of`, each for all of its tokens; of a word that is there twice, the first.
+    """Reads the vectors of the words in `ids_of`, each for all of its token ids; the first vector of a word counts.
 
-    Words are UTF-8. Memory is bounded by the vectors found. Raises `ConfigError` when the vectors do not have
-    `dimension` numbers, and `DataError` when the file is damaged or of another format.
+    Words are UTF-8. Memory grows only with the vectors found. Raises `ConfigError` if the vectors do not have
+    `dimension` numbers, and `DataError` if the file is damaged or of another format.
     """
     with _opened(path) as file:
         header = _Header.read(file, path)
         if header.dimension != dimension:
             raise ConfigError(
                 f"The vectors in {path} have {header.dimension} numbers, but the model's have {dimension} "
-                f"(model.d_model). Set model.d_model={header.dimension}, or take vectors of that size."
+                f"(model.d_model). Set model.d_model={header.dimension}, or use vectors of that size."
             )
         found: dict[bytes, NDArray[np.float32]] = {}
         num_words = num_repeated = 0
-        for word, numbers in _records(file, header, path):
+        file.seek(header.start)
+        read = _binary_records if header.is_binary else _text_records
+        for word, numbers in read(file, header, path):
             num_words += 1
             if word in found:
                 num_repeated += 1
@@ -59,7 +61,8 @@ def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimensi
                 found[word] = _vector(numbers, word, path)
         if header.num_words is not None and num_words != header.num_words:
             raise DataError(
-                f"{path} is damaged or truncated: it announces {header.num_words:,} words but has {num_words:,}."
+                f"{path} is damaged or truncated: its header states {header.num_words:,} words, but it has "
+                f"{num_words:,}."
             )
     ids = [token_id for word in found for token_id in ids_of[word]]
     vectors = [vector for word, vector in found.items() for _ in ids_of[word]]
@@ -68,14 +71,14 @@ def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimensi
 
 
 def vector_dimension(path: Path) -> int:
-    """How many numbers the vectors of a file have; raises `DataError` when it is damaged or of another format."""
+    """Returns the dimension of the vectors in a file; raises `DataError` if it is damaged or of another format."""
     with _opened(path) as file:
         return _Header.read(file, path).dimension
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What the beginning of a file says; GloVe's files say no number of words. Words begin at `start`."""
+    """The facts at the beginning of a file. GloVe's files do not state `num_words`. Words begin at byte `start`."""
 
     num_words: int | None
     dimension: int
@@ -95,33 +98,28 @@ class _Header:
         else:
             num_words, dimension = None, len(fields) - 1
         if not 1 <= dimension <= _LARGEST_DIMENSION:
-            raise _unreadable(path, "its first line is neither a word with its numbers nor the two sizes of a table")
+            raise _unreadable(path, "its first line is neither a word with its vector nor the two sizes of a table")
         file.seek(start)
         line = file.readline(_line_limit(dimension))
         is_text = not line or _split(line, dimension) is not None
         if not is_text and num_words is None:
-            raise _unreadable(path, "its first line is not a word with its numbers")
+            raise _unreadable(path, "its first line is not a word with its vector")
         return cls(num_words, dimension, not is_text, start)
 
 
 def _refuse_other_formats(magic: bytes, path: Path) -> None:
     if magic == _FASTTEXT_MODEL:
         raise DataError(
-            f"{path} is a complete fastText model, which makes vectors from parts of words; SheepOp reads tables of "
-            "words. Use the .vec file that fastText writes beside it."
+            f"{path} is a complete fastText model, which builds vectors from parts of words; SheepOp reads tables of "
+            "words. Use the .vec file that fastText writes with it."
         )
     for beginning, name in _COMPRESSED.items():
         if magic.startswith(beginning):
             raise DataError(f"{path} is compressed with {name}. Unpack it first.")
 
 
-def _records(file: BinaryIO, header: _Header, path: Path) -> Iterator[_Record]:
-    file.seek(header.start)
-    yield from _binary_records(file, header, path) if header.is_binary else _text_records(file, header.dimension, path)
-
-
-def _text_records(file: BinaryIO, dimension: int, path: Path) -> Iterator[_Record]:
-    limit, number = _line_limit(dimension), 0
+def _text_records(file: BinaryIO, header: _Header, path: Path) -> Iterator[_Record]:
+    dimension, limit, number = header.dimension, _line_limit(header.dimension), 0
     while line := file.readline(limit):
         number += 1
         if not line.strip():
@@ -133,9 +131,9 @@ def _text_records(file: BinaryIO, dimension: int, path: Path) -> Iterator[_Recor
 
 
 def _split(line: bytes, dimension: int) -> _Record | None:
-    """A word, which may hold spaces, and what should be its numbers; None for a line with too few or too many."""
+    """Splits a line into a word, which may contain spaces, and its numbers; None if there are too few or too many."""
     word, *numbers = line.strip().rsplit(None, dimension) or [b""]
-    # Most words are not wanted, so one number alone is looked at here, and what would be one too many.
+    # Most words are not wanted, so this checks only the last number and whether there is one too many.
     if len(numbers) != dimension or not _is_number(numbers[-1]):
         return None
     *before, last = word.rsplit(None, 1)
@@ -151,7 +149,7 @@ def _is_number(text: bytes) -> bool:
 
 
 def _number(text: bytes) -> float:
-    if b"_" in text:  # which Python allows between digits
+    if b"_" in text:  # Python allows it between digits
         raise ValueError
     return float(text)
 
@@ -167,14 +165,14 @@ def _binary_records(file: BinaryIO, header: _Header, path: Path) -> Iterator[_Re
                 break
             pending += block
         word, space, rest = pending.partition(b" ")
-        # Some programs end a record with a line end, others do not.
+        # Some programs end a record with a newline, others do not.
         word = word.lstrip(b"\n")
         if not space or len(word) > _LONGEST_WORD or len(rest) < size:
             raise DataError(f"{path} is damaged or truncated: word {number} of {header.num_words:,} is incomplete.")
         yield word, rest[:size]
         pending = rest[size:]
     if pending.strip() or file.read(1):
-        raise DataError(f"{path} is damaged: it has more than the {header.num_words:,} words that it announces.")
+        raise DataError(f"{path} is damaged: it has more than the {header.num_words:,} words stated in its header.")
 
 
 def _vector(numbers: bytes | Sequence[bytes], word: bytes, path: Path) -> NDArray[np.float32]:
@@ -183,14 +181,12 @@ def _vector(numbers: bytes | Sequence[bytes], word: bytes, path: Path) -> NDArra
         if isinstance(numbers, bytes):
             vector = np.frombuffer(numbers, dtype="<f4").astype(np.float32)
         else:
-            with np.errstate(over="ignore"):  # infinity, which is refused below
+            with np.errstate(over="ignore"):  # infinity is refused below
                 vector = np.array([_number(number) for number in numbers]).astype(np.float32)
     except ValueError:
-        raise DataError(
-            f"{path} is damaged: the vector of {shown!r} contains something that is not a number."
-        ) from None
+        raise DataError(f"{path} is damaged: the vector of {shown!r} contains a value that is not a number.") from None
     if not np.isfinite(vector).all():
-        raise DataError(f"{path} cannot be used: the vector of {shown!r} has numbers that are not finite.")
+        raise DataError(f"{path} cannot be used: the vector of {shown!r} contains numbers that are not finite.")
     return vector
 
 

@@ -54,7 +54,7 @@ def arena(
     if standings is not None:
         if models:
             raise UsageError("--standings reads votes and starts no server. Leave the models out.")
-        from sheepop.evaluate.arena import standings as read_standings
+        from sheepop.evaluate.ranking import standings as read_standings
 
         _show_standings(read_standings(standings), as_json=as_json)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from sheepop.cli.options import (
     typed_command,
 )
 from sheepop.core.console import Console
+from sheepop.core.errors import UsageError
 
 if TYPE_CHECKING:
     from sheepop.jobs.evaluate import Evaluate, How, Outcome
@@ -72,6 +74,10 @@ Training = Annotated[
         "--training-data", help="The corpus to search for the questions.", show_default="that of the model's run"
     ),
 ]
+JudgeModel = Annotated[
+    str | None, typer.Option("--judge-model", help="The model of the judge's server.", show_default="its first")
+]
+ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The API key of the judge's server.")]
 
 
 @app.command()
@@ -132,6 +138,17 @@ def tasks(
     seeds: Seeds = 1,
     robustness: Robustness = False,
     training_data: Training = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="URL|MODEL",
+            help="The judge of answers to requests: a server's address, or a chat model.",
+            show_default="none",
+        ),
+    ] = None,
+    judge_model: JudgeModel = None,
+    api_key: ApiKey = None,
     checkpoints: Checkpoints = False,
     no_record: NoRecord = False,
     tensor_parallel: TensorParallel = 1,
@@ -144,7 +161,8 @@ def tasks(
     """Ask models questions: small tasks of SheepOp, your own questions, and all tasks of lm-eval.
 
     Your own questions are lines of JSON with prompt, choices and answer. Questions that occur in the model's training
-    text are scored separately. Tasks of lm-eval need the extra eval: pip install "sheepop\\[eval]"
+    text are scored separately. A file of requests, lines of JSON with prompt and should (answer, refuse or abstain),
+    needs a judge. Tasks of lm-eval need the extra eval: pip install "sheepop\\[eval]"
 
     Examples:
 
@@ -155,6 +173,8 @@ def tasks(
       sheepop eval tasks models/smollm --tasks hellaswag --tasks arc_easy --limit 200
 
       sheepop eval tasks runs/base runs/chat --tasks questions.jsonl --robustness --seeds 3
+
+      sheepop eval tasks runs/chat --tasks requests.jsonl --by http://localhost:8000
     """
     how = _how(
         output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record, tensor_parallel=tensor_parallel
@@ -162,9 +182,13 @@ def tasks(
 
     def kind(console: Console) -> Evaluate:
         from sheepop.jobs.evaluation_kinds import Harness, Tasks
+        from sheepop.jobs.judging import open_judge
 
+        if by is None and judge_model is not None:
+            raise UsageError("--judge-model needs a judge. Name one with --by.")
         harness = Harness(include or (), fewshot, limit, chat, console)
-        return Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console)
+        judge = None if by is None else partial(open_judge, by, judge_model, api_key, how)
+        return Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console, judge)
 
     _evaluate(models, kind, how, quiet=quiet, as_json=as_json)
 
@@ -252,11 +276,11 @@ def compare(
 def judge(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Two or more models.")],
     data: Annotated[Path, typer.Option("--data", help="Prompts in JSON lines, with prompt or messages.")],
-    by: Annotated[str, typer.Option("--by", metavar="URL|MODEL", help="The judge: a server, or a chat model.")],
-    judge_model: Annotated[
-        str | None, typer.Option("--judge-model", help="The model of the server.", show_default="its first")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The API key for the server.")] = None,
+    by: Annotated[
+        str, typer.Option("--by", metavar="URL|MODEL", help="The judge: a server's address, or a chat model.")
+    ],
+    judge_model: JudgeModel = None,
+    api_key: ApiKey = None,
     output: Output = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.", show_default="all")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 512,

@@ -82,7 +82,7 @@ def launch(
         raise UsageError("--plan needs a file name FILE.png, and cannot be combined with --print.")
     if machines > 1 and engine is Engine.local and plan is None:
         raise UsageError("--engine local uses only this machine. Use --engine slurm or ray for several machines.")
-    from sheepop.parallel.launch import Launch, run_on_this_machine, submit_to_slurm
+    from sheepop.parallel.launch import Launch, run_on_ray, run_on_this_machine, submit_to_slurm
 
     gpus = 0
     if "cpu" not in (_value(command, "--device"), _value(command, "device")):
@@ -105,12 +105,7 @@ def launch(
             raise UsageError("--engine ray starts the processes itself, so there is nothing to print.")
         typer.echo(made.local())
         return
-    if engine is Engine.ray:
-        from sheepop.parallel.ray_launch import run_on_ray
-
-        code = run_on_ray(made)
-    else:
-        code = run_on_this_machine(made, Console())
+    code = run_on_ray(made) if engine is Engine.ray else run_on_this_machine(made, Console())
     if code:
         raise SystemExit(code)
 

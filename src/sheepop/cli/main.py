@@ -6,7 +6,7 @@ import errno
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, TextIO, cast
@@ -39,10 +39,11 @@ from sheepop.cli import (
 from sheepop.cli.options import Command, ConfiguredCommand, Group
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, EndedWithOthers, SheepOpError, UsageError
 from sheepop.core.facts import visible
-from sheepop.core.plugins import load_plugins
+from sheepop.core.plugins import commands, load_plugins
 from sheepop.core.standard_streams import MessageStream, ResultStream
 
 _SHOWN_CHARACTERS = 100
+_COMMANDS_OF_PLUGINS: dict[str, Callable[..., None]] = {}
 
 app = typer.Typer(
     name="sheepop",
@@ -145,7 +146,20 @@ def _without_plugins(arguments: list[str]) -> list[str]:
         else:
             paths.append(value)
     load_plugins(paths)
+    _add_commands()
     return left
+
+
+def _add_commands() -> None:
+    """Adds the commands that plugins have registered."""
+    known = {each.name for each in app.registered_commands} | {each.name for each in app.registered_groups}
+    for name, function in commands.items():
+        if _COMMANDS_OF_PLUGINS.get(name) is function:
+            continue
+        if name in known:
+            raise UsageError(f"A plugin registers the command {name!r}, which already exists. Give it another name.")
+        _COMMANDS_OF_PLUGINS[name] = function
+        app.command(name, cls=Command)(function)
 
 
 @contextmanager

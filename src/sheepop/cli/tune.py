@@ -63,7 +63,7 @@ Examples:
 
   sheepop tune sft models/base --data chats.jsonl --output runs/chat
 
-  sheepop tune sft models/base --data chats.jsonl --output runs/chat training.max_epochs=1 tuning.neftune_alpha=5
+  sheepop tune sft models/base --data chats.jsonl --output runs/chat training.max_epochs=1 tuning.neftune_noise_alpha=5
 
   sheepop tune sft --resume runs/chat
 """,
@@ -71,15 +71,15 @@ Examples:
 Train a model to prefer the better of two answers.
 
 A line of the data has prompt, chosen and rejected. Rankings and the formats of UltraFeedback and HH work, too; with \
-tuning.dpo.loss=kto, a line has prompt, completion and label. The model stays close to the one that it starts from.
+tuning.dpo.loss_type=kto, a line has prompt, completion and label. The model stays close to the one that it starts from.
 
 Examples:
 
   sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite
 
-  sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite tuning.dpo.loss=ipo tuning.dpo.beta=0.5
+  sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite tuning.dpo.loss_type=ipo tuning.dpo.beta=0.5
 
-  sheepop tune dpo runs/chat --data judged.jsonl --output runs/polite tuning.dpo.loss=kto
+  sheepop tune dpo runs/chat --data judged.jsonl --output runs/polite tuning.dpo.loss_type=kto
 """,
     "reward": """\
 Train a reward model, which scores answers.
@@ -90,7 +90,7 @@ Examples:
 
   sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge
 
-  sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge tuning.reward.centring=0.01
+  sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge tuning.reward.center_rewards_coefficient=0.01
 """,
     "ppo": """\
 Train a model on rewards for its answers, together with a value model.
@@ -294,7 +294,7 @@ def _show(
     from sheepop.jobs.config import load_config
     from sheepop.jobs.run.open import task_of
     from sheepop.jobs.task.examples import ExampleTask
-    from sheepop.posttrain.preview import plain_preview, preview, preview_tokens
+    from sheepop.posttrain.encoding import plain_preview, preview, preview_tokens
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")

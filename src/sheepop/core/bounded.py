@@ -234,7 +234,7 @@ class _Child:
         total = self.resident()
         if self._checked - self._checked_descendants >= _DESCENDANTS_SECONDS:
             self._checked_descendants = self._checked
-            total += sum(map(_resident, _descendants(self.process.pid)))
+            total += sum(map(_resident, descendants(self.process.pid)))
         if total > self._memory_bytes:
             raise self.memory_error()
 
@@ -269,7 +269,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, owner: int
     # A forked copy of the owner must not end the owner's child.
     if os.getpid() != owner:
         return
-    others = _descendants(process.pid) if process.poll() is None else []
+    others = descendants(process.pid) if process.poll() is None else []
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for other in others:
@@ -278,7 +278,8 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, owner: int
     process.wait()
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The ids of all processes that a process started, directly or not; none if it is gone."""
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:

@@ -312,6 +312,11 @@ def make_directory(directory: Path) -> None:
         sync_directory(made.parent)
 
 
+def cache_directory() -> Path:
+    """SheepOp's directory in the user's cache; raises `RuntimeError` for a user without a home directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sheepop"
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

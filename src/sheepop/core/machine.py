@@ -68,7 +68,7 @@ def describe_machine(place: str | Path = ".") -> Machine:
     return Machine(
         python=f"{platform.python_implementation()} {platform.python_version()}",
         platform=platform.platform(),
-        processor=_processor_name(),
+        processor=processor_name(),
         cores=usable_cores(),
         matrix_units=_matrix_units(),
         memory=memory.total if limits.memory is None else min(memory.total, limits.memory),
@@ -128,7 +128,8 @@ def _installed_version(library: str) -> str | None:
         return None
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """The processor's name, or its architecture if it has none."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu.brand_string") or platform.processor()
     for line in _read("/proc/cpuinfo").splitlines():
@@ -161,7 +162,7 @@ def _accelerators() -> tuple[Accelerator, ...]:
         for index in range(torch.cuda.device_count())
     ]
     if torch.backends.mps.is_available():
-        found.append(Accelerator("mps", _processor_name(), None))
+        found.append(Accelerator("mps", processor_name(), None))
     return tuple(found)
 
 

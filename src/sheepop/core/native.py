@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from sheepop.core.files import cache_directory
 from sheepop.core.machine import compiler_command, find_compiler
 
 _HEADER = Path(__file__).with_name("native.h")
@@ -48,7 +49,7 @@ def _compiled(source: Path, compiler: Sequence[str]) -> Path:
     content = source.read_bytes() + _HEADER.read_bytes()
     threads = _openmp()
     key = repr((content, compiler, find_compiler(), _FLAGS, _processor(), threads)).encode()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sheepop" / "native"
+    folder = cache_directory() / "native"
     target = folder / f"{source.stem}-{hashlib.sha256(key).hexdigest()[:24]}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)

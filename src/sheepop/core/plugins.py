@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ class Plugin:
 
 
 _loaded: list[Plugin] = []
+commands: dict[str, Callable[..., None]] = {}
+"""Commands that plugins have registered, by name."""
 
 
 def load_plugins(paths: Sequence[str | Path]) -> None:

@@ -7,6 +7,8 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING
 
+from sheepop.core.measurements import measurement_key, recall, remember
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,11 +19,17 @@ _LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 
 @cache
 def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
-    """Returns the best rate of a square matrix product measured in about half a second, in FLOP/s.
+    """The rate that `measure_matrix_peak` found on this machine, now or in an earlier process."""
+    known = recall(_key(dtype, device), float)
+    return measure_matrix_peak(dtype, device) if known is None else known
+
+
+def measure_matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
+    """Measures and remembers the best rate of a square matrix product seen in about half a second, in FLOP/s.
 
     Sizes grow from 256, and each is tried only if it is expected to fit the time left: a data type without hardware
     support can be hundreds of times slower than float32. The best of many products counts, since another program may
-    delay any single one. It is measured once in a process.
+    delay any single one.
     """
     deadline = time.perf_counter() + _SECONDS
     size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, _SECONDS / 10)
@@ -30,7 +38,13 @@ def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
             break
         size *= 2
         best = max(best, _best_rate(size, dtype, device, _SECONDS / 10))
-    return max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
+    best = max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
+    remember(_key(dtype, device), best)
+    return best
+
+
+def _key(dtype: torch.dtype, device: str) -> str:
+    return measurement_key("matrix peak", device, str(dtype))
 
 
 # TFLOP/s of dense products with float32 accumulation, from data sheets. The first row whose name is in the device's

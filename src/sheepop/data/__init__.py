@@ -1,4 +1,4 @@
-"""Files to documents, documents to tokens, tokens to batches."""
+"""Turns files into documents, documents into tokens, and tokens into batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of token sequences, and what every way of cutting them from a corpus offers."""
+"""A batch of token sequences, and the protocols of classes that cut batches from a corpus."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ IGNORED_LABEL = -100
 class Batch:
     """Sequences for one step; all arrays are (B, T) int64.
 
-    ``labels[b, t]`` is the token after ``input_ids[b, t]`` in the same document, or -100 where there is none or
-    it does not count. `positions` count from 0 at the beginning of the row and of every document. `document_ids`
-    number the documents of each row 0, 1, 2, ...; the padding at the end of a row has a number of its own.
-    When `has_boundaries` is false no document begins inside a row, and plain causal attention with positions
-    0 .. T - 1 is exact, because padding comes last and has no labels.
+    ``labels[b, t]`` is the token after ``input_ids[b, t]`` in the same document, or -100 if there is none or it does
+    not count. `positions` restart from 0 at the start of the row and of every document. `document_ids` number the
+    documents of each row 0, 1, 2, ...; the padding at the end of a row has its own number. If `has_boundaries` is
+    false, no document begins inside a row, and plain causal attention with positions 0 .. T - 1 is exact, because
+    padding comes last and has no labels.
     """
 
     input_ids: NDArray[np.int64]
@@ -32,42 +32,39 @@ class Batch:
 
     @property
     def num_labels(self) -> int:
-        """How many positions count for the loss."""
+        """The number of positions that count for the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """What the network reads, by the names that its `hidden_states` has for it.
-
-        Positions and documents are left out where plain causal attention is exact.
-        """
+        """The arguments of the model's `hidden_states`, without positions and documents if plain attention is exact."""
         if not self.has_boundaries:
             return {"input_ids": self.input_ids}
         return {"input_ids": self.input_ids, "positions": self.positions, "document_ids": self.document_ids}
 
     def given(self) -> dict[str, NDArray[Any]]:
-        """What an objective reads beside inputs and labels, by name, one entry of each array for a row."""
+        """Further arrays for the objective by name, each with one entry per row; none by default."""
         return {}
 
     def content(self) -> tuple[NDArray[Any], ...]:
-        """What `batch_hash` is taken of."""
+        """The arrays that `batch_hash` covers."""
         return np.array(self.input_ids.shape), self.input_ids, self.labels, self.document_ids
 
     @classmethod
     def joined(cls, batches: Sequence[Batch]) -> Batch:
-        """One batch of the rows of several, all of one length."""
+        """Joins the rows of several batches, all of one length."""
         parts = zip(*(batch._arrays() for batch in batches), strict=True)
         input_ids, labels, positions, document_ids = map(np.concatenate, parts)
         return cls(input_ids, labels, positions, document_ids, any(batch.has_boundaries for batch in batches))
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> Batch:
-        """The chosen rows, in the order given."""
+        """The chosen rows, in the given order."""
         return self._part(*(array[chosen] for array in self._arrays()))
 
     def cut(self, length: int) -> Batch:
-        """Every row of T tokens as T / length rows (B T / length, length); no token and no label is lost.
+        """Cuts every row of T tokens into T / length rows (B T / length, length); keeps all tokens and labels.
 
-        Positions and document ids begin anew with every row, so a token sees less of what came before it. Raises
-        ValueError when `length` does not divide T.
+        Positions and document ids restart in every row, so a token has less context. Raises ValueError if `length`
+        does not divide T.
         """
         row_length = self.input_ids.shape[1]
         if row_length % length:
@@ -83,7 +80,7 @@ class Batch:
         return self.input_ids, self.labels, self.positions, self.document_ids
 
     def _part(self, *arrays: NDArray[np.int64]) -> Batch:
-        """A batch of rows of this one, which need not have the boundary that it has."""
+        """A batch of some rows of this one; it checks whether a boundary is still inside a row."""
         input_ids, labels, positions, document_ids = arrays
         has_boundaries = self.has_boundaries and bool((document_ids[:, -1] > 0).any())
         return Batch(input_ids, labels, positions, document_ids, has_boundaries)
@@ -92,7 +89,7 @@ class Batch:
 def batch_hash(batch: Batch) -> str:
     """SHA-256 of a global batch: its shape, token ids, labels and document ids, row by row, as 64-bit numbers.
 
-    A batch that holds more adds it. It is that of the whole batch, however a step is cut into micro-batches.
+    Subclasses add their own arrays. The hash covers the whole batch, whatever the micro-batch size.
     """
     digest = hashlib.sha256()
     for array in batch.content():
@@ -101,11 +98,11 @@ def batch_hash(batch: Batch) -> str:
 
 
 class Batches(Protocol):
-    """What steps learn from, cut into `num_samples` sequences of `max_length` tokens, each made on demand."""
+    """Training data cut into `num_samples` sequences of `max_length` tokens, each made on demand."""
 
     @property
     def num_samples(self) -> int:
-        """How many sequences one pass over the split has."""
+        """The number of sequences in one pass over the split."""
 
     @property
     def max_length(self) -> int:
@@ -113,7 +110,7 @@ class Batches(Protocol):
 
     @property
     def tokens_per_sample(self) -> float:
-        """What a sample counts for in a budget of tokens."""
+        """How much a sample counts in a budget of tokens."""
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The batch whose row b is the sample ``sample_indices[b]``."""
@@ -124,11 +121,11 @@ class TextBatches(Batches, Protocol):
     """Sequences that are consecutive tokens of a split."""
 
     def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens ``start:stop`` of the split that are the inputs of a sample."""
+        """The range ``start:stop`` of a sample's input tokens in the split."""
 
 
 def check_cutting(max_length: int, pad_id: int) -> None:
-    """Raises ValueError unless sequences have at least one token and padding is a token id."""
+    """Raises ValueError unless `max_length` is at least 1 and `pad_id` at least 0."""
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}")
     if pad_id < 0:
@@ -136,7 +133,7 @@ def check_cutting(max_length: int, pad_id: int) -> None:
 
 
 def check_indices(sample_indices: NDArray[np.int64], num_samples: int) -> NDArray[np.int64]:
-    """The indices as a 1-d int64 array; raises IndexError when one is not a sample."""
+    """The indices as a 1-d int64 array; raises IndexError if one is out of range."""
     indices = np.asarray(sample_indices, dtype=np.int64)
     if indices.ndim != 1:
         raise ValueError(f"sample indices have one dimension, got shape {indices.shape}")

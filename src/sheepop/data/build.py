@@ -1,8 +1,8 @@
-"""The build: inputs become documents, documents a tokenizer and tokens, and all of it one corpus directory.
+"""Builds a corpus directory: reads documents, cleans and shuffles them, trains a tokenizer, and writes token shards.
 
-Everything streams through passes over parts of the input (see `sheepop.data.pipeline`), each task of which leaves its
-result on disk. The result depends on the input, the configuration and the seed only; not on the engine, the number
-of workers, or how often the build was stopped.
+The build is a sequence of passes over parts of the input (see `sheepop.data.pipeline`); each task leaves its result on
+disk. The corpus depends only on the input, the configuration and the seed, not on the engine, the number of workers,
+or how often the build was stopped.
 """
 
 from __future__ import annotations
@@ -27,15 +27,7 @@ from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path
 from sheepop.data.pipeline.passes import clean_documents, close_extraction
 from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, nothing_to_read
-from sheepop.data.pipeline.shuffle import (
-    Assignment,
-    Encode,
-    Gather,
-    Scatter,
-    decide_assignment,
-    place_split,
-    texts_in,
-)
+from sheepop.data.pipeline.shuffle import Assignment, Encode, Gather, Scatter, decide_assignment, place_split, texts_in
 from sheepop.data.pipeline.workplace import (
     DISCOVERED,
     Plan,
@@ -54,7 +46,7 @@ from sheepop.data.split import SPLITS, SplitName
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
 
 _Files = dict[SplitName, list[int]]
-"""The gathered buckets that each split consists of."""
+"""The gathered buckets of each split."""
 
 
 def build_corpus(
@@ -68,11 +60,11 @@ def build_corpus(
     engine: Engine | None = None,
     query: Query | None = None,
 ) -> Corpus:
-    """Makes the corpus directory `output` from what ``config.paths`` name, and from the rows of `query` if given.
+    """Builds the corpus directory `output` from ``config.paths`` and, if given, the rows of `query`.
 
-    The same call goes on with a build that was stopped. A corpus already at `output` is returned when it was made of
-    the same input by the same settings, replaced with `overwrite`, and in the way otherwise. Raises `DataError` when
-    there is nothing to read or when a split would be empty.
+    The same call resumes a build that was stopped. If `output` already is a corpus from the same input and settings,
+    it is returned; `overwrite` replaces it; any other one raises `DataError`, as do inputs without text and a split
+    that would be empty.
     """
     console, output = console or Console.silent(), Path(output)
     engine = engine or LocalEngine(config.num_workers)
@@ -114,7 +106,7 @@ def _check_places(config: DataConfig, output: Path, query: Query | None) -> None
 
 @dataclass
 class _Build:
-    """One build in its workplace; `run` is the order of the stages."""
+    """One build in its workplace; `run` shows the order of the stages."""
 
     request: BuildRequest
     workplace: Path
@@ -129,7 +121,7 @@ class _Build:
         )
 
     def plan(self, output: Path) -> Plan:
-        """What there is to do; finished parts of a stopped build with the same plan stay, others are removed."""
+        """Plans the build; keeps the finished parts of a stopped build with the same plan and removes others."""
         self.given = self._given_tokenizer()
         inputs = find_inputs(self.request.config, self.request.query, leave_out=(output, self.workplace))
         plan, goes_on = take_inventory(self.workplace, inputs, self.request.settings(self.given))
@@ -138,7 +130,7 @@ class _Build:
         return plan
 
     def run(self, plan: Plan) -> None:
-        """Every stage, from the plan to the finished directory in the workplace."""
+        """Runs every stage, up to the finished corpus directory in the workplace."""
         config, seed = self.request.config, self.request.seed
         times = StageTimes(self.workplace)
         announce(plan, self.engine.num_workers, self.console)
@@ -153,7 +145,7 @@ class _Build:
             with times.stage("shuffle"):
                 files = self._shuffle(plan, passes[-1], assignment)
         except DataError:
-            clear(self.workplace)  # the text cannot be split as it was asked for: nothing here is worth keeping
+            clear(self.workplace)  # the text cannot be split as requested, so no part can be reused
             raise
         remove_tree(self.corpus)
         for name in (DOCUMENTS, TOKENS):
@@ -173,7 +165,7 @@ class _Build:
         self._finish(record, times.seconds)
 
     def _shuffle(self, plan: Plan, cleaned: Path, assignment: Assignment) -> _Files:
-        """Puts the documents in their order; returns the files that each split consists of."""
+        """Shuffles and splits the documents; returns the files of each split."""
         work, what, num_buckets = Scatter(cleaned, assignment), "Splitting and shuffling", sum(assignment.buckets)
         run_pass(self.engine, self.scattered, work, plan.megabytes, self.console, what, is_light=True)
         gather = Gather(self.scattered, len(plan.parts), num_buckets, self.request.seed)
@@ -189,7 +181,10 @@ class _Build:
         return added_accounts([part_path(self.gathered, bucket)])
 
     def _given_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that the configuration names; it must have an ``<eos>``, and a ``<bos>`` for pairs."""
+        """The configured tokenizer, if any, checked for ``<eos>``, ``<bos>`` (for pairs) and sentinels (for infilling).
+
+        Raises `TokenizerError` if one is missing.
+        """
         if self.request.tokenizer_config.path is None:
             return None
         tokenizer = load_tokenizer(self.request.tokenizer_config.path)
@@ -201,7 +196,7 @@ class _Build:
         return tokenizer
 
     def _trained_tokenizer(self, files: list[int]) -> Tokenizer:
-        """A tokenizer trained on the training documents only, so that the held-out text stays unseen."""
+        """A tokenizer trained on the training split only, so that held-out text stays unseen."""
         directory = self.workplace / TOKENIZER
         if not directory.is_dir():
             special_tokens = SENTINELS if self.request.config.infilling.rate else ()
@@ -211,11 +206,11 @@ class _Build:
         return load_tokenizer(directory)
 
     def _tokenize(self, tokenizer: Tokenizer, files: _Files, num_buckets: int) -> dict[str, Any]:
-        """Writes documents and token shards of both splits; returns the entry of the tokens in the manifest."""
+        """Writes documents and token shards of both splits; returns the manifest entry ``tokens``."""
         dtype, config = token_type(tokenizer.vocab_size), self.request.config.infilling
         infilling = Infilling(config, self.request.seed) if config.rate else None
         unknown_id = tokenizer.special_id("unk")
-        if unknown_id == tokenizer.special_id("eos"):  # as in GPT-2, which leaves nothing unknown
+        if unknown_id == tokenizer.special_id("eos"):  # as in GPT-2, which knows every byte
             unknown_id = None
         encoder = DocumentEncoder(str(self.corpus / TOKENIZER), infilling)
         encode = Encode(self.gathered, encoder, dtype.str, unknown_id)
@@ -241,7 +236,7 @@ class _Build:
             self.console.warn(f"A limit was reached, so another build may differ: {limit}")
 
     def _evaluation_files(self) -> list[EvaluationFile]:
-        """What was read of the evaluation sets; texts too short to be looked for are spoken of."""
+        """The counts of the evaluation sets; warns about texts that are too short to match."""
         clean = self.request.config.clean
         if "decontamination" not in clean.stages or not clean.decontamination.paths:
             return []
@@ -255,13 +250,13 @@ class _Build:
         return files
 
     def _write_lists(self, passes: list[Path], plan: Plan) -> None:
-        """The inputs that could not be used and the documents that were removed, in the order of the input."""
+        """Writes the lists of unusable inputs and of removed documents, in input order."""
         with (self.corpus / QUARANTINE).open("wb") as file:
             file.write((self.workplace / DISCOVERED).read_bytes())
             for part in _each_part(passes[:1], plan):
                 file.write((part / QUARANTINE).read_bytes())
         with (self.corpus / REMOVED).open("wb") as file:
-            # Compressed files one after the other are one compressed file.
+            # Concatenated zstd files are one valid zstd file.
             for part in _each_part([*passes, self.scattered], plan):
                 file.write((part / REMOVED).read_bytes())
 

@@ -1,4 +1,4 @@
-"""The settings under ``data``: which text, cut how, and how batches are drawn from it."""
+"""The settings under ``data``: which text to read, how to clean and split it, and how to cut it into sequences."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ class FimConfig(Config):
     """Fill-in-the-middle for documents of code (Bavarian et al. 2022)."""
 
     rate: float = Field(default=0.0, ge=0.0, le=1.0)
-    """The share of code documents that is reordered; 0 leaves all of them as they are."""
+    """The share of code documents that is reordered; 0 reorders none."""
     spm_rate: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Of these, the share in which the end comes before the beginning."""
+    """The share of reordered documents in which the suffix comes before the prefix."""
 
 
 class DataConfig(Config):
-    """Where text comes from, what a document is, how it is cleaned, split and cut into sequences."""
+    """The source of the text, and how it is cut into documents, cleaned, split and cut into sequences."""
 
     paths: MayChange[tuple[PathText, ...]] = ()
-    """Files, folders, git repositories (`git+PATH@REVISION`), or one finished corpus directory; a finished corpus
-    may have been moved when a run is resumed, and other text is refused."""
+    """Files, folders, git repositories (`git+PATH@REVISION`), or one finished corpus directory. A resumed run accepts
+    a corpus that was moved, and refuses different text."""
     documents: DocumentMode = "file"
-    """How running text is cut into documents: a whole `file`, a `line`, or a block between blank lines
+    """How running text is cut into documents: one per `file`, per `line`, or per block between blank lines
     (`blank_line`); pages, tables and records stay whole."""
     split: SplitMode = "document"
-    """How text is held out: by `document`, or the contiguous `tail`; fewer than 20 documents are always cut as a
-    tail."""
+    """How the validation split is made: by `document`, or from the contiguous `tail` of the text. With fewer than 20
+    documents it is always a tail."""
     validation_fraction: float = Field(default=0.05, ge=0.0, lt=1.0)
     """The share of the text that is held out; 0 holds nothing out."""
     packing: bool = True
-    """Join documents into full rows; `false` cuts every document into padded chunks of its own."""
+    """Join documents into full rows; `false` cuts each document into padded chunks of its own."""
     max_length: int | None = Field(default=None, ge=1)
-    """Tokens in a row; `null` is `model.max_seq_len`, and more than that is refused."""
+    """Tokens in a row, at most `model.max_seq_len`, which is also the value for `null`."""
     stride: int | None = Field(default=None, ge=1)
-    """Tokens between the beginnings of two chunks, with `packing: false`; `null` is `max_length`."""
+    """Tokens from the start of one chunk to the start of the next, with `packing: false`; `null` is `max_length`."""
     long_pairs: Literal["refuse", "leave_out"] = "refuse"
     """Pairs for an encoder-decoder with a side of more than `max_length` tokens: `refuse` the run, or `leave_out`
-    these pairs and say how many."""
+    these pairs and report how many."""
     num_workers: MayChange[int] = Field(default=0, ge=0)
-    """Worker processes; 0 uses only the main process, with the same result; `data build` uses one per core by
+    """Worker processes; 0 uses only the main process. The result is the same. `data build` uses one per core by
     default."""
     max_file_bytes: int = Field(default=2**40, ge=1)
-    """Larger files are skipped, and listed as such."""
+    """Largest file to read, in bytes; larger files are skipped and listed."""
     ignore: tuple[str, ...] = ()
-    """Patterns of files to skip, written as in a `.gitignore`."""
+    """Files to skip, as `.gitignore` patterns."""
     extract: ExtractConfig = ExtractConfig()
-    """What is read from a file, and within which limits."""
+    """What is read from a file, and the limits."""
     clean: CleanConfig = CleanConfig()
-    """Which stages documents go through, in which order, and how strict each is."""
+    """The cleaning stages, their order, and how strict each is."""
     mix: tuple[MixedSource, ...] = ()
-    """How often the documents of certain files occur in the training text; a file belongs to the first source whose
+    """How often documents of certain files occur in the training text. A file belongs to the first source whose
     pattern matches it."""
     infilling: FimConfig = FimConfig()
-    """Code that is reordered so that a model learns to fill a gap."""
+    """Reordering of code documents, so that a model learns to fill in the middle."""
 
     @field_validator("paths")
     @classmethod

@@ -1,7 +1,4 @@
-"""A corpus directory, opened: documents, token splits, the tokenizer, the manifest that ties them together.
-
-And from a position in the tokens back to the document, the file, and the page it came from.
-"""
+"""Opens a corpus directory: documents, token splits, tokenizer and manifest; traces tokens back to file and page."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 
 class Corpus:
-    """A finished corpus; open one with `Corpus.open`. Tokens and documents are read when needed."""
+    """A finished corpus, opened with `Corpus.open`; it reads tokens and documents on demand."""
 
     def __init__(self, directory: Path, manifest: dict[str, Any]) -> None:
         self.directory = directory
@@ -47,9 +44,9 @@ class Corpus:
 
     @classmethod
     def open(cls, directory: str | Path, *, verify: bool = True) -> Corpus:
-        """Opens a corpus directory; with `verify` every file is read and compared with its checksum.
+        """Opens a corpus directory; `verify` compares every file with its checksum.
 
-        Raises `DataError` for what is no corpus, is damaged (naming the files), or was written by a newer SheepOp.
+        Raises `DataError` if it is not a corpus, is damaged (names the files), or was written by a newer SheepOp.
         """
         directory = Path(directory)
         manifest = read_manifest(directory)
@@ -60,7 +57,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the content of all token files and the tokenizer: equal for equal training data."""
+        """SHA-256 over all token files and the tokenizer: equal for equal training data."""
         hashes = {
             name: [file["sha256"] for file in (summary["index"], *summary["shards"])]
             for name, summary in ((name, self._summary(name)) for name in SPLITS)
@@ -70,11 +67,11 @@ class Corpus:
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether its documents are pairs of source and target."""
+        """Whether the documents are pairs of source and target."""
         return self.manifest["config"]["data"].get("extract", {}).get("pair") is not None
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the tokens belong to."""
+        """Loads the tokenizer of the corpus."""
         return load_tokenizer(self.directory / TOKENIZER)
 
     def require_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -89,22 +86,22 @@ class Corpus:
             )
 
     def documents(self, split: SplitName, first: int = 0, last: int | None = None) -> Iterator[Document]:
-        """Documents ``first .. last - 1`` of a split, in the order of its tokens; files before them are not read."""
+        """Yields the documents ``first .. last - 1`` of a split in token order; skips the files before them."""
         directory, passed = self.directory / DOCUMENTS, 0
         paths = sorted(directory.glob(f"{FILE_PREFIX[split]}-*.jsonl.zst"))
         counts = {file["file"]: file["documents"] for file in self._summary(split).get("files", ())}
-        while paths and passed + counts.get(paths[0].name, first + 1) <= first:  # format 1 says nothing of its files
+        while paths and passed + counts.get(paths[0].name, first + 1) <= first:  # format 1 has no counts
             passed += counts[paths.pop(0).name]
         documents = chain.from_iterable(map(read_documents_file, paths))
         return islice(documents, first - passed, None if last is None else last - passed)
 
     @property
     def licenses(self) -> dict[str, int]:
-        """The licences that the origins of training documents state, and how many state each."""
+        """The stated licences of training documents, with the number of documents under each."""
         return dict(self._summary("train").get("licenses", {}))
 
     def sources(self, split: SplitName) -> DocumentSources:
-        """The file that every document of a split comes from; an older corpus is read through for it."""
+        """The source file of every document of a split; for an older corpus it reads all documents."""
         entry = self._summary(split).get("sources")
         if entry is None:
             return DocumentSources.of_names(document.source for document in self.documents(split))
@@ -120,8 +117,8 @@ class Corpus:
 class Origin:
     """Tokens ``start:stop`` of a split that belong to one document.
 
-    `document` is the document's number in the split; `file`, `part` and `place` say where it came from, `pages` which
-    of its pages, slides or cells the tokens stand on, and `text` is what they say.
+    `document` is its number in the split; `file`, `part` and `place` are its origin, `pages` the pages, slides or cells
+    of the tokens, and `text` their text.
     """
 
     split: str
@@ -139,10 +136,7 @@ class Origin:
 
 
 def trace_tokens(corpus: Corpus, split: SplitName, start: int, stop: int) -> Iterator[Origin]:
-    """The origin of the tokens ``start:stop`` of a split, one for each document they touch, in order.
-
-    Raises `UsageError` when the range does not lie in the split.
-    """
+    """Yields the origins of the tokens ``start:stop``, one per document; raises `UsageError` if out of range."""
     tokens = corpus.train if split == "train" else corpus.validation
     if not 0 <= start < stop <= tokens.num_tokens:
         raise UsageError(
@@ -174,7 +168,7 @@ def trace_tokens(corpus: Corpus, split: SplitName, start: int, stop: int) -> Ite
 
 
 def _pages(document: Document, start: int, stop: int) -> tuple[str, ...]:
-    """The marks in force between two offsets in characters."""
+    """The names of the pages, slides or cells that overlap the characters ``start:stop``."""
     ends = [*(offset for offset, _ in document.marks[1:]), len(document.text)]
     return tuple(
         name

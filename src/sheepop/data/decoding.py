@@ -1,7 +1,7 @@
-"""Bytes to text: the encoding is found, or the bytes are refused; newlines and indentation stay as they are.
+"""Decodes bytes: finds the encoding or refuses the bytes; newlines and indentation stay as they are.
 
-In this order: a byte order mark; UTF-16 by the places of its NULs; the coding cookie of Python source (PEP 263); UTF-8;
-detection among the encodings that text on disk is likely to have. Text is never decoded with replacement characters.
+It tries, in order: a byte order mark; UTF-16 by the positions of NULs; the coding cookie of Python source (PEP 263);
+UTF-8; detection among the encodings that are common on disk. It never inserts replacement characters.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WIDE_MARKS = (
     (codecs.BOM_UTF16_BE, "utf_16_be"),
 )
 _MARKS = (codecs.BOM_UTF8, *(mark for mark, _ in _WIDE_MARKS))
-# UTF-16 without a mark. In the scripts of alphabets the high bytes are below 0x22, which includes punctuation; in ASCII
-# that is mistaken for it hardly any are. Ideographs and Hangul have other high bytes, and low bytes of all values.
+# UTF-16 without a mark. In alphabetic scripts, punctuation included, the high bytes are below 0x22; in ASCII text taken
+# for UTF-16 hardly any are. Ideographs and Hangul have other high bytes, and low bytes of all values.
 _ALPHABETS = bytes(range(0x22))
 _IDEOGRAPHS = bytes((*range(0x22), 0x30, *range(0x4E, 0xA0), *range(0xAC, 0xD8), 0xFF))
 _LOW_VALUES = bytes(range(0x80))
@@ -33,47 +33,44 @@ _LEAST_UNITS = 8
 _MOST_OTHER_UNITS = 0.05
 _LEAST_HIGH_VALUES = 0.25
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyi")
-# In the first line, or behind one that is blank or a comment.
+# In the first line, or in the second after a blank line or a comment.
 _COOKIE = re.compile(rb"(?:[ \t\f]*(?:#[^\r\n]*)?(?:\r\n|\r|\n))??[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([-\w.]+)")
-# Codecs that a cookie may name but that are escapes or host names, not encodings of text; UTF-8 is tried anyway.
+# Codecs for escapes or host names, which are not text encodings; UTF-8 is tried anyway.
 _NOT_FROM_COOKIES = ("unicode-escape", "raw-unicode-escape", "utf-7", "idna", "punycode", "undefined", "utf-8")
 
-# Candidates are tried group by group, each with the share of implausible text that it may have; the next group only
-# when nothing of the first fits. Cp1250 must not compete with cp1252, because Western text read as cp1250 looks
-# plausible too, while Polish or Czech read as cp1252 is refused outright.
-_ISOLATED_ACCENTS = (
-    (("cp1252",), 1.0),
-    (("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2),
-)
+# Groups of candidates, each with the share of implausible text that it tolerates; the second group is tried only if
+# nothing in the first fits. Cp1250 must not compete with cp1252, because Western text decoded as cp1250 looks plausible
+# too, while Polish or Czech decoded as cp1252 is refused outright.
+_ISOLATED_ACCENTS = ((("cp1252",), 1.0), (("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2))
 _WHOLE_WORDS = (
     (("cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1251", "koi8_r", "cp1253", "cp1252"), 0.2),
     (("cp1250", "cp1254", "cp1255", "cp1256", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2),
 )
 _HIGH_BYTE = re.compile(rb"[\x80-\xff]")
 _ISOLATED_HIGH_BYTE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
-# Detection decodes what it is given once per candidate; a sample of this size decides as well as the whole.
+# Detection decodes its input once per candidate; a sample of this size decides as well as the whole.
 _DETECTION_BYTES = 2**18
 _BLOCK = 2**20
 
-# Control characters that have no place in text: all of C0 but \a \b \t \n \v \f \r and escape.
+# Control characters that do not belong in text: DEL and all of C0 except \a \b \t \n \v \f \r and escape.
 CONTROLS = bytes(c for c in range(32) if c not in (7, 8, 9, 10, 11, 12, 13, 27)) + b"\x7f"
 _MOST_CONTROLS_IN_UTF8, _MOST_CONTROLS = 0.1, 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Text without its byte order mark, and the encoding it had on disk."""
+    """Text without its byte order mark, and its encoding on disk."""
 
     text: str
     encoding: str
 
 
 def decode(data: bytes, name: str = "") -> Decoded:
-    """The text in `data`; the file's `name` only tells whether a Python coding cookie counts.
+    """Decodes `data`; only a `name` of Python source makes a coding cookie count.
 
-    Raises `ExtractionError` with reason ``binary``, or ``undecodable`` for text in no encoding that is known here.
+    Raises `ExtractionError` with reason ``binary``, or ``undecodable`` if no known encoding fits.
     """
-    # Most text is UTF-8 without any mark, and looked at only once.
+    # Most text is UTF-8 without a mark; this path reads it only once.
     if not data.startswith(_MARKS) and _cookie(data, name) is None and b"\0" not in data:
         with suppress(UnicodeDecodeError):
             text = data.decode("utf-8")
@@ -84,9 +81,9 @@ def decode(data: bytes, name: str = "") -> Decoded:
 
 
 def find_encoding(file: BinaryIO, name: str = "") -> tuple[str, int]:
-    """The encoding of a file of any size and the length of its mark, for the text that `decode` gives.
+    """The encoding that `decode` would use for a file of any size, and the length of its byte order mark.
 
-    No more than a block is in memory. Raises `ExtractionError`.
+    Holds at most one block in memory. Raises `ExtractionError` as `decode` does.
     """
     head = file.read(_DETECTION_BYTES)
     marked = ("utf_8", len(codecs.BOM_UTF8)) if head.startswith(codecs.BOM_UTF8) else wide_encoding(head)
@@ -121,7 +118,7 @@ def _refuse_controls(controls: int, size: int, limit: float) -> None:
 
 
 def _fits(file: BinaryIO, encoding: str, begin: int = 0) -> bool:
-    """Whether the whole file from `begin` is valid in `encoding`, without NULs and halves of surrogate pairs."""
+    """Whether the whole file from `begin` is valid in `encoding`, without NULs or lone surrogates."""
     try:
         return all(b"\0" not in block for block in utf8_blocks(file, encoding, begin))
     except (LookupError, ValueError):
@@ -129,7 +126,7 @@ def _fits(file: BinaryIO, encoding: str, begin: int = 0) -> bool:
 
 
 def utf8_blocks(file: BinaryIO, encoding: str, begin: int) -> Iterator[bytes]:
-    """The text of a file from `begin` in `encoding`, block by block in UTF-8; raises ValueError where it is invalid."""
+    """Yields a file from `begin`, read in `encoding`, as blocks of UTF-8; raises ValueError if it is invalid."""
     file.seek(begin)
     decoder = codecs.getincrementaldecoder(encoding)()
     while block := file.read(_BLOCK):
@@ -138,14 +135,14 @@ def utf8_blocks(file: BinaryIO, encoding: str, begin: int) -> Iterator[bytes]:
 
 
 def _sample(file: BinaryIO) -> bytes:
-    """The bytes of a small file; of another the first whole lines that are not ASCII, which tell encodings apart."""
+    """All bytes of a small file; of a large one the first whole non-ASCII lines, which tell encodings apart."""
     file.seek(0)
     lines, size, begin = [], 0, file.read(_DETECTION_BYTES + 1)
     if len(begin) <= _DETECTION_BYTES:
         return begin
     while size < _DETECTION_BYTES and (block := file.read(_BLOCK)):
         *whole, begin = (begin + block).splitlines(keepends=True)
-        # Lines longer than those of text are passed over.
+        # A line that is too long for text is skipped.
         begin = begin if len(begin) <= _DETECTION_BYTES else b""
         for line in whole:
             if size < _DETECTION_BYTES and len(line) <= _DETECTION_BYTES and not line.isascii():
@@ -155,7 +152,7 @@ def _sample(file: BinaryIO) -> bytes:
 
 
 def wide_encoding(head: bytes) -> tuple[str, int] | None:
-    """UTF-16 or UTF-32 as the first bytes of a file show it, and the length of its mark; None for all else."""
+    """UTF-16 or UTF-32 if the first bytes of a file show it, and the length of its mark; None otherwise."""
     for mark, encoding in _WIDE_MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
@@ -172,7 +169,7 @@ def _is_utf16(head: bytes, encoding: str, low: bytes, high: bytes) -> bool:
     if len(high.translate(None, usual)) > _MOST_OTHER_UNITS * len(high):
         return False
     try:
-        # The end may be half of a surrogate pair.
+        # `head` may end in half a surrogate pair.
         text = codecs.getincrementaldecoder(encoding)().decode(head)
     except UnicodeDecodeError:
         return False
@@ -181,16 +178,16 @@ def _is_utf16(head: bytes, encoding: str, low: bytes, high: bytes) -> bool:
 
 
 def _cookie(data: bytes, name: str) -> str | None:
-    """PEP 263: a comment in the first two lines of Python source names the encoding; before it there is no code.
+    """The encoding named by a comment in the first two lines of Python source, with no code before it (PEP 263).
 
-    None without one, for UTF-8, and for what cannot be the encoding of Python source.
+    None if there is none, for UTF-8, and for an encoding that Python source cannot have.
     """
     match = _COOKIE.match(data[:1024]) if name.lower().endswith(_PYTHON_SUFFIXES) else None
     if match is None:
         return None
     try:
         encoding = codecs.lookup(match[1].decode("ascii")).name
-        # Python source is ASCII up to its cookie, so a cookie such as utf-16 cannot be true.
+        # Python source is ASCII up to its cookie, so a cookie like utf-16 cannot be true.
         is_true = encoding not in _NOT_FROM_COOKIES and b"# coding".decode(encoding) == "# coding"
     except (LookupError, ValueError):
         return None
@@ -198,10 +195,10 @@ def _cookie(data: bytes, name: str) -> str | None:
 
 
 def _likely_encodings(sample: bytes) -> Iterator[str]:
-    """The encodings that text which is not UTF-8 may have, the most likely first, by whole lines of it."""
+    """The encodings that text other than UTF-8 may have, the most likely first, judged by a sample of whole lines."""
     from charset_normalizer import from_bytes
 
-    # Accents stand alone among ASCII, letters of other scripts do not.
+    # Accented letters are isolated among ASCII; letters of other scripts are not.
     is_latin = 2 * len(_ISOLATED_HIGH_BYTE.findall(sample)) > len(_HIGH_BYTE.findall(sample))
     for candidates, threshold in _ISOLATED_ACCENTS if is_latin else _WHOLE_WORDS:
         for match in from_bytes(sample, cp_isolation=list(candidates), threshold=threshold, enable_fallback=False):

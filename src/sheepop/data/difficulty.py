@@ -1,4 +1,4 @@
-"""How hard each row of a corpus is, as one number: what an order from easy to hard sorts by."""
+"""Scores the difficulty of each row of a corpus; an order from easy to hard sorts by it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _REPORT_EVERY = 256  # rows
 def row_difficulty(
     name: DifficultyName, split: TokenSource, batches: TextBatches, tokenizer: Tokenizer, console: Console
 ) -> NDArray[np.float64]:
-    """The score of every row of `batches`, cut from `split`, ``(num_samples,)``; a higher one is harder.
+    """The score of every row of `batches`, cut from `split`, ``(num_samples,)``; higher is harder.
 
     ``rarity`` is the mean of ``-log(share of the split)`` over the row's tokens, in nats. ``compression`` is the size
-    of its text compressed by zlib over its size in UTF-8, so that repetitive text is easy. ``length`` is the number of
-    tokens of its documents, the mean over the row's tokens. One row is in memory at a time.
+    of its text after zlib over its size in UTF-8, so repetitive text is easy. ``length`` is the mean, over the row's
+    tokens, of the length of their document in tokens. One row is in memory at a time.
     """
     scores = np.empty(batches.num_samples)
     with console.progress("Scoring the difficulty of rows", batches.num_samples, "rows") as progress:
@@ -45,9 +45,9 @@ def row_difficulty(
 
 
 def read_difficulty(path: Path, identity: Mapping[str, str], sizes: Sequence[int]) -> list[NDArray[np.float64]] | None:
-    """The scores that `write_difficulty` stored for the same `identity`, one array per source; None without them.
+    """Reads the scores that `write_difficulty` stored for the same `identity`, one array per source.
 
-    Scores of another identity, of other sizes, or whose file is damaged are none: they can be computed again.
+    Returns None if the file is missing or damaged, or if identity or sizes differ: scores can be computed again.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -60,7 +60,7 @@ def read_difficulty(path: Path, identity: Mapping[str, str], sizes: Sequence[int
 
 
 def write_difficulty(path: Path, identity: Mapping[str, str], scores: Sequence[NDArray[np.float64]]) -> None:
-    """Stores the scores of every source with what they belong to, atomically."""
+    """Stores the scores of every source together with their `identity`, atomically."""
     tensors = {f"source-{number}": array for number, array in enumerate(scores)}
     write_atomic(path, save(tensors, metadata={**identity, "sha256": _sha256(scores)}))
 

@@ -1,7 +1,7 @@
-"""The files below the given paths, in a fixed order, and for every other file the reason it is left out.
+"""Finds the files below the given paths, in a fixed order, and the reason for each file that is skipped.
 
-Folders are walked in the order of their names with an explicit stack, so depth is not limited by recursion. Every
-real folder is entered once, whatever symbolic links lead to it, so loops end.
+The walk visits folders in the order of their names and uses an explicit stack, so recursion does not limit the depth.
+It enters every real folder once, even if several symbolic links lead to it, so loops end.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ IGNORE_FILES = (".gitignore", ".sheepopignore")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One input: a file at `path`; a blob `revision` of the git repository at `path`; or the rows of the query.
+    """One input: a file at `path`, the blob `revision` of the git repository at `path`, or the rows of the query.
 
-    `source` is its printable name, relative to what was given, `size` its length in bytes (0 for a query),
-    `modified_ns` its age. `facts` are handed on to its documents.
+    `source` is the printable name relative to the given path, `size` the length in bytes (0 for a query), `modified_ns`
+    the modification time. `facts` are passed on to the documents.
     """
 
     type: Literal["file", "git", "query"]
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file, or with `is_directory` a whole folder, that is left out, and why."""
+    """A file, or with `is_directory` a whole folder, that is skipped, and why."""
 
     source: str
     reason: str
@@ -65,10 +65,10 @@ def require_paths(paths: Iterable[Path]) -> None:
 def discover(
     paths: Iterable[str], *, max_file_bytes: int, ignore: Iterable[str] = (), leave_out: Iterable[Path] = ()
 ) -> Iterator[Entry | Skipped]:
-    """Every file below `paths`, sorted by name within each folder, either to be read or skipped with a reason.
+    """Yields every file below `paths`, sorted by name within each folder, as an `Entry` to read or as `Skipped`.
 
-    A path given by name is taken even when it is hidden or matches a pattern. The directories `leave_out` are passed
-    over without a word: what is being written is not input. Raises `DataError` when a path does not exist.
+    A path in `paths` is taken even if it is hidden or matches a pattern. The directories `leave_out`, which the build
+    writes to, are omitted without a record. Raises `DataError` if a path does not exist.
     """
     given = [Path(path) for path in paths]
     require_paths(given)
@@ -78,7 +78,7 @@ def discover(
 
 
 def input_labels(paths: Iterable[Path]) -> list[str]:
-    """A distinct printable name for each input: its last component, numbered where two are the same."""
+    """A distinct printable name for each input: its last component, with a number if two are the same."""
     labels: list[str] = []
     for path in paths:
         name = printable(Path(os.path.abspath(path)).name or "root")  # noqa: PTH100 - resolves "..", keeps links
@@ -96,7 +96,7 @@ def printable(name: str) -> str:
 
 
 def name_refusal(name: str, *, is_directory: bool) -> tuple[str, str] | None:
-    """Reason and detail why a file or folder of this name is not read, None when it is."""
+    """Reason and detail why a file or folder of this name is skipped, or None."""
     if name.startswith("."):
         return "hidden", "its name begins with a dot"
     if is_directory and name in IGNORED_FOLDERS:
@@ -105,7 +105,7 @@ def name_refusal(name: str, *, is_directory: bool) -> tuple[str, str] | None:
 
 
 def size_refusal(size: int, max_file_bytes: int) -> tuple[str, str] | None:
-    """Reason and detail why a file of this size is not read, None when it is."""
+    """Reason and detail why a file of this size is skipped, or None."""
     if size == 0:
         return "empty", "0 bytes"
     if size > max_file_bytes:
@@ -114,7 +114,7 @@ def size_refusal(size: int, max_file_bytes: int) -> tuple[str, str] | None:
 
 
 def ignore_spec(patterns: Iterable[str]) -> pathspec.GitIgnoreSpec:
-    """Compiled ``.gitignore`` patterns; raises ValueError naming the one that is not valid."""
+    """Compiles ``.gitignore`` patterns; raises ValueError that names an invalid one."""
     lines = list(patterns)
     for line in lines:
         if not _is_pattern(line):
@@ -132,7 +132,10 @@ def _is_pattern(line: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder being walked: where it is, how names in it begin, its path relative to the input, the rules in force."""
+    """A folder in the walk: its path, the prefix of printable names, its path relative to the input, its ignore rules.
+
+    Each rule is the folder it comes from and the patterns.
+    """
 
     path: str
     prefix: str
@@ -143,7 +146,7 @@ class _Folder:
         return self.prefix + printable(self.relative + name)
 
     def is_ignored(self, name: str, is_directory: bool, configured: pathspec.GitIgnoreSpec) -> bool:
-        """Whether `name` is excluded: the configured patterns win, then, as in git, the deepest rule file."""
+        """Whether `name` is ignored: the configured patterns win, then, as in git, the deepest ignore file."""
         relative = self.relative + name + ("/" if is_directory else "")
         for prefix, spec in (("", configured), *reversed(self.rules)):
             include = spec.check_file(relative[len(prefix) :]).include
@@ -168,7 +171,7 @@ class _Walk:
             yield self._file(str(path), label, status)
             return
         self._entered.add(_identity(status))
-        # A stack of half-walked folders: memory is that of the open path, not of the tree.
+        # A stack of unfinished folders: memory grows with the depth, not with the size of the tree.
         stack = [self._items(_Folder(str(path), "" if alone else f"{label}/"))]
         while stack:
             item = next(stack[-1], None)
@@ -206,7 +209,7 @@ class _Walk:
         try:
             status = entry.stat()
         except OSError as error:
-            # A link that leads nowhere, or round in a circle, cannot be examined.
+            # A broken or circular link has no status.
             return Skipped(source, "unreadable", _reason(error))
         identity, is_directory = _identity(status), stat.S_ISDIR(status.st_mode)
         if identity in self._left_out:
@@ -233,8 +236,8 @@ class _Walk:
 
 
 def _read_rules(path: str) -> pathspec.GitIgnoreSpec:
-    """The patterns of an ignore file; like git, a line that is not a pattern matches nothing."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - the path may hold bytes that are not UTF-8
+    """The patterns of an ignore file; as in git, a line that is not a valid pattern matches nothing."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - the path may contain bytes that are not UTF-8
         raise OSError(0, "it is not a regular file")
     with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
         lines = file.read(2**20).splitlines()

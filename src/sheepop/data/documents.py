@@ -1,4 +1,4 @@
-"""Documents: the units that are kept or dropped, go to training or validation, and end in ``<eos>``."""
+"""Documents: the units that are kept or removed, go to the training or validation split, and end in ``<eos>``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sheepop.data.config import DocumentMode
 from sheepop.data.extract.template import PAIR
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
-# Atomic groups: a CR LF must not be taken for two line ends.
+# Atomic groups, so that a CR LF does not match as two line ends.
 _BLANK_LINES = re.compile(r"(?>\r\n|\r|\n)(?:[^\S\r\n]*+(?>\r\n|\r|\n))+")
 _LAST_LINE_END = re.compile(r"(?>\r\n|\r|\n)\Z")
 _SUFFIX = ".jsonl.zst"
@@ -31,11 +31,11 @@ _LINE_BEGINNING = re.compile(rb'\{"id":"([0-9a-f]{32})","bytes":(\d+),')
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text with its origin: the `part`-th document of the file `source`.
+    """A text with its origin: document number `part` of the file `source`.
 
     `id` is the hash of the text, `num_bytes` its length in UTF-8. `kind` is ``prose``, ``code``, ``table``, ``chat`` or
-    ``pair``; `place` says where in the file it stood, `marks` where in the text pages, slides or cells begin (offset in
-    characters, name), `facts` hold what the file says of itself. Make one with `Document.of`.
+    ``pair``. `place` is its place in the file, `marks` are the starts of pages, slides or cells in the text (offset in
+    characters, name), `facts` the metadata of the file. `Document.of` makes one.
     """
 
     text: str
@@ -51,21 +51,21 @@ class Document:
 
     @classmethod
     def of(cls, text: str, source: str, part: int, **about: Any) -> Document:
-        """The document with its id (128 bits of BLAKE2b over the UTF-8 bytes, hexadecimal) and length."""
+        """Makes a document with its id (128 bits of BLAKE2b over the UTF-8 bytes, hexadecimal) and length."""
         data = text.encode("utf-8")
-        # The same text may be parted into source and target at several places.
+        # Two pairs may have the same joined text, split into source and target at different offsets.
         parting = str(about["marks"][-1][0]).encode("ascii") if about.get("kind") == PAIR else b""
         identity = hashlib.blake2b(data, digest_size=16, key=parting).hexdigest()
         return cls(text, source, part, identity, len(data), **about)
 
     def draft(self) -> Draft:
-        """The document as stages take it."""
+        """A mutable copy for the cleaning stages."""
         return Draft(
             self.text, self.source, self.part, self.kind, self.language, self.place, list(self.marks), dict(self.facts)
         )
 
     def stored(self) -> StoredDocument:
-        """The document as it stands on disk."""
+        """The document in its form on disk."""
         about: dict[str, Any] = {"source": self.source, "part": self.part, "kind": self.kind}
         about |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
         about["text"] = self.text
@@ -75,7 +75,7 @@ class Document:
 
 @dataclass(slots=True)
 class Draft:
-    """A document on its way through the stages of cleaning, which may change it; see `Document`."""
+    """A document that cleaning stages may change; see `Document`."""
 
     text: str
     source: str
@@ -86,17 +86,17 @@ class Draft:
     marks: list[tuple[int, str]] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     language_score: float | None = None
-    """How sure the language is, from 0 to 1, where one was looked for."""
+    """The confidence in the detected language, from 0 to 1; None if it was not detected."""
 
     def finished(self) -> Document:
-        """The document that it has become."""
+        """The document as the stages left it."""
         about = {"kind": self.kind, "language": self.language, "place": self.place, "facts": self.facts}
         return Document.of(self.text, self.source, self.part, marks=tuple(self.marks), **about)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document as a line of JSON that need not be parsed in order to be moved: id and length come first."""
+    """A document as a line of JSON whose first fields are id and length, so that it can be moved without parsing."""
 
     id: str
     num_bytes: int
@@ -104,14 +104,14 @@ class StoredDocument:
 
     @classmethod
     def from_line(cls, line: bytes) -> StoredDocument:
-        """Reads id and length only; raises ValueError when `line` does not begin with them."""
+        """Reads only id and length; raises ValueError if `line` does not begin with them."""
         match = _LINE_BEGINNING.match(line)
         if match is None:
             raise ValueError("a line is not a stored document")
         return cls(match[1].decode("ascii"), int(match[2]), line)
 
     def document(self) -> Document:
-        """The document itself."""
+        """Parses the whole document."""
         record = orjson.loads(self.line)
         marks = tuple((int(offset), str(name)) for offset, name in record.pop("marks", ()))
         return Document(num_bytes=record.pop("bytes"), marks=marks, **record)
@@ -120,16 +120,16 @@ class StoredDocument:
 def split_text(text: str, mode: DocumentMode) -> list[str]:
     """Cuts the text of a file into documents.
 
-    ``file``: the text as it is. ``line``: the lines without their ends (LF, CR LF or CR); what follows the last
-    line end counts only when there is something. ``blank_line``: the blocks between lines of white space; a block
-    keeps its indentation and inner newlines, and loses the line end after its last line.
+    ``file``: the whole text. ``line``: the lines without their ends (LF, CR LF or CR); an empty rest after the last
+    line end is dropped. ``blank_line``: the blocks between lines of white space; a block keeps its indentation and
+    inner newlines, and loses the line end after its last line.
     """
     if mode == "file":
         return [text]
     if mode == "line":
         lines = _LINE_END.split(text) if "\r" in text else text.split("\n")
         return lines[:-1] if not lines[-1] else lines
-    # With a line end before and after it, the text's first and last lines are like any other.
+    # Line ends before and after the text make its first and last lines like all others.
     blocks = _BLANK_LINES.split(f"\n{text}\n")
     blocks[0] = blocks[0].removeprefix("\n")
     blocks[-1] = _LAST_LINE_END.sub("", blocks[-1])
@@ -137,25 +137,25 @@ def split_text(text: str, mode: DocumentMode) -> list[str]:
 
 
 def is_empty(text: str) -> bool:
-    """Whether a document holds nothing but white space."""
+    """Whether a text is empty or only white space."""
     return not text or text.isspace()
 
 
 def stored_file(directory: Path, prefix: str) -> io.BufferedWriter:
-    """Opens the compressed file ``PREFIX-00000.jsonl.zst`` of a directory, for the lines of stored documents."""
+    """Opens the compressed file ``PREFIX-00000.jsonl.zst`` in a directory for lines of stored documents."""
     path = directory / f"{prefix}-00000{_SUFFIX}"
     compressed = zstandard.ZstdCompressor().stream_writer(path.open("wb"), closefd=True)
-    # The compressor is given many lines at once: a call for every line would cost more than short lines do.
+    # The buffer passes many lines at once: one call per line would cost more than compressing a short line.
     return io.BufferedWriter(cast(io.RawIOBase, compressed), _WRITE_BYTES)
 
 
 def read_stored(directory: Path, prefix: str) -> Iterator[StoredDocument]:
-    """The documents in the files with this prefix, in order, one in memory; raises `DataError` for a damaged file."""
+    """Yields the documents in the files with this prefix, in order; raises `DataError` for a damaged file."""
     return chain.from_iterable(map(_read_stored_file, sorted(directory.glob(f"{prefix}-*{_SUFFIX}"))))
 
 
 def read_documents_file(path: Path) -> Iterator[Document]:
-    """The documents of one file, in order; raises `DataError` when it is damaged."""
+    """Yields the documents of one file, in order; raises `DataError` if it is damaged."""
     return (stored.document() for stored in _read_stored_file(path))
 
 
@@ -176,7 +176,7 @@ def _read_stored_file(path: Path) -> Iterator[StoredDocument]:
 
 
 def batched_by_size(documents: Iterable[StoredDocument], num_bytes: int) -> Iterator[list[StoredDocument]]:
-    """Consecutive documents in lists of at most `num_bytes` bytes of text; a longer document stands alone."""
+    """Groups consecutive documents into lists of at most `num_bytes` bytes of text; a longer document is alone."""
     batch: list[StoredDocument] = []
     size = 0
     for document in documents:

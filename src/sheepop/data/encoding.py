@@ -1,9 +1,9 @@
-"""Documents to token ids, as a function that a worker process can run.
+"""Encodes documents as token ids, in a worker process or in the main one.
 
-A pair becomes ``source <eos> <bos> target <eos>``. No text of it may be encoded as ``<eos>``, and nothing stands in
-front, so that the first one parts source and target. Code may get a gap: a document is cut in three and re-ordered, so
-that what stands in the middle is written last (Bavarian et al. 2022, "Efficient Training of Language Models to Fill in
-the Middle", section 3: whole documents, cut at characters before tokenization).
+A pair becomes ``source <eos> <bos> target <eos>``, with no prefix; its text must not encode to ``<eos>``, so that the
+first ``<eos>`` separates source and target. A document of code may be cut into three parts and reordered so that the
+middle comes last (Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle", section 3:
+whole documents, cut at characters before tokenization).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sheepop.data.extract.template import PAIR
 from sheepop.data.pairs import Pair
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
-# Exact as a float, and above every seed: a rate of 1 chooses every document, a rate of 0 none.
+# Exact as a float and above every seed, so a rate of 1 selects every document and a rate of 0 none.
 _SEEDS = 2.0**63
 
 
 class Special(Enum):
-    """The sentinels: special tokens that say which part of the document follows."""
+    """The sentinels: special tokens that announce a part of the document."""
 
     PREFIX = "<|fim_prefix|>"
     SUFFIX = "<|fim_suffix|>"
@@ -40,17 +40,17 @@ SENTINELS: tuple[str, ...] = tuple(special.value for special in Special)
 
 @dataclass(frozen=True, slots=True)
 class Infilling:
-    """Decides for each document, by its id and `seed` alone, whether and how it is re-ordered."""
+    """Decides from the document id and `seed` alone whether and how a document is reordered."""
 
     config: FimConfig
     seed: int
 
     def segments(self, document_id: str, text: str) -> list[str | Special]:
-        """The document as text and sentinels in the order in which they are encoded; no character is lost.
+        """The text and sentinels of a document in the order of encoding; no character is lost.
 
-        Two uniformly drawn places cut the text into prefix p, middle m and suffix s, each possibly empty. PSM is
-        ``PREFIX p SUFFIX s MIDDLE m``. SPM is ``PREFIX SUFFIX s MIDDLE p m``: it reads as PSM with an empty prefix
-        does, so that a model learns both as one format (section 3.1).
+        Two uniformly drawn offsets cut the text into prefix p, middle m and suffix s, each possibly empty. PSM is
+        ``PREFIX p SUFFIX s MIDDLE m``. SPM is ``PREFIX SUFFIX s MIDDLE p m``: it looks like PSM with an empty prefix,
+        so that a model learns both as one format (section 3.1).
         """
         if self._draw(document_id, "document") >= self.config.rate * _SEEDS:
             return [text]
@@ -65,7 +65,7 @@ class Infilling:
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> dict[Special, int]:
-    """The ids of the sentinels; raises `TokenizerError` when `tokenizer` lacks one."""
+    """The ids of the sentinels; raises `TokenizerError` if `tokenizer` lacks one."""
     known = tokenizer.special_tokens
     missing = [name for name in SENTINELS if name not in known]
     if missing:
@@ -81,19 +81,19 @@ def sentinel_ids(tokenizer: Tokenizer) -> dict[Special, int]:
 class DocumentEncoder:
     """Encodes documents with the tokenizer in `tokenizer_directory` and ends each with ``<eos>``.
 
-    A tokenizer whose makers begin every text with a token, such as ``<bos>``, begins every document with it, but not
-    the pairs. With `infilling` documents of code are re-ordered as it says. A callable that can be sent to a worker
-    process: it carries a path, and each process loads the tokenizer once.
+    Documents, but not pairs, begin with the tokenizer's prefix, such as ``<bos>``, if it has one. `infilling` reorders
+    documents of code. The encoder holds only a path, so it can be sent to worker processes; each loads the tokenizer
+    once.
     """
 
     tokenizer_directory: str
     infilling: Infilling | None = None
 
     def __call__(self, documents: list[StoredDocument]) -> list[tuple[NDArray[np.uint32], int]]:
-        """For each document its token ids with what stands around them, and its length in UTF-8 bytes.
+        """For each document its token ids, special tokens included, and its length in UTF-8 bytes.
 
-        Raises `TokenizerError` when the tokenizer has no ``<eos>``, no ``<bos>`` where there are pairs, or not the
-        special tokens of `infilling`, and when it encodes text of a pair as ``<eos>``.
+        Raises `TokenizerError` if the tokenizer lacks ``<eos>``, ``<bos>`` (for pairs) or the sentinels (for
+        `infilling`), or if it encodes text of a pair as ``<eos>``.
         """
         tokenizer = _load(self.tokenizer_directory)
         eos_id = tokenizer.eos_id
@@ -113,7 +113,7 @@ class DocumentEncoder:
         return encoded
 
     def _segments(self, document: Document, tokenizer: Tokenizer, ids: dict[Special, int]) -> list[str | int]:
-        """The document as texts and special tokens, in the order in which they are encoded."""
+        """The texts and special tokens of a document, in the order of encoding."""
         if document.kind == PAIR:
             pair = Pair.of(document)
             return [pair.source, tokenizer.eos_id, tokenizer.bos_id, pair.target]

@@ -1,4 +1,4 @@
-"""``manifest.json``: what a corpus directory says about itself, and the version of its format."""
+"""Reads ``manifest.json``, which describes a corpus directory and gives its format version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEGINNING = re.compile(rf'\s*\{{\s*"format":\s*"{CORPUS_FORMAT}"')
 
 
 def is_corpus(path: str | Path) -> bool:
-    """Whether `path` is a directory that `build_corpus` made: its manifest begins by saying so."""
+    """Whether `path` is a directory with the manifest of a corpus; reads only its first bytes."""
     manifest = Path(path) / MANIFEST
     try:
         if not manifest.is_file():
@@ -29,7 +29,7 @@ def is_corpus(path: str | Path) -> bool:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a corpus; raises `DataError` for none, a damaged one, or one that a newer SheepOp wrote."""
+    """Reads the manifest of a corpus; raises `DataError` if it is missing, damaged, or written by a newer SheepOp."""
     path = directory / MANIFEST
     if not path.is_file():
         raise DataError(

@@ -1,9 +1,9 @@
-"""How often documents of different sources occur: by epochs, or by the share of the training text.
+"""How often the documents of each source occur, given as epochs or as shares of the training text.
 
-A source is named by a pattern over the printable file names. With `epochs` every training document of the source
-occurs that often; a fraction is a keyed choice of documents, the same in every build. With `weight` the epochs follow
-from the shares: source i of size s_i occurs ``w_i / sum(w) * sum(s) / s_i`` times, so that the text stays as long as
-it was and the shares are as asked. Held-out documents occur once, whatever the mixture.
+A pattern over the printable file names selects the documents of a source. With `epochs`, every training document of
+the source occurs that often; for a fraction, a keyed hash selects documents, the same ones in every build. With
+`weight`, source i of size s_i occurs ``w_i / sum(w) * sum(s) / s_i`` times, which gives the requested shares and keeps
+the total length. Held-out documents occur once, or not at all if `epochs` is 0.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from sheepop.core.errors import DataError
 from sheepop.core.random import derive_seed
 from sheepop.data.discovery import ignore_spec
 
-MOST_STEPS = 10_000_000  # a table with an entry for each step up to the last point is kept
+MOST_STEPS = 10_000_000  # the schedule keeps a table with an entry for each step up to the last point
 
 
 class SourcePattern(Config):
     """The documents of the files that match a pattern."""
 
     pattern: str
-    """Files, as in a `.gitignore`, by the names that the corpus gives them; the first source that matches counts."""
+    """A `.gitignore` pattern for file names as the corpus lists them; a file belongs to the first source that
+    matches."""
 
     @field_validator("pattern")
     @classmethod
@@ -39,10 +40,9 @@ class MixedSource(SourcePattern):
     """The documents of some files, and how often they occur."""
 
     epochs: float | None = Field(default=None, ge=0, le=1000)
-    """How often each training document of these files occurs, fractions allowed; `null` where `weight` is given."""
+    """How often each training document of these files occurs, fractions allowed; `null` if `weight` is given."""
     weight: float | None = Field(default=None, gt=0)
-    """Their share of the training text, relative to the weights of the others; give this or `epochs`, the same one for
-    all."""
+    """Their share of the training text, relative to the other weights. All sources give `weight`, or all `epochs`."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> MixedSource:
@@ -52,13 +52,13 @@ class MixedSource(SourcePattern):
 
 
 class ScheduledSource(SourcePattern):
-    """The documents of some files, and their weight over the steps of training."""
+    """The documents of some files, and their weight at each training step."""
 
     weights: tuple[tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], Annotated[float, Field(ge=0)]], ...] = Field(
         min_length=1
     )
-    """Points `[step, weight]` of a line, level before the first and after the last; a source's share of a step's
-    rows is its weight over the sum of all."""
+    """Points `[step, weight]`, interpolated linearly, constant before the first and after the last. A source's share
+    of a step's rows is its weight over the sum of all weights."""
 
     @model_validator(mode="after")
     def _steps_grow(self) -> ScheduledSource:
@@ -69,7 +69,7 @@ class ScheduledSource(SourcePattern):
 
 
 class SourceNumbers:
-    """Which of several sources a file belongs to: the first whose pattern matches its name, or none (-1)."""
+    """Maps file names to sources."""
 
     def __init__(self, sources: Sequence[SourcePattern]) -> None:
         self._specs = [ignore_spec([source.pattern]) for source in sources]
@@ -87,9 +87,9 @@ class Mixture(SourceNumbers):
         self.sources = tuple(sources)
 
     def epochs(self, num_bytes: Sequence[int], others: int) -> list[float]:
-        """How often each source occurs, given its bytes of training text and those of files that match none.
+        """How often each source occurs, given the training text of each (`num_bytes`) and of all `others` in bytes.
 
-        Raises `DataError` for a source without text, and for text outside of all sources when weights are given.
+        Raises `DataError` for a source without text, and for text outside all sources if weights are given.
         """
         for source, size in zip(self.sources, num_bytes, strict=True):
             if size == 0 and source.epochs != 0:
@@ -110,7 +110,7 @@ class Mixture(SourceNumbers):
 
 
 def copies(epochs: float, seed: int, document_id: str) -> int:
-    """How often one document occurs: the whole part of `epochs`, and once more for the keyed share of its fraction."""
+    """How often a document occurs: the integer part of `epochs`, and once more if a keyed hash is below the rest."""
     whole = int(epochs)
     fraction = epochs - whole
     return whole + bool(fraction and derive_seed(seed, "mixture", document_id) / 2.0**63 < fraction)

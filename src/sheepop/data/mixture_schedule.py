@@ -1,11 +1,11 @@
-"""How many rows each source gives to every step of a run when the weights of the sources change on the way.
+"""The number of rows that each source gives to every step of a run while the weights of the sources change.
 
-The target of source i after s steps is ``C_i(s) = sum over t < s of B_t w_i(t) / sum_j w_j(t)``, B_t being the rows of
-step t. What is taken, a whole number N_i(s), never strays from it by more than a row, adds up to all rows of the steps,
-and never shrinks. Rounding each step's targets alone cannot promise that; the m-th row of a source is therefore given
-a step before which it is too early (``C_i <= m - 1``) and one by which it is due (``C_i >= m``), and the rows that are
-due first are taken first. As the targets themselves keep these terms in fractions of rows, whole rows can (compare
-Tijdeman 1980, "The chairman assignment problem").
+The target of source i after s steps is ``C_i(s) = sum over t < s of B_t w_i(t) / sum_j w_j(t)``, where step t has B_t
+rows. The integer count N_i(s) differs from the target by at most one row, never decreases, and sums over i to all rows
+of the steps. Rounding each step on its own cannot guarantee that. Instead, row m of a source has a step before which
+it is too early (``C_i <= m - 1``) and a step by which it is due (``C_i >= m``), and rows are taken in the order of
+their due steps. The fractional targets meet these bounds, so integer counts can, too (compare Tijdeman 1980, "The
+chairman assignment problem").
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from numpy.typing import NDArray
 
 from sheepop.data.stages import Stages
 
-# Targets are whole numbers of such parts of a row, so that their sums are exact.
+# Targets are integers in units of 1 / _UNIT row, so that their sums are exact.
 _UNIT = 2**64
 Knots = Sequence[tuple[int, float]]
 
 
 def first_empty_step(knots: Sequence[Knots]) -> int | None:
-    """The first knot at which all weights are 0, if any; between knots, where lines are straight, they never are."""
+    """The first knot at which all weights are 0, if any; checking knots is enough, as weights are linear between."""
     steps = np.array(sorted({0, *(at for points in knots for at, _ in points)}))
     empty = steps[_weights(knots, steps).sum(axis=1) == 0]
     return int(empty[0]) if empty.size else None
 
 
 class MixtureSchedule:
-    """The rows that each of k sources has given before any step, from the weights' `knots` and the steps' sizes.
+    """The cumulative rows of each of k sources before any step, from the `knots` of the weights and the step sizes.
 
-    It is a function of the step; the table that it keeps is only what was computed so far. Raises ValueError when
-    all weights are 0 at some step.
+    A pure function of the step; its table caches the steps computed so far. Raises ValueError if all weights are 0 at
+    some step.
     """
 
     def __init__(self, knots: Sequence[Knots], sizes: Stages) -> None:
@@ -48,14 +48,14 @@ class MixtureSchedule:
         self._last = max([sizes.last_change, *(at for points in knots for at, _ in points)])
         weights = _weights(knots, np.arange(self._last + 1))
         shares = (weights / weights.sum(axis=1, keepdims=True)).tolist()
-        # The targets after 0, 1, ... steps, until the weights and sizes change no more.
+        # The targets after 0, 1, ... steps, up to the last change of weights or sizes.
         *changing, self._final_quotas = (_quotas(row, sizes.at(step)) for step, row in enumerate(shares))
         self._targets = [[0, *accumulate(quotas)] for quotas in zip(*changing, strict=True)] or [[0] for _ in knots]
-        self._taken = array("q", [0] * len(knots))  # of every step, one after the other
+        self._taken = array("q", [0] * len(knots))  # k counts per step
         self._lock = threading.Lock()
 
     def taken(self, step: int) -> list[int]:
-        """How many rows each source has given to the steps before `step`, ``(k,)``."""
+        """The number of rows that each source has given to the steps before `step`, ``(k,)``."""
         begin = step * self.num_sources
         with self._lock:
             while len(self._taken) <= begin:
@@ -63,7 +63,7 @@ class MixtureSchedule:
             return self._taken[begin : begin + self.num_sources].tolist()
 
     def _next_counts(self) -> list[int]:
-        """The counts after one step more than the table has."""
+        """The counts for the step after the last one in the table."""
         step = len(self._taken) // self.num_sources
         targets = [self._target(source, step) for source in range(self.num_sources)]
         before = self._taken[-self.num_sources :]
@@ -89,7 +89,7 @@ class MixtureSchedule:
 
 
 def _quotas(shares: list[float], rows: int) -> list[int]:
-    """What a step of so many rows adds to the targets, rounded in favour of the largest share."""
+    """The target increments of a step with `rows` rows; the largest share gets the rounding remainder."""
     whole = rows * _UNIT
     parts = [int(share * whole) for share in shares]
     parts[shares.index(max(shares))] += whole - sum(parts)
@@ -97,6 +97,6 @@ def _quotas(shares: list[float], rows: int) -> list[int]:
 
 
 def _weights(knots: Sequence[Knots], steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Straight lines from knot to knot, level before the first and after the last, ``(steps, k)``."""
+    """The weights at `steps`, linear between knots and constant outside, ``(steps, k)``."""
     lines = [np.interp(steps, [at for at, _ in points], [weight for _, weight in points]) for points in knots]
     return np.stack(lines, axis=1)

@@ -1,6 +1,6 @@
-"""The orders in which training sees its samples: endless, and computed by position.
+"""Endless orders of the training samples, computed from the position.
 
-Every epoch has every sample once: shuffled anew, or for a number of epochs from easy to hard.
+Every epoch contains every sample once, either newly shuffled or, in the first epochs, sorted from easy to hard.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sheepop.core.random import Permutation, derive_seed
 class SampleOrder:
     """An endless order of the samples ``0 .. num_samples - 1``; epoch e is a permutation keyed by (seed, e).
 
-    It has no state: what comes at a position depends on the position alone, so one integer resumes it, whatever
-    the number of workers, ranks or accumulated micro-batches.
+    It has no state: the sample depends on the position alone, so one integer resumes it for any number of workers,
+    ranks or accumulated micro-batches.
     """
 
     def __init__(self, num_samples: int, seed: int) -> None:
@@ -38,16 +38,16 @@ class SampleOrder:
         return result
 
     def _of_epoch(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at some places of one epoch."""
+        """The samples at `places` of one epoch."""
         return Permutation(self.num_samples, derive_seed(self.seed, "data order", epoch))(places)
 
 
 class EasyToHardOrder(SampleOrder):
-    """The first `epochs` epochs go from easy to hard, the others are those of `SampleOrder`.
+    """The first `epochs` epochs go from easy to hard; later ones are those of `SampleOrder`.
 
-    Samples are ranked by `difficulty` (N,), equal ones at random, and the rank over N, moved by a keyed random number
-    from ``-jitter / 2`` to ``jitter / 2``, orders an epoch. So no sample comes earlier or later than its rank by more
-    than the share `jitter` of an epoch (Bengio et al. 2009, "Curriculum learning").
+    Samples are ranked by `difficulty` (N,), with random ties. Each epoch sorts by rank / N plus a keyed random number
+    from ``-jitter / 2`` to ``jitter / 2``, so no sample moves from its rank by more than the share `jitter` of an epoch
+    (Bengio et al. 2009, "Curriculum learning").
     """
 
     def __init__(self, difficulty: NDArray[np.float64], seed: int, *, epochs: int, jitter: float) -> None:
@@ -55,7 +55,7 @@ class EasyToHardOrder(SampleOrder):
         self._epochs, self._jitter = epochs, jitter
         ties = np.random.Philox(key=derive_seed(seed, "difficulty ties")).random_raw(len(difficulty))
         self._ranked = np.lexsort((ties, difficulty)).astype(np.int64)
-        self._sorted: tuple[int, NDArray[np.int64]] | None = None  # the epoch that was asked for last
+        self._sorted: tuple[int, NDArray[np.int64]] | None = None  # the last epoch that was computed
 
     def _of_epoch(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         if epoch >= self._epochs:

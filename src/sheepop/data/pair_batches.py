@@ -1,7 +1,7 @@
-"""Batches of pairs: every row one source and its target, padded behind to the longest of the batch.
+"""Batches of pairs: each row is one source and its target, padded on the right to the longest of the batch.
 
-In a split a pair is ``source <eos> <bos> target <eos>``: the encoder reads up to the first ``<eos>``, the decoder from
-``<bos>`` on.
+A split stores a pair as ``source <eos> <bos> target <eos>``: the encoder reads up to the first ``<eos>``, the decoder
+from ``<bos>`` on.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class PairBatch(Batch):
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Ids, Ids]], pad_id: int) -> PairBatch:
-        """One row for each (source, target), both with the tokens that begin and end them."""
+        """One row for each (source, target); both include their ``<bos>`` and ``<eos>``."""
         source_ids, source_mask = _padded([source for source, _ in pairs], pad_id)
         labels, _ = _padded([target[1:] for _, target in pairs], IGNORED_LABEL)
         input_ids, is_target = _padded([target[:-1] for _, target in pairs], pad_id)
         return cls(
             input_ids=input_ids,
             labels=labels,
-            # As in every batch, padding is a document of its own that begins at position 0.
+            # As in every batch, padding is a document of its own, whose positions start at 0.
             positions=np.where(is_target, np.arange(input_ids.shape[1]), np.cumsum(~is_target, axis=1) - 1),
             document_ids=(~is_target).astype(np.int64),
             has_boundaries=False,
@@ -58,31 +58,31 @@ class PairBatch(Batch):
         return {"input_ids": self.input_ids, "source_ids": self.source_ids, "source_mask": self.source_mask}
 
     def content(self) -> tuple[NDArray[Any], ...]:
-        """The targets' and the sources' own."""
+        """The arrays to hash, with the sources."""
         return (*super().content(), np.array(self.source_ids.shape), self.source_ids, self.source_mask)
 
     @classmethod
     def joined(cls, batches: Sequence[Any]) -> PairBatch:
-        """One batch of the rows of several batches of pairs, padded to the longest of them all."""
+        """Joins the rows of several batches of pairs, padded to the longest of all."""
         return cls.of([batch.pair(row) for batch in batches for row in range(len(batch.labels))], batches[0].pad_id)
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> PairBatch:
-        """The chosen rows, in the order given, padded to the longest of them."""
+        """The chosen rows, in the given order, padded to the longest of them."""
         return PairBatch.of([self.pair(row) for row in np.arange(len(self.labels))[chosen].tolist()], self.pad_id)
 
     def cut(self, length: int) -> PairBatch:
-        """The batch as it is; raises ValueError when `length` is less than that of a target, which stays whole."""
+        """Returns the batch itself, as targets are never cut; raises ValueError if they are longer than `length`."""
         if length < self.input_ids.shape[1]:
             raise ValueError(f"targets of {self.input_ids.shape[1]} tokens cannot be cut into rows of {length}")
         return self
 
 
 class PairBatches:
-    """Sample i is the i-th pair of the split that fits: neither side is longer than `max_length` tokens.
+    """Batches of the pairs of a split that fit: neither side is longer than `max_length` tokens.
 
-    With `leave_out_long` the others are left out and counted in `num_left_out`; without it they raise `DataError`,
-    as a split does of which nothing is left. A source counts with its ``<eos>``; a target has as many tokens that are
-    read, ``<bos>`` included, as ones that are predicted, ``<eos>`` included, and `tokens_per_sample` is their mean.
+    With `leave_out_long`, longer pairs are left out and counted in `num_left_out`; without it, or if no pair fits,
+    they raise `DataError`. The length of a source includes its ``<eos>``; the length of a target includes either
+    ``<bos>`` (as input) or ``<eos>`` (as labels), and `tokens_per_sample` is its mean.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PairBatches:
         self.tokens_per_sample = float(sources_and_targets[1, fits].mean()) if self.num_samples else 1.0
 
     def batch(self, sample_indices: NDArray[np.int64]) -> PairBatch:
-        """The pairs in the order given; raises IndexError for one that does not exist."""
+        """The pairs in the given order; raises IndexError for one that does not exist."""
         pairs = []
         for begin, target, end in self._bounds[:, check_indices(sample_indices, self.num_samples)].T.tolist():
             tokens = self._split.tokens(begin, end)
@@ -118,16 +118,16 @@ class PairBatches:
         return PairBatch.of(pairs, self._pad_id)
 
     def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens ``start:stop`` of the split that a pair consists of."""
+        """The range ``start:stop`` of a pair's tokens in the split."""
         check_indices(np.array([sample]), self.num_samples)
         begin, _, end = self._bounds[:, sample].tolist()
         return begin, end
 
 
 def _bounds(split: TokenSource, eos_id: int) -> NDArray[np.int64]:
-    """Where each pair's source begins, its target begins, and it ends, ``(3, N)``.
+    """The offsets of each pair's source, target and end, ``(3, N)``.
 
-    Reads through the split, one block in memory at a time; raises `DataError` for a document that is no pair.
+    Reads the whole split, one block at a time; raises `DataError` for a document that is not a pair.
     """
     begins, ends = split.offsets[:-1], split.offsets[1:]
     targets = np.zeros(len(begins), dtype=np.int64)
@@ -138,7 +138,7 @@ def _bounds(split: TokenSource, eos_id: int) -> NDArray[np.int64]:
         is_new = targets[documents] == 0
         found, first = np.unique(documents[is_new], return_index=True)
         targets[found] = places[is_new][first] + 1
-    # Behind the source there are at least <bos> and <eos>.
+    # After the source there are at least <bos> and <eos>.
     (broken,) = np.nonzero((targets == 0) | (ends - targets < 2))
     if broken.size:
         raise DataError(f"Document {broken[0]} of the corpus is not a pair of source and target. Build it again.")
@@ -146,7 +146,7 @@ def _bounds(split: TokenSource, eos_id: int) -> NDArray[np.int64]:
 
 
 def _padded(rows: Sequence[Ids], padding: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The rows below each other, each filled up behind, and where they are not filled up."""
+    """Stacks rows, padded on the right, and returns a mask that is False at padding."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     is_given = np.arange(lengths.max(initial=0)) < lengths[:, None]
     filled = np.full(is_given.shape, padding, dtype=np.int64)

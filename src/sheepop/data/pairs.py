@@ -1,4 +1,4 @@
-"""Pairs of a source and a target: as documents with two marks, and the settings that follow from reading them."""
+"""Pairs of a source and a target, stored as documents with two marks, and the settings for reading them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from sheepop.data.config import DataConfig
 from sheepop.data.documents import Document
 from sheepop.data.extract.template import SOURCE, TARGET, sides
 
-# Pairs are labelled by hand or made by a rule: what is unusual prose is no fault of theirs, and nearly equal ones may
-# be what they teach. Equal ones would be held out and trained on.
+# Pairs are labelled by hand or made by a rule: unusual prose is no fault, and nearly equal pairs may be intended. Equal
+# pairs could land in both splits.
 _STAGES = ("exact_duplicates",)
 
 
 class Pair(NamedTuple):
-    """What is read and what is to be written."""
+    """The text to read and the text to write."""
 
     source: str
     target: str
 
     @classmethod
     def of(cls, document: Document) -> Pair:
-        """The pair that a document of this kind holds; raises `DataError` when its marks do not say so."""
+        """The pair in a document; raises `DataError` if its marks do not separate source and target."""
         found = sides(document.text, document.marks)
         if found is None:
             raise DataError(f"{document.source}, {document.place}: it is not a pair of source and target.")
@@ -30,10 +30,10 @@ class Pair(NamedTuple):
 
 
 def pair_settings(config: DataConfig, given: DataConfig) -> DataConfig:
-    """`config` with what reading pairs implies, where `given`, the same before anything was derived, does not say it.
+    """`config` with the defaults for pairs, except where `given`, the config before anything was derived, sets a value.
 
-    Pairs are read from the fields ``source`` and ``target``, are not packed, and pass no cleaning stage but that of
-    exact duplicates. Raises `ConfigError` for a setting that was given and that pairs cannot have.
+    By default pairs come from the fields ``source`` and ``target``, are not packed, and go through the stage for exact
+    duplicates only. Raises `ConfigError` if `given` has a setting that pairs do not support.
     """
     refused = {
         "packing=true": "packing" in given.model_fields_set and given.packing,

@@ -1,4 +1,4 @@
-"""``report.json`` and ``report.html``: what went into a corpus, what became of it, and why."""
+"""Writes ``report.json`` and ``report.html``: what went into a corpus, what was kept, removed or changed, and why."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MOST_BARS = 25
 def write_reports(
     directory: Path, manifest: Mapping[str, Any], counted: Mapping[str, Any], words: str, seconds: Mapping[str, float]
 ) -> None:
-    """Writes both reports into the corpus; the JSON holds no times and is the same for the same input.
+    """Writes both reports into the corpus; the JSON has no times and is the same for the same input.
 
-    `words` say what became of the input. The page names every input that the corpus's quarantine does.
+    `words` is the summary of the build. The page lists every entry of ``quarantine.jsonl``.
     """
     splits = manifest["tokens"]["splits"]
     num_bytes = sum(split["bytes"] for split in splits.values())
@@ -45,7 +45,7 @@ def write_reports(
         "documents": manifest["documents"],
         "reproducible": manifest["reproducible"],
         **counted,
-        # Tokens before the end of the build are bytes times the corpus's own tokens per byte.
+        # The token counts of stages are estimates: bytes times the corpus's tokens per byte.
         "stages": [
             stage | {f"tokens_{end}_about": round(stage[f"bytes_{end}"] * tokens_per_byte) for end in ("in", "out")}
             for stage in counted["stages"]
@@ -101,7 +101,7 @@ def _add_overview(page: Page, report: Mapping[str, Any], vocab_size: int, words:
 
 
 def _add_left_out(page: Page, files: Mapping[str, Any], quarantine: Path) -> None:
-    """How many inputs, or places in one, could not be used, and each one: its name, the place, why, and details."""
+    """Adds the number of inputs, or places in one, that could not be used, and a list of them all."""
     page.add_section("Left out")
     with quarantine.open(encoding="utf-8") as lines:
         left_out = [
@@ -114,7 +114,7 @@ def _add_left_out(page: Page, files: Mapping[str, Any], quarantine: Path) -> Non
     kinds = (("file", "skipped"), ("folder", "folders_skipped"), ("place in a file", "refused_parts"))
     rows = [(kind, reason.replace("_", " "), count) for kind, key in kinds for reason, count in files[key].items()]
     page.add_table(["What", "Why it was left out", "Number"], rows)
-    page.add_searched_table(["File", "Place", "Why", "Details"], left_out, "Each one, as quarantine.jsonl has it")
+    page.add_searched_table(["File", "Place", "Why", "Details"], left_out, "Every entry of quarantine.jsonl")
 
 
 def _add_stages(page: Page, stages: Sequence[Mapping[str, Any]]) -> None:

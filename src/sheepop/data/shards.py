@@ -1,12 +1,12 @@
-"""Token shards: the tokens of a split as plain little-endian integers on disk, written once, read by position.
+"""Token shards: the tokens of a split as little-endian integers on disk, written once and read by position.
 
-Nothing is mapped into memory: a file that is deleted or cut short while it is used ends in a `DataError` that names it,
-and not in the signal that a map would bring.
+Files are not memory-mapped: if one is deleted or truncated during use, a `DataError` names it, where a map would raise
+a signal.
 
-``tokens/train-00000.bin`` and on hold the tokens of whole documents, one after the other; ``tokens/train.idx`` holds
-where each document begins in the split (int64), with the number of all tokens as its last entry. ``tokens/train.src``
-holds the number of its file (int32), and ``tokens/train.sources.json`` the names of files in the order in which they
-first occur; corpora of format 2 and before have no such files, there the documents themselves say it.
+``tokens/train-00000.bin`` and following contain the tokens of whole documents, end to end. ``tokens/train.idx`` has the
+offset of each document in the split (int64), and the total number of tokens as its last entry. ``tokens/train.src`` has
+the number of each document's source file (int32), and ``tokens/train.sources.json`` the names of these files in order
+of first occurrence. Corpora of format 2 and older lack the last two; their documents name the source.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
-    """The storage type of token ids below `vocab_size`: uint16 up to 65,536, else uint32; little endian."""
+    """The storage type for a vocabulary size: little-endian uint16 up to 65,536, else uint32."""
     return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
 
 
 class TokenWriter:
-    """Streams documents' token ids to the shard ``prefix.bin``, and where each begins to ``prefix.idx``.
-
-    Leave its block, then `summary` says what was written.
-    """
+    """Streams documents to the shard ``prefix.bin`` and their offsets to ``prefix.idx``, in a ``with`` block."""
 
     def __init__(self, directory: Path, prefix: str, dtype: np.dtype[Any]) -> None:
         self._shard_path, self._index_path = directory / f"{prefix}.bin", directory / f"{prefix}.idx"
@@ -63,7 +60,7 @@ class TokenWriter:
         self._num_bytes += num_bytes
 
     def summary(self) -> dict[str, Any]:
-        """Counts, and both files with their SHA-256, as the manifest has them for a split."""
+        """The manifest entry of a split, after the block: counts, and both files with their SHA-256."""
         tokens, shard, index = self._offsets[-1], self._shard_path, self._index_path
         return {
             "documents": len(self._offsets) - 1,
@@ -85,8 +82,8 @@ class TokenWriter:
 class TokenSplit:
     """The tokens of one split: `shards` end to end, document i at ``offsets[i]:offsets[i + 1]``.
 
-    Tokens stay on disk until they are asked for, so a split may be larger than memory; offsets, eight bytes a
-    document, are held. Shards given as arrays work as well. `num_bytes` is the UTF-8 length of the documents' text.
+    Tokens stay on disk until they are read, so a split may exceed memory; only offsets, eight bytes per document, are
+    in memory. Shards may also be arrays. `num_bytes` is the UTF-8 length of the documents' text.
     """
 
     shards: Sequence[Tokens | ShardFile]
@@ -100,7 +97,7 @@ class TokenSplit:
 
     @classmethod
     def from_documents(cls, documents: Sequence[ArrayLike], num_bytes: int = 0) -> TokenSplit:
-        """A split in memory from the token ids of its documents, none of them empty."""
+        """Makes a split in memory from the token ids of its documents, none of them empty."""
         arrays = [np.asarray(document, dtype=np.uint32) for document in documents]
         if any(array.ndim != 1 or array.size == 0 for array in arrays):
             raise ValueError("a document is a list of at least one token id")
@@ -109,23 +106,23 @@ class TokenSplit:
 
     @classmethod
     def open(cls, directory: Path, summary: Mapping[str, Any], dtype: np.dtype[Any]) -> TokenSplit:
-        """Opens the files that a `TokenWriter` named in `summary`; raises `DataError` when one has the wrong size."""
+        """Opens the files listed in `summary`; raises `DataError` if one is missing or has the wrong size."""
         shards = [_checked(directory, s["file"], dtype, s["tokens"]) for s in summary["shards"]]
         index = _checked(directory, summary["index"]["file"], _INDEX_TYPE, summary["documents"] + 1)
         return cls(shards, index[0 : len(index)].astype(np.int64), summary["bytes"])
 
     @property
     def num_documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return len(self.offsets) - 1
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are, ``<eos>`` included."""
+        """The number of tokens, ``<eos>`` included."""
         return int(self.offsets[-1])
 
     def tokens(self, start: int, stop: int) -> Tokens:
-        """Tokens ``start:stop`` of the split, ``(stop - start,)``; raises IndexError outside of it."""
+        """Tokens ``start:stop`` of the split, ``(stop - start,)``; raises IndexError if out of range."""
         starts = self._shard_starts
         if not 0 <= start <= stop <= starts[-1]:
             raise IndexError(f"tokens {start}:{stop} are outside a split of {self.num_tokens}")
@@ -142,7 +139,7 @@ class TokenSplit:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """`count` numbers of one type in a file, read slice by slice; safe to use from several threads."""
+    """A file of `count` numbers of one type, read by slices; safe to use from several threads."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -152,7 +149,7 @@ class ShardFile:
         return self.count
 
     def __getitem__(self, places: slice) -> NDArray[Any]:
-        """The numbers at consecutive places, from the disk; raises `DataError` when they are not there any more."""
+        """Reads a contiguous slice from disk; raises `DataError` if the file is gone or truncated."""
         start, stop, _ = places.indices(self.count)
         position, missing = start * self.dtype.itemsize, max(0, stop - start) * self.dtype.itemsize
         pieces = []
@@ -177,7 +174,7 @@ class ShardFile:
 
 
 def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> ShardFile:
-    """The file, which must have the size that was written."""
+    """Opens a file after checking its name and size."""
     if Path(name).name != name:
         raise DataError(f"The manifest above {directory} is damaged: {name!r} is not a file name.")
     path = directory / name
@@ -195,7 +192,7 @@ def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> Sh
 
 @dataclass(frozen=True, eq=False)
 class DocumentView:
-    """The documents of a split whose numbers are in `documents`, ascending; no token is copied."""
+    """The documents of a split with the ascending numbers `documents`; no tokens are copied."""
 
     split: TokenSplit
     documents: NDArray[np.int64]
@@ -207,24 +204,24 @@ class DocumentView:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each document begins in the view."""
+        """The offset of each document in the view, and the total as last entry."""
         lengths = self.split.offsets[self.documents + 1] - self.split.offsets[self.documents]
         return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the documents have."""
+        """The number of tokens in the view."""
         return int(self.offsets[-1])
 
     def tokens(self, start: int, stop: int) -> Tokens:
-        """Tokens ``start:stop`` of the view, ``(stop - start,)``; raises IndexError outside of it."""
+        """Tokens ``start:stop`` of the view, ``(stop - start,)``; raises IndexError if out of range."""
         pieces = [self.split.tokens(*places) for places in self.ranges(start, stop)]
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.uint32)
 
     def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Where the tokens ``start:stop`` of the view stand in the split; neighbours there are one range."""
+        """The ranges of the split that hold the tokens ``start:stop`` of the view; adjacent ranges are merged."""
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens {start}:{stop} are outside a view of {self.num_tokens}")
         first = int(np.searchsorted(self.offsets, start, side="right")) - 1
@@ -241,7 +238,7 @@ class DocumentView:
 
 
 TokenSource = TokenSplit | DocumentView
-"""Documents end to end, document i at ``offsets[i]:offsets[i + 1]``."""
+"""The documents of a split or some of them; document i has the tokens ``offsets[i]:offsets[i + 1]``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,14 +250,14 @@ class DocumentSources:
 
     @classmethod
     def of_names(cls, sources: Iterable[str]) -> DocumentSources:
-        """Those of documents whose files have these names."""
+        """Makes the sources of documents from the file name of each."""
         known: dict[str, int] = {}
         numbers = [known.setdefault(source, len(known)) for source in sources]
         return cls(list(known), np.array(numbers, dtype=_SOURCE_TYPE))
 
     @classmethod
     def joined(cls, parts: Iterable[DocumentSources]) -> DocumentSources:
-        """Those of the documents of several parts, one after the other."""
+        """Concatenates the sources of several parts."""
         known: dict[str, int] = {}
         numbers = [np.zeros(0, _SOURCE_TYPE)]
         for part in parts:
@@ -269,7 +266,7 @@ class DocumentSources:
         return cls(list(known), np.concatenate(numbers))
 
     def write(self, directory: Path, prefix: str) -> dict[str, Any]:
-        """Writes the two files; returns their entry in the manifest."""
+        """Writes both files; returns their manifest entry."""
         numbers, names = directory / f"{prefix}.src", directory / f"{prefix}.sources.json"
         numbers.write_bytes(self.numbers.astype(_SOURCE_TYPE).tobytes())
         write_json(names, self.names)
@@ -281,7 +278,7 @@ class DocumentSources:
 
     @classmethod
     def read(cls, directory: Path, entry: Mapping[str, Any], num_documents: int) -> DocumentSources:
-        """Reads what `write` left; raises `DataError` naming a file that is missing or damaged."""
+        """Reads the files of `write`; raises `DataError` that names a missing or damaged one."""
         path = directory / Path(entry["file"]).name
         names = read_json(directory / Path(entry["names"]["file"]).name, DataError)
         try:

@@ -1,9 +1,9 @@
-"""Training and validation: decided by document, never through one, except where a corpus has too few of them.
+"""Splits a corpus into training and validation, by document or at a tail.
 
-By document, a document is held out when its keyed content hash is below the fraction, so the decision depends on
-nothing but the seed and the document. A tail is the last part of the text, cut at the line end nearest to the
-wanted share (for pairs, between two of them); corpora with few documents are split so too, because a handful of draws
-misses the share.
+By document: a document is held out if its keyed content hash is below the fraction, so the decision depends only on
+the seed and the document. Tail: the last part of the text is held out, cut at the line end nearest to the requested
+share (for pairs, between two pairs). Corpora with few documents always use a tail, because a few random draws would
+miss the share.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FEWEST_FOR_DOCUMENT_SPLIT = 20
 
 
 def split_key(seed: int, document_id: str) -> float:
-    """A number in [0, 1) that is uniform over document ids and depends on nothing else but the seed."""
+    """A number in [0, 1), uniform over document ids, that depends only on the id and the seed."""
     return derive_seed(seed, "validation split", document_id) / 2.0**63
 
 
 class Splitter:
-    """Assigns the documents of a corpus to splits, when all of them have been counted."""
+    """Assigns the documents of a corpus to splits, after all of them were counted."""
 
     def __init__(self, mode: SplitMode, fraction: float, seed: int) -> None:
         self.mode, self.fraction, self.seed = mode, fraction, seed
@@ -36,7 +36,7 @@ class Splitter:
         self._lowest, self._highest = (1.0, ""), (-1.0, "")
 
     def count(self, document_id: str, num_bytes: int) -> None:
-        """Takes note of a document of `num_bytes` UTF-8 bytes."""
+        """Counts a document of `num_bytes` UTF-8 bytes."""
         self.documents += 1
         self.num_bytes += num_bytes
         key = (split_key(self.seed, document_id), document_id)
@@ -44,14 +44,14 @@ class Splitter:
 
     @property
     def method(self) -> Literal["document", "tail", "none"]:
-        """How the corpus is split; ``none`` holds nothing out."""
+        """The method of the split; ``none`` holds nothing out."""
         if self.fraction == 0:
             return "none"
         return "tail" if self.mode == "tail" or self.documents < FEWEST_FOR_DOCUMENT_SPLIT else "document"
 
     @property
     def words(self) -> str:
-        """A sentence that says how."""
+        """A sentence that explains the split."""
         if self.method == "none":
             return "Nothing is held out, because validation_fraction is 0."
         if self.method == "tail":
@@ -67,14 +67,14 @@ class Splitter:
         return f"{words}."
 
     def side(self, document_id: str, num_bytes: int, passed: int) -> SplitName | None:
-        """Where a document goes that stands behind `passed` bytes of the corpus; None where a tail begins at it."""
+        """The split of a document that has `passed` bytes before it; None if the tail may begin inside it."""
         if self.method == "none":
             return "train"
         if self.method == "tail":
             if 0 < passed >= self._tail_start:
                 return "validation"
             return "train" if passed + num_bytes < self._tail_start else None
-        # The extremes of the keys keep both splits from being empty.
+        # The lowest key is always held out and the highest never, so that neither split is empty.
         if document_id in (self._lowest[1], self._highest[1]):
             return "validation" if document_id == self._lowest[1] else "train"
         return "validation" if split_key(self.seed, document_id) < self.fraction else "train"
@@ -82,7 +82,7 @@ class Splitter:
     def pieces(self, document: StoredDocument, passed: int) -> list[tuple[SplitName, StoredDocument]]:
         """The document with its split, or its two pieces with theirs; `passed` as in `side`.
 
-        Raises `DataError` when there is no place to cut a tail.
+        Raises `DataError` if there is no line end at which to cut a tail.
         """
         side = self.side(document.id, document.num_bytes, passed)
         return [(side, document)] if side else self._cut(document.document(), passed)
@@ -114,7 +114,7 @@ class Splitter:
 
 
 def _piece(document: Document, start: int, stop: int) -> StoredDocument:
-    """The characters ``start:stop`` of a document, with the marks in force there."""
+    """The characters ``start:stop`` of a document as a document, with the marks that apply there."""
     marks = [(max(0, offset - start), name) for offset, name in document.marks if offset < stop]
     last_before = max((i for i, (offset, _) in enumerate(marks) if offset == 0), default=0)
     return replace(document.draft(), text=document.text[start:stop], marks=marks[last_before:]).finished().stored()

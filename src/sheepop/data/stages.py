@@ -1,4 +1,4 @@
-"""A whole number that grows at stated steps: the rows of a step, or the tokens of a row, during a warm-up."""
+"""An integer that changes at given steps: the rows per step, or the tokens per row, during a warm-up."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Stages:
-    """The value of every step: `stages` holds pairs (until, value), each for the steps before `until`; then `final`.
+    """The value at every step: each pair (until, value) of `stages` covers the steps before `until`; then `final`.
 
-    Steps count from 0. With ``Stages(((10, 4), (30, 8)), 16)`` steps 0 to 9 have 4, steps 10 to 29 have 8, and all
-    others 16. Raises ValueError unless the steps grow and no value is below 1.
+    Steps count from 0. With ``Stages(((10, 4), (30, 8)), 16)`` the value is 4 at steps 0 to 9, 8 at steps 10 to 29,
+    and 16 afterwards. Raises ValueError unless the steps increase and all values are at least 1.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -28,11 +28,11 @@ class Stages:
 
     @property
     def last_change(self) -> int:
-        """The first step from which on the value is `final`."""
+        """The first step at which the value is `final`."""
         return self.stages[-1][0] if self.stages else 0
 
     def at(self, step: int) -> int:
-        """The value of one step."""
+        """The value at one step."""
         return next(value for _, end, value in self._spans() if step < end)
 
     def total(self, steps: int) -> int:
@@ -40,8 +40,8 @@ class Stages:
         return sum(value * (min(steps, end) - begin) for begin, end, value in self._spans() if begin < steps)
 
     def steps_to(self, total: float) -> int:
-        """The fewest steps whose values add up to at least `total`."""
-        needed, passed = math.ceil(total), 0  # whole numbers, which no division rounds
+        """The smallest number of steps whose values add up to at least `total`."""
+        needed, passed = math.ceil(total), 0  # integers, so that no division rounds
         for begin, end, value in self._spans():
             if passed + value * (end - begin) >= needed:
                 return begin + max(0, -(-(needed - passed) // value))
@@ -49,7 +49,7 @@ class Stages:
         return self.last_change - (passed - needed) // self.final
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, value) of every stage; the last one has no end that counts."""
+        """(begin, end, value) of every stage; the last one has no real end."""
         begin = 0
         for until, value in self.stages:
             yield begin, until, value

@@ -1,4 +1,4 @@
-"""Which rows of which sources every training step reads, and how long they are: a function of the step alone."""
+"""The rows that each training step reads, from which sources, and their length, as a function of the step alone."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sheepop.data.stages import Stages
 
 @dataclass(frozen=True, eq=False)
 class RowSource:
-    """Rows that steps read in an endless order, cut from a split or, through a `view`, from some of its documents."""
+    """Rows in an endless order, cut from a split or, with a `view`, from some of its documents."""
 
     batches: Batches
     order: SampleOrder
     view: DocumentView | None = None
 
     def token_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Where the tokens ``start:stop`` of what the rows are cut from stand in the split."""
+        """The ranges of the split that hold the tokens ``start:stop`` of this source."""
         return self.view.ranges(start, stop) if self.view is not None else [(start, stop)]
 
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """What one step reads: row b is the sample ``samples[b]`` of the source ``sources[b]``, each cut to `length`."""
+    """The rows of one step: row b is the sample ``samples[b]`` of source ``sources[b]``, cut into rows of `length`."""
 
     length: int
     sources: NDArray[np.int64]
@@ -40,11 +40,11 @@ class StepRows:
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """The rows of every step from 0 on; whoever asks, in whatever order, gets the same.
+    """The rows of every step from 0 on, a pure function of the step.
 
-    A step reads ``sizes.at(step)`` rows of T tokens, the next ones of each source's order, and cuts each into rows of
-    ``lengths.at(step)`` tokens. With one source there is no `mixture`; with several it says how many rows each gives,
-    and they stand in a step in an order keyed by `seed` and step.
+    A step reads the next ``sizes.at(step)`` rows of T tokens in each source's order and cuts each into rows of
+    ``lengths.at(step)`` tokens. With several sources, `mixture` gives the number of rows from each, and the rows of a
+    step are shuffled by a permutation keyed by `seed` and step; with one source, `mixture` is None.
     """
 
     sources: Sequence[RowSource]
@@ -59,20 +59,20 @@ class StepPlan:
 
     @property
     def num_samples(self) -> int:
-        """How many rows of T tokens all sources have: an epoch."""
+        """The number of rows of T tokens in all sources: one epoch."""
         return sum(source.batches.num_samples for source in self.sources)
 
     @property
     def max_length(self) -> int:
-        """T, the most tokens of a row that is not cut."""
+        """T, the most tokens in a row before it is cut."""
         return max(source.batches.max_length for source in self.sources)
 
     def pieces(self, step: int) -> int:
-        """How many rows of a step's batch one row of T tokens gives."""
+        """The number of rows into which a step cuts each row of T tokens."""
         return self.max_length // self.lengths.at(step)
 
     def rows(self, step: int) -> StepRows:
-        """The rows of a step, in the order of its batch."""
+        """The rows of a step, in batch order."""
         length, count = self.lengths.at(step), self.sizes.at(step)
         if self.mixture is None:
             samples = self.sources[0].order.indices(self.sizes.total(step), count)
@@ -95,7 +95,7 @@ class StepPlan:
         return batch.cut(rows.length)
 
     def token_ranges(self, step: int) -> list[list[tuple[int, int]]]:
-        """For each row of a step's batch, where its tokens stand in the split; a row of padding has none."""
+        """For each row of a step's batch, the ranges of its tokens in the split; a row of padding has none."""
         found, rows, last = [], self.rows(step), self.pieces(step) - 1
         for number, sample in zip(rows.sources.tolist(), rows.samples.tolist(), strict=True):
             source = self.sources[number]

@@ -1,4 +1,4 @@
-"""Sequences of T tokens cut from a split: of documents packed end to end, or of every document alone."""
+"""Sequences of T tokens cut from a split: from documents packed end to end, or from each document alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sheepop.data.shards import TokenSource
 
 
 class _Rows:
-    """Row k of a stretch of tokens covers its tokens ``k*stride .. k*stride + T - 1``; the last one is padded.
+    """Cuts stretches of tokens into rows: row k has the tokens ``k*stride .. k*stride + T - 1``; the last is padded.
 
-    Stretches lie between two `bounds` in the split. Each has as many rows as it takes to reach its end.
+    A stretch lies between two consecutive `bounds` in the split and has as many rows as it takes to reach its end.
     """
 
     def __init__(
@@ -23,13 +23,13 @@ class _Rows:
             raise ValueError(f"stride must be from 1 to max_length = {max_length}, got {stride}")
         self._split, self._bounds, self._pad_id, self._stride = split, bounds, pad_id, stride
         rows = np.maximum(-(-(np.diff(bounds) - max_length) // stride), 0) + 1
-        # Where the rows of each stretch begin among all samples, (stretches + 1,).
+        # The index of the first row of each stretch, (stretches + 1,).
         self._first_sample = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self.num_samples = int(self._first_sample[-1])
         self.max_length = self.tokens_per_sample = max_length
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
-        """The samples in the order given; raises IndexError for one that does not exist."""
+        """The samples in the given order; raises IndexError for one that does not exist."""
         starts, ends = self._places(check_indices(sample_indices, self.num_samples))
         shape = (len(starts), self.max_length)
         input_ids = np.full(shape, self._pad_id, dtype=np.int64)
@@ -38,7 +38,7 @@ class _Rows:
             tokens = self._split.tokens(start, min(start + self.max_length + 1, end))
             input_ids[row, : len(tokens)] = tokens[: self.max_length]
             labels[row, : len(tokens) - 1] = tokens[1:]
-        # Where the documents of a row end; behind each, another one or the padding begins.
+        # The columns at which documents end, where another document or the padding begins.
         lengths = np.minimum(self.max_length, ends - starts)
         offsets = self._split.offsets
         first, last = np.searchsorted(offsets, [starts, starts + lengths], side="right")
@@ -55,22 +55,22 @@ class _Rows:
         return Batch(input_ids, labels, positions, document_ids, has_boundaries)
 
     def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens ``start:stop`` of the split that are the inputs of a sample."""
+        """The range ``start:stop`` of a sample's input tokens in the split."""
         (start,), (end,) = self._places(check_indices(np.array([sample]), self.num_samples))
         return int(start), int(min(start + self.max_length, end))
 
     def _places(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where each sample begins in the split, and where the stretch ends that it is cut from."""
+        """The start of each sample in the split, and the end of its stretch."""
         numbers = np.searchsorted(self._first_sample, samples, side="right") - 1
         starts = self._bounds[numbers] + (samples - self._first_sample[numbers]) * self._stride
         return starts, self._bounds[numbers + 1]
 
 
 class PackedBatches(_Rows):
-    """The documents of a split end to end: sample i covers the tokens ``i*T .. (i+1)*T - 1``, the last one is padded.
+    """Documents packed end to end: sample i has the tokens ``i*T .. (i+1)*T - 1``; the last one is padded.
 
-    Every token is an input exactly once. A token is predicted from the one before it in the same document, so the
-    last token of a document (its ``<eos>``) has no label to predict after it.
+    Every token is an input exactly once. Labels do not cross documents, so the last token of a document (its
+    ``<eos>``) has no label.
     """
 
     def __init__(self, split: TokenSource, *, max_length: int, pad_id: int) -> None:
@@ -79,29 +79,23 @@ class PackedBatches(_Rows):
 
 
 class PaddedBatches(_Rows):
-    """Every document alone: its chunk k covers its tokens ``k*stride .. k*stride + T - 1``, the last one is padded.
+    """Chunks of each document alone: chunk k has its tokens ``k*stride .. k*stride + T - 1``; the last is padded.
 
-    There are as many chunks as it takes to reach the end of the document, so every token is in a chunk, and in
-    exactly one when the stride is T (the default). The label of a chunk's last token is the next token of the
-    document. With `count_once` the labels that an overlapping earlier chunk has already are -100, so that an
-    evaluation counts every token once, with at least ``T - stride`` tokens of context where there are any.
+    The chunks of a document reach its end, so every token is in a chunk, and in exactly one if the stride is T (the
+    default). The label of a chunk's last token is the next token of the document. With `count_once`, labels that an
+    earlier overlapping chunk has are -100, so that an evaluation counts every token once, with at least
+    ``T - stride`` tokens of context if there are that many.
     """
 
     def __init__(
-        self,
-        split: TokenSource,
-        *,
-        max_length: int,
-        pad_id: int,
-        stride: int | None = None,
-        count_once: bool = False,
+        self, split: TokenSource, *, max_length: int, pad_id: int, stride: int | None = None, count_once: bool = False
     ) -> None:
         stride = max_length if stride is None else stride
         super().__init__(split, split.offsets, max_length=max_length, pad_id=pad_id, stride=stride)
         self._count_once = count_once
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
-        """The chunks in the order given; raises IndexError for one that does not exist."""
+        """The chunks in the given order; raises IndexError for one that does not exist."""
         batch = super().batch(sample_indices)
         if self._count_once:
             is_later = ~np.isin(sample_indices, self._first_sample)

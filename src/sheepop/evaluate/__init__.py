@@ -1,1 +1,1 @@
-"""Scores a model: perplexity, tasks, code, judges, and whether the numbers can be believed."""
+"""Evaluates models: perplexity, tasks, programs, judges, with intervals, tests and contamination checks."""

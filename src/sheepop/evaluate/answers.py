@@ -1,4 +1,4 @@
-"""What a model writes for prompts: as an answer in its chat template, or as the text that goes on behind them."""
+"""Answers that a model writes to prompts, in its chat template if it has one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.tokenizer import ChatTemplate
+from sheepop.tokenizer import ChatTemplate, Tokenizer
 
 Message = Mapping[str, str]
-_TOGETHER = 32
+_BATCH = 32  # prompts between two calls of on_done
 
 
 def answers_of(
@@ -19,30 +19,32 @@ def answers_of(
     *,
     on_done: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """The answers to prompts, texts or conversations; a model without a chat template continues texts.
+    """The answers to prompts, each a text or a conversation; a model without a chat template continues texts.
 
-    `on_done` hears how many more are written. Raises `TokenizerError` for a conversation that the model has no template
-    for.
+    `on_done` gets the number of further answers that are finished. Raises `TokenizerError` for a conversation if the
+    model has no chat template.
     """
-    tokenizer, found = generator.tokenizer, []
+    requests: list[str | list[int]] = []
     try:
-        template = ChatTemplate.of(tokenizer)
+        template = ChatTemplate.of(generator.tokenizer)
     except TokenizerError:
         if any(not isinstance(prompt, str) for prompt in prompts):
             raise
-        template = None
-    asked: list[str | list[int]] = []
-    if template is None:
-        asked = [str(prompt) for prompt in prompts]
+        requests = [str(prompt) for prompt in prompts]
     else:
         with template:
             for prompt in prompts:
                 messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-                text = template.render(messages, add_generation_prompt=True)
-                asked.append(tokenizer.encode(text, allow_special=True))
-    for begin in range(0, len(asked), _TOGETHER):
-        group = generator.generate(asked[begin : begin + _TOGETHER], config)
-        found += [done.text for done in group]
+                requests.append(chat_prompt(generator.tokenizer, template, messages))
+    found: list[str] = []
+    for begin in range(0, len(requests), _BATCH):
+        completions = generator.generate(requests[begin : begin + _BATCH], config)
+        found += [completion.text for completion in completions]
         if on_done is not None:
-            on_done(len(group))
+            on_done(len(completions))
     return found
+
+
+def chat_prompt(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
+    """The token ids of a conversation up to where the model's next answer begins."""
+    return tokenizer.encode(template.render(messages, add_generation_prompt=True), allow_special=True)

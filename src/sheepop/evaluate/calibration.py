@@ -1,4 +1,4 @@
-"""Whether a model is as sure as it may be: how often it is right when it gives a probability."""
+"""Calibration: whether a model is right as often as its probabilities say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bin:
-    """Answers with a confidence from `low` to `high`: how many, how sure on average, and what share was right."""
+    """Answers with a confidence from `low` to `high`: their number, mean confidence and share of right ones."""
 
     low: float
     high: float
@@ -28,22 +28,22 @@ class Bin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """The expected calibration error, and the bins that it is computed from."""
+    """The expected calibration error and its bins."""
 
     ece: float
     bins: tuple[Bin, ...]
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Reliability:
-        """What `dataclasses.asdict` gave."""
+        """Reads the output of `dataclasses.asdict`."""
         return cls(found["ece"], tuple(Bin(**each) for each in found["bins"]))
 
 
 def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> Reliability:
-    """The mean distance of confidence and accuracy over `bins` of equal width, weighted by their answers.
+    """The mean distance between confidence and accuracy over `bins` of equal width, weighted by their answers.
 
-    After Guo et al. 2017, equation 3. A confidence of 1 falls into the last bin. Raises `ValueError` for no answers and
-    for confidences outside of 0 to 1.
+    Guo et al. 2017, equation 3; a confidence of 1 is in the last bin. Raises `ValueError` for no answers, and for
+    confidences outside of 0 to 1.
     """
     sure, correct = np.asarray(confidences, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if sure.size != correct.size or not sure.size:
@@ -63,7 +63,7 @@ def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int =
 
 
 def reliability_figure(found: Reliability) -> Figure:
-    """Bars of accuracy by confidence beside the line of equality, and below them how many answers each bin has."""
+    """Bars of accuracy by confidence with the line of equality, above bars of the number of answers."""
     figure = blank_figure(5.2, 5.4, 2, 1, has_y_labels=True)
     above, below = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
     middles = [(each.low + each.high) / 2 for each in found.bins]

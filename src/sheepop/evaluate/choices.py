@@ -1,44 +1,43 @@
-"""Questions with choices, asked of a model: which choice it finds likeliest, how sure it is, how steady it stays."""
+"""Evaluation by questions with choices: accuracy, calibration, abstention, and robustness to other wordings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sheepop.core.errors import DataError
 from sheepop.evaluate.calibration import Reliability, reliability
 from sheepop.evaluate.questions import Question
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.statistics import mean_interval, share_interval
+from sheepop.evaluate.statistics import mean_interval
 from sheepop.generate import Generator
 from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.tokenizer import Tokenizer
 
 VARIANTS: dict[str, Callable[[str], str]] = {
-    "as it is": lambda prompt: prompt,
     "asked as a question": lambda prompt: f"Question: {prompt}\nAnswer:",
     "asked politely": lambda prompt: f"Please complete what follows.\n\n{prompt}",
     "in a line of its own": lambda prompt: f"\n{prompt}",
 }
-"""Ways to ask the same, for questions that bring no paraphrases of their own."""
+"""Other wordings for questions without paraphrases of their own."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a model makes of a question: a score for each choice, natural logarithms of probabilities."""
+    """A question with the model's natural log-probability of each choice."""
 
     question: Question
     totals: tuple[float, ...]
 
     @property
     def chosen(self) -> int:
-        """The likeliest choice, the first of equal ones."""
+        """The index of the likeliest choice, the first of equal ones."""
         return self.totals.index(max(self.totals))
 
     @property
     def chosen_by_byte(self) -> int:
-        """The choice with the highest score for each byte of its text."""
+        """The index of the choice with the highest log-probability per byte of its text."""
         scores = [
             total / len(choice.encode("utf-8"))
             for total, choice in zip(self.totals, self.question.choices, strict=True)
@@ -47,17 +46,18 @@ class Answered:
 
     @property
     def probabilities(self) -> list[float]:
-        """Those of the choices, given that one of them comes next."""
+        """The probabilities of the choices, given that one of them comes next."""
         most = max(self.totals)
         weights = [math.exp(total - most) for total in self.totals]
         return [weight / sum(weights) for weight in weights]
 
 
 def encode_pair(tokenizer: Tokenizer, prompt: str, choice: str) -> tuple[list[int], list[int]]:
-    """A prompt and what follows it as token ids, cut where their common text no longer has the prompt's tokens.
+    """The token ids of a prompt and of the choice after it.
 
-    Both are encoded as one text, so that the tokens are those that the model met in training: a space may belong to the
-    word behind it. A prompt of which no token is left is stood for by the end of the text before.
+    Both are encoded as one text, so that the tokens are those that the model saw in training: a space may belong to the
+    word after it. The prompt ends at the first token in which it differs from its own encoding. If no token of the
+    prompt is left, the end-of-text token replaces it.
     """
     before = [*tokenizer.prefix_ids, *tokenizer.encode(prompt)]
     whole = [*tokenizer.prefix_ids, *tokenizer.encode(prompt + choice)]
@@ -70,7 +70,7 @@ def encode_pair(tokenizer: Tokenizer, prompt: str, choice: str) -> tuple[list[in
 def ask(
     generator: Generator, questions: Sequence[Question], *, on_done: Callable[[int], None] | None = None
 ) -> list[Answered]:
-    """The likelihood of every choice of every question. `on_done` hears how many more choices are finished."""
+    """Scores every choice of every question; `on_done` gets the number of further choices that are finished."""
     pairs = [
         encode_pair(generator.tokenizer, question.prompt, choice)
         for question in questions
@@ -88,35 +88,27 @@ def evaluate_choices(
     robustness: bool = False,
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Accuracy, calibration and abstention over questions that the tokenizer can write.
+    """Accuracy, calibration and abstention over the questions that the tokenizer can encode.
 
-    With `robustness` each is asked in other words too. Raises `DataError` where no question can be written.
+    With `robustness` each question is asked in other words too. Raises `DataError` if no question can be encoded.
     """
-    written = [question for question in questions if _can_write(generator.tokenizer, question)]
+    written = [question for question in questions if _can_encode(generator.tokenizer, question)]
     notes = []
     if len(written) < len(questions):
         missing = len(questions) - len(written)
-        notes.append(f"{missing} of {len(questions)} questions have characters that the tokenizer cannot write.")
+        notes.append(f"{missing} of {len(questions)} questions have characters that the tokenizer cannot encode.")
     if not written:
-        raise DataError(f"The tokenizer can write none of the {len(questions)} questions of {name}.")
+        raise DataError(f"The tokenizer can encode none of the {len(questions)} questions of {name}.")
     answered = ask(generator, written, on_done=on_done)
     right = [found.chosen == found.question.answer for found in answered]
     calibration = reliability([max(found.probabilities) for found in answered], right)
-    measures, tables = _measures(answered, calibration), [_abstention(answered)]
+    items = [_item(found) for found in answered]
+    measures, tables = _measures(answered, items, calibration), [_abstention(answered)]
     if robustness:
         steadiness, by_wording = _robustness(generator, written, answered, on_done)
         measures.append(steadiness)
         tables.append(by_wording)
-    return Evaluation(
-        "tasks",
-        name,
-        measures,
-        [_item(found) for found in answered],
-        tables,
-        notes,
-        {"questions": len(written)},
-        calibration,
-    )
+    return Evaluation("tasks", name, measures, items, tables, notes, {"questions": len(written)}, calibration)
 
 
 def _item(found: Answered) -> Item:
@@ -137,51 +129,36 @@ def _item(found: Answered) -> Item:
     return Item(question.id, values, shown=shown)
 
 
-def _measures(answered: Sequence[Answered], calibration: Reliability) -> list[Measure]:
-    values = [_item(found).values for found in answered]
-    count = len(answered)
+def _measures(answered: Sequence[Answered], items: Sequence[Item], calibration: Reliability) -> list[Measure]:
+    count, names = len(items), ("accuracy", "accuracy_by_byte", "bits_of_the_answer")
+    right, by_byte, bits = ([item.values[name] for item in items] for name in names)
     chance = sum(1 / len(found.question.choices) for found in answered) / count
-    right, by_byte = (int(sum(row[name] for row in values)) for name in ("accuracy", "accuracy_by_byte"))
-    bits = [row["bits_of_the_answer"] for row in values]
     guessing = sum(math.log2(len(found.question.choices)) for found in answered) / count
     return [
-        Measure(
-            "accuracy",
-            right / count,
-            f"How often the right choice is the likeliest of all; guessing gives {chance:.3f}.",
-            count,
-            share_interval(right, count),
+        Measure.share(
+            "accuracy", right, f"How often the right choice is the likeliest of all; guessing gives {chance:.3f}."
         ),
-        Measure(
+        Measure.share(
             "accuracy_by_byte",
-            by_byte / count,
-            "How often the right choice has the highest log-probability for each byte of its text, so that long ones "
-            f"are at no disadvantage; guessing gives {chance:.3f}.",
-            count,
-            share_interval(by_byte, count),
+            by_byte,
+            "How often the right choice has the highest log-probability per byte of its text, so that long ones are at "
+            f"no disadvantage; guessing gives {chance:.3f}.",
         ),
         Measure(
             "bits_of_the_answer",
             sum(bits) / count,
-            "Minus the binary logarithm of the right choice's probability among the choices, on average. It moves "
+            "Minus the binary logarithm of the right choice's probability among the choices, on average. It changes "
             f"before accuracy does; guessing gives {guessing:.2f}.",
             count,
             mean_interval(bits),
             higher_is_better=False,
         ),
-        Measure(
-            "calibration_error",
-            calibration.ece,
-            "Expected calibration error: by how much the probability of the chosen answer among the choices differs "
-            "from how often it is right, on average over ten bins of probability.",
-            count,
-            higher_is_better=False,
-        ),
+        Measure.calibration_error(calibration, "the chosen answer among the choices"),
     ]
 
 
 def _abstention(answered: Sequence[Answered]) -> Table:
-    """How accurate a model is on the questions that it is surest of, should it leave the others unanswered."""
+    """The accuracy on the questions that the model is surest of, if it left the others unanswered."""
     surest = sorted(answered, key=lambda found: -max(found.probabilities))
     rows = []
     for share in (0.2, 0.4, 0.6, 0.8, 1.0):
@@ -199,15 +176,14 @@ def _robustness(
     answered: Sequence[Answered],
     on_done: Callable[[int], None] | None,
 ) -> tuple[Measure, Table]:
-    """How often all wordings of a question get one answer, and the accuracy with each of them."""
+    """How often all wordings of a question get the same answer, and the accuracy with each wording."""
     wordings: dict[str, list[Question]] = {}
     for question in questions:
-        asked = {f"paraphrase {number}": text for number, text in enumerate(question.paraphrases, start=1)}
-        if not asked:
-            asked = {name: vary(question.prompt) for name, vary in VARIANTS.items() if name != "as it is"}
-        for name, prompt in asked.items():
-            again = Question(question.id, prompt, question.choices, question.answer)
-            wordings.setdefault(name, []).append(again)
+        prompts = {f"paraphrase {number}": text for number, text in enumerate(question.paraphrases, start=1)}
+        if not prompts:
+            prompts = {name: vary(question.prompt) for name, vary in VARIANTS.items()}
+        for name, prompt in prompts.items():
+            wordings.setdefault(name, []).append(replace(question, prompt=prompt))
     chosen = {found.question.id: {found.chosen} for found in answered}
     rows = [["as it is", len(answered), sum(f.chosen == f.question.answer for f in answered) / len(answered)]]
     for name, worded in wordings.items():
@@ -215,19 +191,16 @@ def _robustness(
         rows.append([name, len(found), sum(f.chosen == f.question.answer for f in found) / len(found)])
         for each in found:
             chosen[each.question.id].add(each.chosen)
-    steady = sum(len(choices) == 1 for choices in chosen.values())
-    measure = Measure(
+    measure = Measure.share(
         "steadiness",
-        steady / len(chosen),
+        [len(choices) == 1 for choices in chosen.values()],
         f"How often a question gets the same answer in all of its wordings, of which there are up to {len(rows)}.",
-        len(chosen),
-        share_interval(steady, len(chosen)),
     )
     return measure, Table("By wording", ("Wording", "Questions", "Accuracy"), rows)
 
 
-def _can_write(tokenizer: Tokenizer, question: Question) -> bool:
-    """Whether every text of a question comes back from its tokens."""
+def _can_encode(tokenizer: Tokenizer, question: Question) -> bool:
+    """Whether no token of a question is unknown."""
     unknown = tokenizer.special_id("unk")
     ids = [i for choice in question.choices for i in tokenizer.encode(question.prompt + choice)]
     return unknown is None or unknown not in ids

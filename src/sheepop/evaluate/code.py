@@ -1,4 +1,4 @@
-"""How often a model's programs are right: problems with tests, as HumanEval and MBPP write them down."""
+"""How often a model's programs pass their tests, for problems in the formats of HumanEval and MBPP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.random import derive_seed
-from sheepop.evaluate.questions import json_rows
+from sheepop.core.sandbox import Limits, Sandbox, Verdict
+from sheepop.evaluate.answers import chat_prompt
+from sheepop.evaluate.questions import read_items
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.sandbox import Limits, Sandbox, Verdict
-from sheepop.evaluate.statistics import mean_interval, pass_at_k, share_interval
+from sheepop.evaluate.statistics import mean_interval, pass_at_k
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.tokenizer import ChatTemplate
 
@@ -24,22 +25,22 @@ _SHAPES = (
     "HumanEval's have task_id, prompt, canonical_solution, test and entry_point; MBPP's have task_id, text (or "
     "prompt), code and test_list, and perhaps test_setup_code or test_imports"
 )
-# What follows a finished function in a file. An answer to MBPP is a whole program, so definitions do not end it.
+# Text that ends a completion. An answer to MBPP is a whole program, so definitions do not end it.
 _FUNCTION_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 _PROGRAM_STOPS = ("\nassert", '\n"""', "\nif", "\nprint")
 _FENCED = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
 _COMPLETE = "Complete this Python program. Answer with all of it in a ```python block.\n\n```python\n{}\n```"
 _WRITE = "Write a Python program for this task. Answer with a ```python block.\n\n{}"
-_TOGETHER = 16  # problems; which text a seed gives depends on it
+_BATCH = 16  # problems; the text for a seed depends on it
 _EMPTY = Verdict("failed", "The completion is empty.", 0.0)
 _SHOWN_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A task with tests. Behind `before` comes what a model wrote, and then `tests`; `solution` is a right completion.
+    """A task with tests. The program is `before`, the model's text and then `tests`; `solution` is a right completion.
 
-    `entry_point` is the function that `prompt` begins and a model goes on with, "" where it writes a whole program.
+    `entry_point` is the function that `prompt` begins and the model continues; "" if it writes a whole program.
     """
 
     id: str
@@ -55,10 +56,10 @@ class Problem:
         return _FUNCTION_STOPS if self.entry_point else _PROGRAM_STOPS
 
     def program(self, completion: str) -> str:
-        """The program that a completion gives, "" when it has none.
+        """The program in a completion, "" if there is none.
 
-        It is in the first fenced block of an answer, or the text up to the first of `stops`. A block that defines the
-        function itself comes behind the prompt too, since it may need the imports and other functions there.
+        It is the first fenced block, or the text up to the first of `stops`. A block that defines the function itself
+        is appended to the prompt too, because it may need the prompt's imports and other functions.
         """
         found = _FENCED.search(completion)
         written = found[1] if found else re.split("|".join(map(re.escape, self.stops)), completion, maxsplit=1)[0]
@@ -68,60 +69,51 @@ class Problem:
         return self.before + ("\n" if defined else "") + written + "\n"
 
     def message(self) -> str:
-        """The task as a user asks it."""
+        """The task as a user's message."""
         return _COMPLETE.format(self.prompt.rstrip()) if self.entry_point else _WRITE.format(self.prompt.strip('"\n'))
 
 
 def read_problems(path: str | Path) -> list[Problem]:
     """The problems of a JSONL file with the fields of HumanEval or of MBPP.
 
-    A HumanEval prompt is the beginning of a function, as it is in the file. An MBPP prompt is a docstring: the text, a
-    line for each test, and the closing quotes with a line break behind them. Raises `DataError` with file and line for
-    what cannot be read, what is missing, and an id that two problems have.
+    A HumanEval prompt is the beginning of a function, taken from the file. An MBPP prompt is a docstring with the text
+    and one line for each test, and a line break after it. Raises `DataError` with file and line for an invalid row,
+    and for two problems with one id.
     """
-    found: dict[str, Problem] = {}
-    for number, row in json_rows(path):
-        problem = _problem(row, f"{path}, line {number}")
-        if problem.id in found:
-            raise DataError(
-                f"{path}, line {number}: the id {problem.id!r} was used before. Give each problem its own task_id."
-            )
-        found[problem.id] = problem
-    if not found:
-        raise DataError(f"{path} has no problems. Write one JSON object a line: {_SHAPES}.")
-    return list(found.values())
+    return read_items(path, _problem, f"problems. Write one JSON object a line: {_SHAPES}", key="task_id")
 
 
-def _problem(row: dict[str, Any], place: str) -> Problem:
-    name = row.get("task_id")
-    if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
-        raise DataError(f'{place}: "task_id" must be a text or a number, not {name!r}. {_SHAPES}.')
+def _problem(row: dict[str, Any], name: str, place: str) -> Problem:
+    given = row.get("task_id")
+    if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
+        raise DataError(f'{place}: "task_id" must be a text or a number, not {given!r}. {_SHAPES}.')
     if "test_list" in row or "code" in row:
-        tests, imports = _texts(row, "test_list", place), _texts(row, "test_imports", place, needed=False)
-        prompt = "\n".join(['"""', _text(row, "text" if "text" in row else "prompt", place).strip(), *tests, '"""', ""])
-        setup = [*imports, _text(row, "test_setup_code", place, needed=False)]
+        tests = _field(row, "test_list", place, many=True)
+        text = _field(row, "text" if "text" in row else "prompt", place)
+        setup = [
+            *_field(row, "test_imports", place, many=True, needed=False),
+            _field(row, "test_setup_code", place, needed=False),
+        ]
+        prompt = "\n".join(['"""', text.strip(), *tests, '"""', ""])
         before = "".join(f"{part}\n" for part in setup if part)
-        return Problem(str(name), prompt, before, "\n".join(tests), _text(row, "code", place))
-    prompt, entry_point = _text(row, "prompt", place), _text(row, "entry_point", place)
+        return Problem(name, prompt, before, "\n".join(tests), _field(row, "code", place))
+    prompt, entry_point = _field(row, "prompt", place), _field(row, "entry_point", place)
     if not entry_point.isidentifier():
         raise DataError(f'{place}: "entry_point" must be the name of a function, not {entry_point!r}.')
-    tests_of_it = f"{_text(row, 'test', place)}\ncheck({entry_point})\n"
-    return Problem(str(name), prompt, prompt, tests_of_it, _text(row, "canonical_solution", place), entry_point)
+    tests = f"{_field(row, 'test', place)}\ncheck({entry_point})\n"
+    return Problem(name, prompt, prompt, tests, _field(row, "canonical_solution", place), entry_point)
 
 
-def _text(row: dict[str, Any], key: str, place: str, *, needed: bool = True) -> str:
-    found = row.get(key) if needed else row.get(key) or ""
-    if not isinstance(found, str) or (needed and not found.strip()):
-        what = f"not {found!r}" if key in row else "but it is missing"
-        raise DataError(f'{place}: "{key}" must be a text, {what}. {_SHAPES}.')
-    return found
-
-
-def _texts(row: dict[str, Any], key: str, place: str, *, needed: bool = True) -> list[str]:
-    found = row.get(key) if needed else row.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(part, str) for part in found) or (needed and not found):
-        what = f"not {found!r}" if key in row else "but it is missing"
-        raise DataError(f'{place}: "{key}" must be a list of texts, {what}. {_SHAPES}.')
+def _field(row: dict[str, Any], key: str, place: str, *, many: bool = False, needed: bool = True) -> Any:
+    """The text, or with `many` the list of texts, in a field of a row."""
+    found = row.get(key)
+    if not found and not needed:
+        return [] if many else ""
+    texts = found if many else [found]
+    is_valid = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not is_valid or not (found and (many or found.strip() or not needed)):
+        problem = f"not {found!r}" if key in row else "but it is missing"
+        raise DataError(f'{place}: "{key}" must be a {"list of texts" if many else "text"}, {problem}. {_SHAPES}.')
     return found
 
 
@@ -141,12 +133,11 @@ def evaluate_code(
     chat: ChatTemplate | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Writes `samples` programs for every problem, runs `workers` of them at a time, and estimates pass@k for `ks`.
+    """Lets the model write `samples` programs for every problem, runs them, and estimates pass@k for all `ks`.
 
-    With `chat` the problem is put to the model as a user's message, and its answer ends where the model ends it;
-    otherwise the model goes on behind the prompt up to one of the problem's `stops`. Of several ranks the first runs
-    the programs. `on_done` hears how many more problems are finished. Raises `UsageError` for numbers that do not fit
-    each other.
+    `workers` programs run at a time, on the first of several ranks. With `chat`, the problem is a user's message and
+    the model ends its answer itself; otherwise it continues the prompt up to one of the problem's `stops`. `on_done`
+    gets the number of further problems that are finished. Raises `UsageError` for settings that do not fit each other.
     """
     _require_fitting(samples, ks, temperature, workers, problems)
     limits = limits or Limits()
@@ -162,11 +153,11 @@ def evaluate_code(
     judged: list[Verdict] = []
     with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
         for group, texts in _written(generator, problems, config, seed, chat):
-            asked = [problem for problem in group for _ in range(samples)]
-            programs = [problem.program(text.text) for problem, text in zip(asked, texts, strict=True)]
+            repeated = [problem for problem in group for _ in range(samples)]
+            programs = [problem.program(text.text) for problem, text in zip(repeated, texts, strict=True)]
             ran = None
-            if generator.ranks.is_first:  # those of one machine would take each other's time
-                ran = [asdict(verdict) for verdict in pool.map(partial(_judged, sandbox, limits), asked, programs)]
+            if generator.ranks.is_first:  # ranks of one machine would slow each other's programs down
+                ran = [asdict(verdict) for verdict in pool.map(partial(_judged, sandbox, limits), repeated, programs)]
             verdicts = [Verdict(**each) for each in generator.ranks.told(ran)]
             for start, problem in zip(range(0, len(texts), samples), group, strict=True):
                 of_it = slice(start, start + samples)
@@ -175,15 +166,8 @@ def evaluate_code(
             judged += verdicts
             if on_done is not None:
                 on_done(len(group))
-    settings = {
-        "samples": samples,
-        "temperature": temperature,
-        "top_p": config.top_p,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "chat": chat is not None,
-        "limits": asdict(limits),
-    }
+    settings: dict[str, Any] = {"samples": samples, "temperature": temperature, "top_p": config.top_p, "seed": seed}
+    settings |= {"max_new_tokens": max_new_tokens, "chat": chat is not None, "limits": asdict(limits)}
     ends = Counter(verdict.outcome for verdict in judged).most_common()
     table = Table("How the programs ended", ("Outcome", "Programs"), ends)
     return Evaluation("code", name, _measures(items, ks, samples), items, [table], _notes(written, judged), settings)
@@ -193,7 +177,7 @@ def _require_fitting(
     samples: int, ks: Sequence[int], temperature: float, workers: int, problems: Sequence[Problem]
 ) -> None:
     if not problems:
-        raise UsageError("There is no problem to solve. Give one at least.")
+        raise UsageError("There is no problem to solve. Give at least one.")
     if workers < 1:
         raise UsageError(f"workers = {workers} must be at least 1.")
     if not ks or min(ks) < 1 or max(ks) > samples or len(set(ks)) < len(ks):
@@ -210,17 +194,16 @@ def _require_fitting(
 def _written(
     generator: Generator, problems: Sequence[Problem], config: GenerationConfig, seed: int, chat: ChatTemplate | None
 ) -> Iterator[tuple[Sequence[Problem], list[Completion]]]:
-    """Problems, some at a time, with the completions of the first one, the second one and so on."""
-    for start in range(0, len(problems), _TOGETHER):
-        group = problems[start : start + _TOGETHER]
+    """Batches of problems with their completions: all those of the first problem, then of the second, and so on."""
+    for start in range(0, len(problems), _BATCH):
+        group = problems[start : start + _BATCH]
         own = config.replace(seed=derive_seed(seed, "code", start))
         if chat is None:
             configs = [own.replace(stop=problem.stops) for problem in group]
             yield group, generator.generate([problem.prompt for problem in group], configs)
             continue
-        asked = [[{"role": "user", "content": problem.message()}] for problem in group]
-        texts = [chat.render(messages, add_generation_prompt=True) for messages in asked]
-        yield group, generator.generate([generator.tokenizer.encode(text, allow_special=True) for text in texts], own)
+        messages = [[{"role": "user", "content": problem.message()}] for problem in group]
+        yield group, generator.generate([chat_prompt(generator.tokenizer, chat, each) for each in messages], own)
 
 
 def _judged(sandbox: Sandbox, limits: Limits, problem: Problem, program: str) -> Verdict:
@@ -240,16 +223,16 @@ def _item(problem: Problem, texts: Sequence[Completion], verdicts: Sequence[Verd
 def _measures(items: Sequence[Item], ks: Sequence[int], samples: int) -> list[Measure]:
     measures = []
     for k in ks:
-        values = [item.values[f"pass@{k}"] for item in items]
+        name, values = f"pass@{k}", [item.values[f"pass@{k}"] for item in items]
         what = "a program passes" if k == 1 else f"at least one of {k} programs passes"
         definition = (
-            f"The chance that {what} all tests of a problem, estimated without bias from {samples} programs each (Chen "
-            "et al. 2021, equation 1)."
+            f"The chance that {what} all tests of a problem, estimated without bias from {samples} programs for each "
+            "(Chen et al. 2021, equation 1)."
         )
-        # Resampling values that are all alike would find no spread at all.
-        is_share = set(values) <= {0.0, 1.0}
-        interval = share_interval(round(sum(values)), len(values)) if is_share else mean_interval(values)
-        measures.append(Measure(f"pass@{k}", sum(values) / len(values), definition, len(values), interval))
+        if set(values) <= {0.0, 1.0}:  # a bootstrap of equal values has no spread
+            measures.append(Measure.share(name, values, definition))
+        else:
+            measures.append(Measure(name, sum(values) / len(values), definition, len(values), mean_interval(values)))
     return measures
 
 

@@ -1,4 +1,4 @@
-"""Two models on the same items: by how much they differ, and whether that may be chance."""
+"""Comparison of two models on the same items, with significance tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sheepop.evaluate.statistics import Difference, mcnemar, paired_bootstrap
 class Compared:
     """The difference between two models in one measure: the first minus the second.
 
-    `test` names how `difference.p` was found: the probability of a difference as large between equal models.
+    `test` names the test behind `difference.p`, the probability of a difference as large between equal models.
     """
 
     kind: str
@@ -28,17 +28,17 @@ class Compared:
 
     @property
     def better(self) -> str | None:
-        """The model that is better beyond what chance explains in 95 of 100 cases, if one is."""
+        """The better model, or None if the difference is not significant at p < 0.05."""
         if self.difference.p >= 0.05:
             return None
         return self.first if (self.difference.value > 0) == self.higher_is_better else self.second
 
 
 def compare(first: str, ours: Sequence[Evaluation], second: str, theirs: Sequence[Evaluation]) -> list[Compared]:
-    """All measures that both models have for the same items, item by item.
+    """Compares all measures that both models have, item by item.
 
-    Measures that are right or wrong are tested with McNemar's exact test, others with a paired bootstrap. Raises
-    `DataError` for evaluations of one name whose items or settings differ.
+    Measures with values 0 and 1 are tested with McNemar's exact test, others with a paired bootstrap. Raises
+    `DataError` for two evaluations of one name whose items differ.
     """
     others = {(evaluation.kind, evaluation.name): evaluation for evaluation in theirs}
     return [
@@ -53,8 +53,8 @@ def _compared(first: str, ours: Evaluation, second: str, theirs: Evaluation) -> 
     mine, yours = ({item.id: item for item in evaluation.items} for evaluation in (ours, theirs))
     if mine.keys() != yours.keys():
         raise DataError(
-            f"{first} and {second} were not asked the same in {ours.name}: {len(mine.keys() ^ yours.keys())} items are "
-            "of one of them alone. Evaluate both with the same settings."
+            f"{first} and {second} have different items in {ours.name}: {len(mine.keys() ^ yours.keys())} belong to "
+            "only one of them. Evaluate both with the same settings."
         )
     for measure in ours.measures:
         names = [item for item in mine if measure.name in mine[item].values and measure.name in yours[item].values]

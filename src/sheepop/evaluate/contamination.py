@@ -1,4 +1,4 @@
-"""Whether a model was trained on what it is asked: 13 words in a row of an item that its training text has too."""
+"""Contamination: items that share 13 consecutive words with the training text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RULE = "prose"
 
 
 def shares_in_training(texts: Mapping[str, str], training: Iterable[str], ngram: int = NGRAM) -> dict[str, float]:
-    """For each text, by its id, the share of its n-grams of words that a training text holds.
+    """For each text, by its id, the share of its word n-grams that occur in a training text.
 
-    Words are runs of letters and digits in lower case, so case, punctuation and line breaks make no difference (after
-    Brown et al. 2020, appendix C). A shorter text counts as one n-gram of all its words; one of fewer than eight is
-    left out, for it may stand anywhere.
+    Words are runs of letters and digits in lower case, so case, punctuation and line breaks do not matter (after Brown
+    et al. 2020, appendix C). A text of fewer than `ngram` words is one n-gram of all its words; a text of fewer than
+    eight words is left out, because it may occur anywhere by chance.
     """
     grams: dict[str, Hashes] = {}
     lengths: dict[str, int] = {}
@@ -49,7 +49,7 @@ def shares_in_training(texts: Mapping[str, str], training: Iterable[str], ngram:
 
 
 def with_contamination(evaluation: Evaluation, shares: Mapping[str, float], training: str) -> Evaluation:
-    """`evaluation` with its scores on items that the training text holds a part of, and on those that it does not."""
+    """`evaluation` with a table of its scores on items that overlap with the training text and on the others."""
     items = [item for item in evaluation.items if item.id in shares]
     parts = {
         "clean: nothing of it is in the training text": [item for item in items if shares[item.id] == 0],

@@ -1,6 +1,6 @@
-"""Tasks of lm-eval: the usual benchmarks, and those of local task files, asked of a model of ours.
+"""Runs tasks of lm-eval, from its own collection or from local task files, on a SheepOp model.
 
-A task file may name Python functions, which lm-eval runs, so it is as trusted as a program.
+A task file can name Python functions, which lm-eval runs. Trust it like a program.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sheepop.evaluate.results import Evaluation
 from sheepop.generate import Generator
 from sheepop.tokenizer import ChatTemplate
 
-_NUMPY_SEED = 1234  # lm-eval's own, of numpy and of the choice of examples; its seed of `random` is 0
+_NUMPY_SEED = 1234  # lm-eval's default for numpy and for the choice of few-shot examples; for `random` it is 0
 _RESAMPLES = 1000
 _NEEDED = ("dataset_path", "doc_to_text", "doc_to_target")
-_BUILDERS = ("json", "csv", "parquet", "text", "arrow")  # of local files
-# What lm-eval warns of where a task file leaves something to its defaults.
+_BUILDERS = ("json", "csv", "parquet", "text", "arrow")  # datasets' names for local files
+# Warnings of lm-eval about defaults that a task file did not set.
 _USUAL = ("using default", "fewshot_split is None")
 
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """What one name stands for: a task, the tasks of a tag, or a group with its parts."""
+    """The tasks and groups of one name: a task, the tasks of a tag, or a group with its parts."""
 
     name: str
     tasks: Mapping[str, Any]
@@ -50,18 +50,17 @@ class LoadedTask:
 def load_tasks(
     tasks: Sequence[str], *, include: Sequence[Path] = (), num_fewshot: int | None = None, seed: int = 0
 ) -> list[LoadedTask]:
-    """Tasks ready to be asked: names that lm-eval knows, those of task files in `include`, or such files.
+    """Loads tasks by name, from lm-eval or from task files in the directories of `include`, or by path of a task file.
 
-    Each gets `num_fewshot` examples, or its own number. With `seed` 0 these are those that lm-eval chooses by default.
-    All are loaded, so that none is asked when another cannot be. Raises `UsageError` for an unknown task, one that is
-    named twice and one that runs code, and `DataError` for one that cannot be loaded, among others because its dataset
-    is not here.
+    Each task gets `num_fewshot` examples, or its own number; with `seed` 0 lm-eval's default ones. Loading all tasks
+    first means that none runs if another is unusable. Raises `UsageError` for a task that is unknown, named twice or
+    runs generated code, and `DataError` for a task that cannot be loaded, for example because its dataset is missing.
     """
     try:
         import lm_eval.evaluator  # noqa: F401
     except ImportError as error:
         raise UsageError(f'Tasks of lm-eval need more packages: pip install "sheepop[eval]" ({error})') from None
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # what lm-eval would fork has our threads and memory
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval must not fork a process with threads of torch
     for directory in include:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory. Name one with task files of lm-eval, NAME.yaml.")
@@ -75,7 +74,7 @@ def load_tasks(
         found.append(LoadedTask(name, loaded["tasks"], loaded["groups"], [*warnings, *notes]))
     counts = Counter(task for loaded in found for task in (*loaded.tasks, *loaded.groups))
     if twice := [task for task, count in counts.items() if count > 1]:
-        raise UsageError(f"{first_few(twice, 3)} would be asked twice. Leave out the name or the group.")
+        raise UsageError(f"{first_few(twice, 3)} would run twice. Leave out the name or the group.")
     return found
 
 
@@ -90,9 +89,9 @@ def ask_tasks(
 ) -> list[Evaluation]:
     """One evaluation of each task, and one of each group that has scores of its own.
 
-    The first `limit` questions are asked; `chat` puts them in the chat template. `on_progress` hears how many more
-    texts are scored or written. Raises `UsageError` for a model that does not continue text, and `DataError` for a task
-    that cannot be asked.
+    Runs the first `limit` questions; `chat` puts them into the chat template. `on_progress` gets the number of further
+    texts that are scored or generated. Raises `UsageError` for a model that does not continue text, and `DataError` for
+    a task that fails.
     """
     from lm_eval.evaluator import evaluate
 
@@ -102,7 +101,7 @@ def ask_tasks(
         settings = {"lm_eval": version("lm_eval"), "limit": limit, "seed": seed, "chat": chat}
         found: list[Evaluation] = []
         for loaded in tasks:
-            with _undisturbed(seed) as warnings, _explained(f"The task {loaded.name} cannot be asked"):
+            with _undisturbed(seed) as warnings, _explained(f"The task {loaded.name} cannot be run"):
                 results = evaluate(
                     language_model(answers),
                     {"tasks": loaded.tasks, "groups": loaded.groups},
@@ -127,13 +126,13 @@ def run_tasks(
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
-    """What `ask_tasks` finds of the tasks that `load_tasks` loads; arguments and errors are theirs."""
+    """Runs `load_tasks` and `ask_tasks`, with their arguments and errors."""
     loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot, seed=seed)
     return ask_tasks(generator, loaded, limit=limit, chat=chat, seed=seed, on_progress=on_progress)
 
 
 def _manager(names: Sequence[str], include: Sequence[Path]) -> Any:
-    """What finds tasks: in `include`, and only where these are not all that is needed among lm-eval's thousands."""
+    """lm-eval's task manager for `include`; lm-eval's own task files are indexed only if needed (seconds)."""
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=[str(directory) for directory in include], include_defaults=False)
@@ -159,7 +158,7 @@ def _is_complete(name: str, index: Mapping[str, Any]) -> bool:
 
 
 def _load(manager: Any, name: str, include: Sequence[Path]) -> Any:
-    """The tasks and groups that a name stands for."""
+    """The tasks and groups of a name, as lm-eval's manager returns them."""
     index = manager.task_index
     source = name
     if name not in index:
@@ -167,23 +166,23 @@ def _load(manager: Any, name: str, include: Sequence[Path]) -> Any:
             near = get_close_matches(name, index, n=3)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             raise UsageError(
-                f"There is no task {name}.{hint} For task files of your own, name their directory as include "
-                "(--include)."
+                f"There is no task {name}.{hint} For your own task files, give their directory as include (--include)."
             )
         source = str(file)
     config = (index[name].cfg if name in index else None) or {}
     parts = index[name].tags if name in index and not config else ()
     _refuse_code(part for part in (name, *parts) if part in index and (index[part].cfg or {}).get("unsafe_code"))
-    with _explained(f"The task {name} cannot be loaded{_place(index, name, source)}", config):
+    path = index[name].yaml_path if name in index else source
+    with _explained(f"The task {name} cannot be loaded{f' from {path}' if path else ''}", config):
         loaded = manager.load([source])
     _refuse_code(task for task, found in loaded["tasks"].items() if getattr(found, "UNSAFE_CODE", False))
     if shown := [task for task, found in loaded["tasks"].items() if getattr(found, "MULTIMODAL", False)]:
-        raise UsageError(f"{first_few(shown, 3)} asks about pictures or sound, which SheepOp's models do not take.")
+        raise UsageError(f"{first_few(shown, 3)} has pictures or sound, which SheepOp's models cannot read.")
     return loaded
 
 
 def _file_of(name: str, include: Sequence[Path]) -> Path | None:
-    """The task file of that path, or one of that name in `include`, which lm-eval leaves out when it is damaged."""
+    """The task file at that path, or of that name in `include`; lm-eval does not index damaged files."""
     if name.endswith((".yaml", ".yml")) and Path(name).is_file():
         return Path(name)
     named = re.compile(rf"""^(?:task|group):\s*["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
@@ -191,25 +190,20 @@ def _file_of(name: str, include: Sequence[Path]) -> Path | None:
     return next((path for path in files if named.search(path.read_text("utf-8", errors="replace"))), None)
 
 
-def _place(index: Mapping[str, Any], name: str, source: str) -> str:
-    path = index[name].yaml_path if name in index else source
-    return "" if path is None else f" from {path}"
-
-
 def _refuse_code(names: Iterable[str]) -> None:
     if found := list(names):
         raise UsageError(
-            f"{first_few(found, 3)} runs programs that the model writes, and lm-eval would run them right here. "
-            "sheepop eval code runs them in a sandbox."
+            f"{first_few(found, 3)} runs programs that the model writes, and lm-eval would run them without isolation. "
+            "Use sheepop eval code, which runs them in a sandbox."
         )
 
 
 def _set_up(task: Any, num_fewshot: int | None, seed: int) -> str | None:
-    """Sets how many examples a task shows and which; what is to be said of it."""
+    """Sets the number and the seed of a task's few-shot examples; returns a note if the number cannot be changed."""
     task.set_fewshot_seed(seed=_NUMPY_SEED + seed)
     own = task.get_config("num_fewshot")
     if own == 0 and num_fewshot:
-        return f"The task {task.task_name} is asked without examples, whatever number is wished for."
+        return f"The task {task.task_name} always runs without examples; --fewshot does not apply to it."
     if num_fewshot is not None or own is None:
         task.set_config(key="num_fewshot", value=num_fewshot or 0)
     return None
@@ -217,19 +211,19 @@ def _set_up(task: Any, num_fewshot: int | None, seed: int) -> str | None:
 
 @contextmanager
 def _explained(what: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Turns whatever a task's file and functions raise into a `DataError`; `config` is the file's content."""
+    """Turns errors of a task's file and functions into `DataError`; `config` is the content of the file."""
     try:
         yield
-    except (SheepOpError, RuntimeError):  # PyTorch's errors are no fault of a task
+    except (SheepOpError, RuntimeError):  # PyTorch's errors are not the task's fault
         raise
     except Exception as error:
         dataset = (config or {}).get("dataset_path")
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         if isinstance(error, ConnectionError) or (isinstance(error, OSError) and dataset not in (None, *_BUILDERS)):
             raise DataError(
-                f"{what}: the dataset {dataset or 'of it'} is not on this machine and could not be downloaded "
-                f"({reason}). Load it once where there is a network, or write a task file with dataset_path: json and "
-                "dataset_kwargs: {data_files: FILE.jsonl} for a copy of yours, and name its directory as include "
+                f"{what}: its dataset{f' {dataset}' if dataset else ''} is not on this machine and could not be "
+                f"downloaded ({reason}). Load it once with a network, or write a task file with dataset_path: json and "
+                "dataset_kwargs: {data_files: FILE.jsonl} for your own copy, and give its directory as include "
                 "(--include)."
             ) from error
         missing = [key for key in _NEEDED if config and key not in config]
@@ -239,18 +233,18 @@ def _explained(what: str, config: Mapping[str, Any] | None = None) -> Iterator[N
 
 @contextmanager
 def _undisturbed(seed: int) -> Iterator[list[str]]:
-    """Runs lm-eval without its output, with seeds of its own; yields what it warns of."""
-    heard = _Warnings()
+    """Silences lm-eval, seeds `random` and numpy for it, and restores both afterwards; yields its warnings."""
+    warnings = _Warnings()
     logger = logging.getLogger("lm_eval")
     before = logger.handlers, logger.level, logger.propagate
     states = random.getstate(), np.random.get_state()
-    logger.handlers, logger.propagate = [heard], False
+    logger.handlers, logger.propagate = [warnings], False
     logger.setLevel(logging.WARNING)
     random.seed(seed)
     np.random.seed((_NUMPY_SEED + seed) % 2**32)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield heard.found
+            yield warnings.found
     finally:
         logger.handlers, level, logger.propagate = before
         logger.setLevel(level)
@@ -259,7 +253,7 @@ def _undisturbed(seed: int) -> Iterator[list[str]]:
 
 
 class _Warnings(logging.Handler):
-    """Collects what lm-eval warns of, each warning once, as one line."""
+    """Collects lm-eval's warnings, each once, as one line."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model as lm-eval asks it: log-probabilities, texts and chats, the same as of its backend for transformers."""
+"""A SheepOp model behind lm-eval's interface, with the same results as lm-eval's backend for transformers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.chat import chat_templates
 
-_TOGETHER = 64  # texts that are written between two reports of progress
+_BATCH = 64  # texts that are generated between two reports of progress
 _MAX_NEW_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_DRAWING = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
 class Answers:
-    """A model's answers to what lm-eval requests, the same that its backend for transformers gives.
+    """A model's answers to lm-eval's requests.
 
-    Raises `UsageError` for an encoder-decoder, and `TokenizerError` where no token stands for the beginning or the end
-    of a text.
+    Raises `UsageError` for an encoder-decoder, and `TokenizerError` if the tokenizer has neither a begin-of-text nor an
+    end-of-text token.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class Answers:
         self.tokenizer = generator.tokenizer
         bos, eos = self.tokenizer.special_id("bos"), self.tokenizer.special_id("eos")
         self.prefix_id = self.tokenizer.eos_id if bos is None else bos
-        self._beginning = self.tokenizer.decode([self.prefix_id], skip_special=False)
+        self._prefix = self.tokenizer.decode([self.prefix_id], skip_special=False)
         self._end = [] if eos is None else [self.tokenizer.decode([eos], skip_special=False)]
         self._shortened = 0
         self._notes: list[str] = []
-        self.encode = lru_cache(16)(self._encode)  # the choices of a question have one context
+        self.encode = lru_cache(16)(self._encode)  # the choices of a question share one context
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
-        """For each context and continuation the log-probability, and whether it is likeliest token by token."""
+        """For each context and continuation its log-probability, and whether greedy decoding would give it."""
         for context, continuation in pairs:
             if not context or not continuation:
                 whole = self.tokenizer.decode([*context, *continuation])
-                raise DataError(f"A task asks for a text of no token or behind none, in or beside {whole[-80:]!r}.")
+                raise DataError(f"A task has an empty context or continuation, in or near {whole[-80:]!r}.")
         self._shortened += sum(len(before) + len(after) > self._longest + 1 for before, after in pairs)
         return [(found.total, found.is_greedy) for found in self._scorer.score(pairs, on_done=self._on_progress)]
 
     def roll(self, texts: Sequence[str]) -> list[float]:
-        """The log-probability of each whole text, in windows of the model's context that lm-eval cuts."""
+        """The log-probability of each whole text, in lm-eval's windows of the model's context."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         windows = [
@@ -70,18 +70,18 @@ class Answers:
             totals[number] += total
         return totals
 
-    def write(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    def write(self, requested: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """A text for each prompt and its ``generation_kwargs``, up to the first of its stop strings."""
-        requests = [self._request(prompt, settings) for prompt, settings in asked]
+        requests = [self._request(prompt, settings) for prompt, settings in requested]
         written: list[str] = []
-        for begin in range(0, len(requests), _TOGETHER):
-            group = requests[begin : begin + _TOGETHER]
+        for begin in range(0, len(requests), _BATCH):
+            group = requests[begin : begin + _BATCH]
             seed = derive_seed(self._seed, "tasks", begin)
             completions = self._generator.generate(
                 [prompt for prompt, _ in group], [config.replace(seed=seed) for _, config in group]
             )
             for completion, (_, config) in zip(completions, group, strict=True):
-                text = self.tokenizer.decode(completion.token_ids)  # as if it stood alone, without a space in front
+                text = self.tokenizer.decode(completion.token_ids)  # decoded without the prompt, as transformers does
                 for stop in config.stop:
                     text = text.split(stop)[0]
                 written.append(text)
@@ -89,7 +89,7 @@ class Answers:
         return written
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """A conversation in the chat template; without `add_generation_prompt` the model goes on with its last text."""
+        """A conversation in the chat template; without `add_generation_prompt` it ends with the last content."""
         assert self._template is not None
         try:
             text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
@@ -98,31 +98,31 @@ class Answers:
             if len(others) == len(messages):
                 raise
             text = self._template.render(others, add_generation_prompt=add_generation_prompt)
-            self._notes.append("The chat template takes no system message, so the task's description was left out.")
+            self._notes.append("The chat template has no system message, so the task's description was left out.")
         if add_generation_prompt:
             return text
         last = messages[-1]["content"]
         place = text.rfind(last.strip())
         if place < 0:
-            raise DataError(f"The chat template changes the answer that a task begins, {last!r}. Ask without it.")
+            raise DataError(f"The chat template changes the answer that a task begins, {last!r}. Leave out --chat.")
         whole = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
         return text[: place + len(whole)]
 
-    def take_notes(self, asked: str) -> list[str]:
-        """What a reader must know of the answers since the last call, which were `asked` by a task or group."""
+    def take_notes(self, task: str) -> list[str]:
+        """Notes for the report on the answers to `task`, which are those since the last call."""
         notes = list(dict.fromkeys(self._notes))
         if self._shortened:
             notes.append(
-                f"{self._shortened:,} texts of {asked} were longer than the model's context of {self._longest} tokens "
-                "has room for, so their first tokens were left out."
+                f"{self._shortened:,} texts of {task} were longer than the model's context of {self._longest} tokens, "
+                "so their first tokens were left out."
             )
         self._shortened, self._notes = 0, []
         return notes
 
     def _encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """The ids of a text, special tokens read as such, behind what the tokenizer puts before every text."""
+        """The ids of a text with the tokenizer's prefix; special tokens in the text are recognised."""
         ids = self.tokenizer.encode(text, allow_special=True)
-        adds = not text.startswith(self._beginning) if add_special_tokens is None else add_special_tokens
+        adds = not text.startswith(self._prefix) if add_special_tokens is None else add_special_tokens
         return [*self.tokenizer.prefix_ids, *ids] if adds else ids
 
     def _request(self, prompt: str, settings: Mapping[str, Any]) -> tuple[list[int], GenerationConfig]:
@@ -130,20 +130,21 @@ class Answers:
         room = self._longest - config.max_new_tokens
         if room < 1:
             raise DataError(
-                f"A task lets the model write {config.max_new_tokens} tokens, but its context of {self._longest} has "
-                "to hold the question too. Set a smaller max_gen_toks in the generation_kwargs of the task's file."
+                f"A task lets the model write {config.max_new_tokens} tokens, but its context of {self._longest} must "
+                "have room for the question too. Set a smaller max_gen_toks in the task file's generation_kwargs."
             )
         ids = self.encode(prompt) or [self.prefix_id]
         self._shortened += len(ids) > room
         return ids[-room:], config
 
 
-def generation_config(asked: Mapping[str, Any], end: Sequence[str]) -> GenerationConfig:
-    """What a task's ``generation_kwargs`` mean to lm-eval's backend for transformers; `end` are more stop strings.
+def generation_config(requested: Mapping[str, Any], end: Sequence[str]) -> GenerationConfig:
+    """Translates a task's ``generation_kwargs`` as lm-eval's backend for transformers does.
 
-    Raises `DataError` for what is not known here, and `ConfigError` for a value that is out of range.
+    `end` are further stop strings. Raises `DataError` for an unknown key, and `ConfigError` for a value that is out of
+    range.
     """
-    given = dict(asked)
+    given = dict(requested)
     until = given.pop("until", None) or []
     stops = dict.fromkeys([*([until] if isinstance(until, str) else until), *end])
     lengths = [int(value) for value in (given.pop(name, None) for name in _LENGTHS) if value is not None]
@@ -152,10 +153,10 @@ def generation_config(asked: Mapping[str, Any], end: Sequence[str]) -> Generatio
         raise DataError("A task's generation_kwargs have do_sample without a temperature above 0. Set one of them.")
     if given.get("num_beams") == 1:
         del given["num_beams"]
-    if unknown := sorted(given.keys() - set(_DRAWING)):
-        known = ", ".join(["until", "do_sample", "temperature", *_DRAWING, *_LENGTHS])
+    if unknown := sorted(given.keys() - set(_SAMPLING)):
+        known = ", ".join(["until", "do_sample", "temperature", *_SAMPLING, *_LENGTHS])
         raise DataError(f"A task's generation_kwargs have {', '.join(unknown)}. SheepOp knows {known}.")
-    # The library draws from the 50 likeliest tokens unless it is told otherwise; 0 tells it so.
+    # transformers samples from the 50 likeliest tokens by default; 0 turns that off.
     given["top_k"] = given.get("top_k", 50) or None
     return validate(
         GenerationConfig,
@@ -170,7 +171,7 @@ def generation_config(asked: Mapping[str, Any], end: Sequence[str]) -> Generatio
 
 
 def language_model(answers: Answers) -> Any:
-    """`answers` behind the interface that lm-eval asks; it cuts contexts and continuations for its backends itself."""
+    """`answers` as an lm-eval model; lm-eval's base class splits texts into contexts and continuations."""
     from lm_eval.api.model import TemplateLM
 
     class SheepOp(TemplateLM):  # type: ignore[misc]

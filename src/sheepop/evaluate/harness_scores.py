@@ -1,4 +1,4 @@
-"""What lm-eval found of tasks and groups, as evaluations: measures with definitions and intervals, and items."""
+"""Converts lm-eval's results of tasks and groups to evaluations."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from sheepop.evaluate.results import Evaluation, Item, Measure
 
-_Z = 1.96  # of the normal distribution, for 95 of 100
+_Z = 1.96  # the 97.5 percent point of the normal distribution
 _INTERVAL = " The interval is 1.96 of lm-eval's standard errors to either side."
 _CHOICE = "How often the right choice has the highest "
-# By metric, and where that is not enough by the kind of request too.
+# By metric, or by output type and metric.
 _DEFINITIONS = {
     "acc": f"{_CHOICE}log-probability.",
     "acc_norm": f"{_CHOICE}log-probability for each character of its text.",
     "acc_bytes": f"{_CHOICE}log-probability for each byte of its text.",
-    "acc_mutual_info": f"{_CHOICE}log-probability less the one that it has behind nothing.",
-    "loglikelihood acc": "How often the model would write the right text, taking the likeliest token each time.",
-    "exact_match": "How often the written text is the right one, after the changes that the task file asks for.",
-    "multiple_choice exact_match": "How often the model would write the right choice, taking the likeliest tokens.",
+    "acc_mutual_info": f"{_CHOICE}log-probability minus its log-probability without a prompt.",
+    "loglikelihood acc": "How often greedy decoding would give the right text.",
+    "exact_match": "How often the generated text is the right one, after the changes in the task file.",
+    "multiple_choice exact_match": "How often greedy decoding would give the right choice.",
     "perplexity": "e to the power of minus the right text's log-probability, which is averaged over questions.",
     "word_perplexity": "e to the power of minus the log-probability of all text for each of its words.",
     "byte_perplexity": "e to the power of minus the log-probability of all text for each of its UTF-8 bytes.",
@@ -31,8 +31,8 @@ _DEFINITIONS = {
     "brier_score": "The squared distance of the choices' probabilities from 1 for the right one and 0 for others.",
     "f1": "F1 over all questions: the harmonic mean of precision and recall.",
     "mcc": "Matthews' correlation coefficient of chosen and right answers.",
-    "bleu": "BLEU of the written texts by sacrebleu, from 0 to 100: n-grams that they share with the right ones.",
-    "chrf": "chrF by sacrebleu, from 0 to 100: n-grams of characters that written and right texts share.",
+    "bleu": "BLEU by sacrebleu, from 0 to 100: n-grams that generated and right texts share.",
+    "chrf": "chrF by sacrebleu, from 0 to 100: n-grams of characters that generated and right texts share.",
     "chrf++": "chrF++ by sacrebleu, from 0 to 100: n-grams of characters and words that both texts share.",
     "ter": "Translation edit rate by sacrebleu: edits that make the right text, in percent of its words.",
 }
@@ -45,15 +45,15 @@ def evaluations_of(
     notes: Sequence[str],
     settings: Mapping[str, Any],
 ) -> list[Evaluation]:
-    """What was found of groups, as far as they have scores, and of tasks. Notes that name tasks are theirs."""
+    """Evaluations of the groups that have scores, and of all tasks; a note that names tasks goes only to these."""
     names = [*groups, *tasks]
     naming = {name: re.compile(rf"\b{re.escape(name)}\b") for name in names}
     of_all = [note for note in notes if not any(naming[name].search(note) for name in tasks)]
-    said = {name: [note for note in notes if note in of_all or naming[name].search(note)] for name in names}
+    notes_of = {name: [note for note in notes if note in of_all or naming[name].search(note)] for name in names}
     settings = {name: {**settings, **_settings(results, name)} for name in names}
-    found = {name: _of_task(task, results, said[name], settings[name]) for name, task in tasks.items()}
+    found = {name: _of_task(task, results, notes_of[name], settings[name]) for name, task in tasks.items()}
     whole = [
-        _of_group(group, results, found, said[name], settings[name])
+        _of_group(group, results, found, notes_of[name], settings[name])
         for name, group in groups.items()
         if name in results.get("groups", {})
     ]
@@ -131,21 +131,21 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float, tuple[
 
 
 def _measure_name(metric: str, kept: str) -> str:
-    """A metric, with the filter that took answers out of the texts, if one did."""
+    """The metric, followed by the filter that extracted the answers, if there was one."""
     return metric if kept == "none" else f"{metric},{kept}"
 
 
 def _definition(task: Any, metric: str, kept: str) -> str:
-    """What a metric is; one that the task computes by itself is defined by its file."""
+    """The definition of a metric; for one that the task computes itself, a reference to its file."""
     known = _DEFINITIONS.get(f"{task.OUTPUT_TYPE} {metric}", _DEFINITIONS.get(metric))
     source = (task.config.metadata or {}).get("config_source", "of lm-eval")
     if known is None or callable(task.config.process_results):
         return f"{metric} as the task file {source} defines it."
-    return known if kept == "none" else f"{known} The answer is what the filter {kept} of the file finds."
+    return known if kept == "none" else f"{known} The filter {kept} of the task file extracts the answer."
 
 
 def _items(task: Any, samples: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """One item for each document, from lm-eval's samples, of which there is one for each document and filter."""
+    """One item for each document; lm-eval has one sample for each document and filter."""
     documents: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for sample in samples:
         documents[f"{sample['doc_id']}-{sample['doc_hash'][:16]}"].append(sample)
@@ -166,7 +166,7 @@ def _items(task: Any, samples: Sequence[Mapping[str, Any]]) -> list[Item]:
 
 
 def _consistent(measures: Sequence[Measure], items: Sequence[Item]) -> list[Item]:
-    """Items with values of those measures that are their mean; others, such as F1, are no mean of anything."""
+    """Removes the values of measures that are not the mean of their items' values, such as F1."""
     names = set()
     for measure in measures:
         found = [(item.values[measure.name], item.weight) for item in items if measure.name in item.values]
@@ -179,11 +179,11 @@ def _consistent(measures: Sequence[Measure], items: Sequence[Item]) -> list[Item
 
 
 def _shown(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was asked and answered. `asked` is all that the model read, where examples or a chat stood around it."""
+    """The question and the answers for the report; `asked` is the whole prompt if it is longer than the question."""
     sample = samples[0]
     context = sample["arguments"][0][0]
-    # Others have another context: nothing at all, or the question with another choice in it.
-    alike = [number for number, asked in enumerate(sample["arguments"]) if asked[0] == context]
+    # Some metrics add requests with another context: an empty one, or the question with another choice in it.
+    alike = [number for number, arguments in enumerate(sample["arguments"]) if arguments[0] == context]
     own = task.doc_to_text(sample["doc"])
     shown: dict[str, Any] = {"prompt": own if isinstance(own, str) else context}
     if shown["prompt"] != context:

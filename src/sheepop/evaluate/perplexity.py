@@ -1,4 +1,4 @@
-"""How well a model predicts text: loss, perplexity, accuracy and bits per byte, with a window that slides over it."""
+"""How well a model predicts text, in sliding windows: loss, perplexity, accuracy and bits per byte."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sheepop.generate.likelihood import Continuation, LikelihoodScorer
 from sheepop.tokenizer import Tokenizer
 
 _WINDOWS_AT_ONCE = 64  # for each rank
-_FEWEST_DOCUMENTS = 20  # with fewer, intervals come from pieces of them
+_FEWEST_DOCUMENTS = 20  # with fewer, intervals come from windows instead of documents
 _MOST_SOURCES = 20
 _HEADER = ("Tokens", "Bytes", "Loss (nats per token)", "Next-token accuracy", "Bits per byte")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text with a name, unique among those that are scored together, and where it comes from."""
+    """A text with a name that is unique among the texts scored together, and its source for the report."""
 
     id: str
     text: str
@@ -37,7 +37,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of a text that are predicted together, and those that the model sees before them."""
+    """Tokens of a text that are predicted together, and the tokens before them that the model sees."""
 
     text: Text
     context: Sequence[int]
@@ -45,10 +45,11 @@ class Window:
 
 
 def windows(text: Text, tokenizer: Tokenizer, length: int, stride: int) -> Iterator[Window]:
-    """The windows of a text. Each of its tokens is predicted once, and so is its end, if the tokenizer has one.
+    """The windows of a text, which predict each of its tokens once, and the end-of-text token if there is one.
 
-    The first window predicts up to `length` tokens, each further one `stride`, which have at least `length - stride`
-    before them. The first token of a text is predicted only where the tokenizer puts one before every text.
+    The first window predicts up to `length` tokens, each further window `stride` tokens, which have at least
+    `length - stride` tokens before them. The first token of a text is predicted only if the tokenizer puts a token
+    before every text.
     """
     end = tokenizer.special_id("eos")
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(text.text), *([] if end is None else [end])]
@@ -59,12 +60,12 @@ def windows(text: Text, tokenizer: Tokenizer, length: int, stride: int) -> Itera
 
 
 Sums = NDArray[np.float64]
-"""Tokens, bytes, nats and right predictions of some tokens, added up (4,)."""
+"""Sums over tokens: tokens, bytes, nats, and right predictions (4,)."""
 
 
 @dataclass
 class _Found:
-    """What was found, by all that it is told apart by."""
+    """Sums over all predicted tokens, by window, document, source and depth (log2 of the tokens before a token)."""
 
     pieces: list[Sums] = field(default_factory=list)
     documents: dict[str, Sums] = field(default_factory=lambda: defaultdict(lambda: np.zeros(4)))
@@ -75,7 +76,7 @@ class _Found:
     right: list[bool] = field(default_factory=list)
 
     def add(self, window: Window, sizes: NDArray[np.int64], given: Continuation) -> int:
-        """Adds the tokens of a window, which have `sizes` in bytes; how many bytes they are."""
+        """Adds the tokens of a window, which have `sizes` bytes; returns the sum of these."""
         text, count = window.text, len(given.logprobs)
         by_token = np.stack([np.ones(count), sizes, -np.array(given.logprobs), given.is_likeliest], axis=1)
         sums = by_token.sum(0)
@@ -98,10 +99,10 @@ def evaluate_perplexity(
     stride: int | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Scores `texts` with windows whose predicted parts are `stride` tokens long, half the context when None.
+    """Scores `texts` in windows that each predict `stride` tokens, by default half the model's context.
 
-    `on_done` hears the bytes that are finished. Raises `DataError` where there is nothing to predict, and `UsageError`
-    for a stride that does not fit the model's context.
+    `on_done` gets the number of further bytes that are finished. Raises `DataError` if there is nothing to predict, and
+    `UsageError` for a stride that is longer than the model's context.
     """
     length = generator.model.config.max_seq_len
     stride = max(1, length // 2) if stride is None else stride
@@ -133,68 +134,56 @@ def _evaluation(name: str, found: _Found, settings: Mapping[str, Any]) -> Evalua
     notes = []
     if len(found.documents) < _FEWEST_DOCUMENTS:
         notes.append(
-            f"There are fewer than {_FEWEST_DOCUMENTS} documents, so intervals come from pieces of up to "
+            f"There are fewer than {_FEWEST_DOCUMENTS} documents, so intervals come from windows of up to "
             f"{settings['context']} tokens, which are not quite independent of each other."
         )
     if found.unknown:
         notes.append(
-            f"{found.unknown:,} of {len(found.right):,} predicted tokens stand for characters that the tokenizer "
-            "cannot write. The model need not tell them apart, so bits per byte flatter it."
+            f"{found.unknown:,} of {len(found.right):,} predicted tokens replace characters that the tokenizer cannot "
+            "encode. The model need not distinguish these, so bits per byte are too low."
         )
-    measures = [
-        *_means(found),
-        Measure(
-            "calibration_error",
-            calibration.ece,
-            "Expected calibration error of the next token: by how much the probability of the likeliest token differs "
-            "from how often it is right, on average over ten bins of probability.",
-            len(found.right),
-            higher_is_better=False,
-        ),
-    ]
+    measures = [*_means(found), Measure.calibration_error(calibration, "the likeliest next token")]
     return Evaluation("perplexity", name, measures, items, _tables(found), notes, settings, reliability=calibration)
 
 
 def _means(found: _Found) -> list[Measure]:
-    """Loss, perplexity, accuracy and bits per byte, with intervals over documents, or over pieces of few."""
+    """Loss, perplexity, accuracy and bits per byte; intervals are over documents, or over windows of few documents."""
     few = len(found.documents) < _FEWEST_DOCUMENTS
     rows = np.stack(found.pieces if few else list(found.documents.values()))
     tokens, num_bytes, nats, right = rows.T
     whole = rows.sum(0)
     low, high = ratio_interval(nats, tokens)
-    count, seen = int(whole[0]), "given the tokens before it, as far as the window shows them"
+    bits, loss, accuracy = _bits_per_byte(whole), float(whole[2] / whole[0]), float(whole[3] / whole[0])
+
+    def measure(name: str, value: float, interval: tuple[float, float], definition: str) -> Measure:
+        return Measure(name, value, definition, int(whole[0]), interval, higher_is_better=name == "accuracy")
+
     return [
-        Measure(
+        measure(
             "bits_per_byte",
-            _bits_per_byte(whole),
-            f"Bits that the predicted tokens take, {seen}, over the UTF-8 bytes of their text; the end of each text is "
-            "predicted too. Comparable between tokenizers and with compressors.",
-            count,
+            bits,
             ratio_interval(nats / math.log(2), num_bytes),
-            higher_is_better=False,
+            "Minus the binary logarithm of the probability of all predicted tokens, per UTF-8 byte of their text; the "
+            "end of each text is predicted too. Comparable between tokenizers and with compressors.",
         ),
-        Measure(
+        measure(
             "loss",
-            float(whole[2] / whole[0]),
-            f"Minus the natural logarithm of the probability of each token, {seen}, on average over tokens.",
-            count,
+            loss,
             (low, high),
-            higher_is_better=False,
+            "Minus the natural logarithm of the probability of a token, given the tokens before it in the window, on "
+            "average over tokens.",
         ),
-        Measure(
+        measure(
             "perplexity",
-            _exp(float(whole[2] / whole[0])),
-            "e to the power of the loss. It depends on the tokenizer, so it compares models with the same one only.",
-            count,
+            _exp(loss),
             (_exp(low), _exp(high)),
-            higher_is_better=False,
+            "e to the power of the loss. It depends on the tokenizer, so compare only models with the same one.",
         ),
-        Measure(
+        measure(
             "accuracy",
-            float(whole[3] / whole[0]),
-            "How often the token that the model finds likeliest is the one that follows. It depends on the tokenizer.",
-            count,
+            accuracy,
             ratio_interval(right, tokens),
+            "How often the likeliest token is the next token of the text. It depends on the tokenizer.",
         ),
     ]
 
@@ -210,7 +199,7 @@ def _tables(found: _Found) -> list[Table]:
     return [
         _table("By source", "Source", ((key, sums) for key, sums in sources)),
         _table(
-            "By what the model sees before a token",
+            "By number of tokens before the predicted one",
             "Tokens before it",
             ((_span(2**key, 2 ** (key + 1) - 1), found.depths[key]) for key in sorted(found.depths)),
         ),
@@ -235,7 +224,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _bits_per_byte(sums: Sums) -> float:
-    """Bits for each byte; infinite where there is no byte."""
+    """Bits per byte; infinite for no bytes."""
     return float(sums[2] / math.log(2) / sums[1]) if sums[1] else math.inf
 
 

@@ -1,18 +1,19 @@
-"""Questions with choices: read from files, or made for models that are too small for the usual benchmarks."""
+"""Questions with choices: read from files, or generated for models that are too small for the usual benchmarks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.json_lines import json_rows
 from sheepop.core.random import derive_seed
 
+T = TypeVar("T")
 _MADE_QUESTIONS = 500
 _CLOZE_TEXTS = 1000
 _SHOTS = 4
@@ -23,9 +24,9 @@ _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel i
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and which of the `choices`, each written right behind the prompt, is right.
+    """A prompt, the choices that may follow it, and the index of the right one.
 
-    `paraphrases` ask the same in other words.
+    `paraphrases` are other wordings of the prompt.
     """
 
     id: str
@@ -36,17 +37,17 @@ class Question:
 
     @property
     def text(self) -> str:
-        """The question with its right answer, as a training text may hold it."""
+        """The prompt with the right answer, as a training text may contain it."""
         return self.prompt + self.choices[self.answer]
 
 
 def made_questions(task: str, count: int, seed: int) -> list[Question]:
-    """`count` questions of one of `MADE`; each is a function of task, number and seed alone."""
+    """`count` questions of a task in `MADE`; each is a pure function of task, number and seed."""
     return [MADE[task](Random(derive_seed(seed, task, number)), f"{task}-{number}") for number in range(count)]
 
 
 def _copying(draw: Random, name: str) -> Question:
-    """A list of made-up words, then its beginning again: the next word is the one that followed before."""
+    """A list of made-up words twice, then its beginning: the right choice is the list's next word."""
     words = draw.sample([first + last for first in _SYLLABLES for last in _SYLLABLES if first != last], 5)
     line, place = " ".join(words), draw.randrange(2, 4)
     prompt = f"{line}\n{line}\n{' '.join(words[:place])}"
@@ -55,7 +56,7 @@ def _copying(draw: Random, name: str) -> Question:
 
 
 def _brackets(draw: Random, name: str) -> Question:
-    """Open brackets, some of which are closed: which one closes next?"""
+    """Open brackets, some of them closed: the right choice is the bracket that closes next."""
     pairs = {"(": ")", "[": "]", "{": "}", "<": ">"}
     lines = [draw.choices(list(pairs), k=draw.randrange(2, 5)) for _ in range(_SHOTS + 1)]
     shown = [" ".join([*opened, *map(pairs.__getitem__, reversed(opened))]) for opened in lines[:-1]]
@@ -66,14 +67,14 @@ def _brackets(draw: Random, name: str) -> Question:
 
 
 def _arithmetic(draw: Random, name: str) -> Question:
-    """A sum of two numbers below 20, behind some others with their results."""
+    """A sum of two numbers below 20, after some examples with results."""
 
     def drawn() -> tuple[int, int]:
         return draw.randrange(1, 20), draw.randrange(1, 20)
 
     shown = [f"{a} + {b} = {a + b}" for a, b in (drawn() for _ in range(_SHOTS))]
     a, b = drawn()
-    # As many digits as the sum has: a model that likes short texts would be wrong more often than by chance.
+    # Wrong choices have as many digits as the sum, so that a model which prefers short texts gains and loses nothing.
     near = [n for n in range(a + b - 6, a + b + 7) if n > 0 and n != a + b and len(str(n)) == len(str(a + b))]
     others = draw.sample(near, 3)
     prompt = "\n".join([*shown, f"{a} + {b} ="])
@@ -85,15 +86,15 @@ MADE: dict[str, Callable[[Random, str], Question]] = {
     "brackets": _brackets,
     "arithmetic": _arithmetic,
 }
-"""What can be asked of a model that has seen little: a few of the skills that appear first."""
+"""Generated tasks for small models, by name: skills that appear early in training."""
 CLOZE = "cloze"
-"""Asks for words of held-out text, so it needs one."""
+"""The task that asks for words of held-out text."""
 
 
 def cloze_questions(texts: Iterable[str], count: int, seed: int) -> list[Question]:
-    """Questions for a word of a text, behind the words before it, among words as long that the texts use as often.
+    """Questions for the next word of a text; the wrong choices have about the same length and frequency in the texts.
 
-    There are fewer than `count` where the texts are short.
+    Returns fewer than `count` if the texts are short.
     """
     passages = [text.split() for text in texts]
     uses: dict[str, int] = {}
@@ -122,20 +123,20 @@ def cloze_questions(texts: Iterable[str], count: int, seed: int) -> list[Questio
 
 
 def is_own(task: str) -> bool:
-    """Whether a task is asked without lm-eval."""
+    """Whether a task needs no lm-eval: one of `MADE`, ``cloze``, or a file of questions."""
     return task in MADE or task == CLOZE or task.endswith(".jsonl")
 
 
 def questions_of(task: str, limit: int | None, seed: int, held_out: Iterable[str] | None) -> list[Question]:
-    """The questions of a task: one of `MADE`, ``cloze`` of held-out texts, or a file of questions.
+    """The questions of a task: one of `MADE`, ``cloze`` with words of the texts in `held_out`, or a file of questions.
 
-    Raises `UsageError` for ``cloze`` without such texts and `DataError` for a file that cannot be read.
+    Raises `UsageError` for ``cloze`` without texts and `DataError` for a file that cannot be read.
     """
     if task in MADE:
         return made_questions(task, limit or _MADE_QUESTIONS, seed)
     if task != CLOZE:
         if not Path(task).exists():
-            raise UsageError(f"{task} is none of the tasks {', '.join([*MADE, CLOZE])}, and no file of questions.")
+            raise UsageError(f"{task} is neither a file of questions nor one of the tasks {', '.join([*MADE, CLOZE])}.")
         return read_questions(task)[:limit]
     questions = cloze_questions(islice(held_out or (), _CLOZE_TEXTS), limit or _MADE_QUESTIONS, seed)
     if not questions:
@@ -155,38 +156,27 @@ def _shuffled(draw: Random, name: str, prompt: str, right: str, others: Sequence
 def read_questions(path: str | Path) -> list[Question]:
     """The questions of a JSONL file: ``{"prompt": ..., "choices": [...], "answer": 2}`` on each line.
 
-    `answer` is the index of the right choice or its text; an ``id`` and ``paraphrases`` may be given. Raises
-    `DataError` with file and line for whatever cannot be read, and for two questions with one id.
+    `answer` is the index of the right choice or its text; ``id`` and ``paraphrases`` are optional. Raises `DataError`
+    with file and line for an invalid row, and for two questions with one id.
     """
-    found: dict[str, Question] = {}
+    return read_items(path, _question, "questions. Write one JSON object a line, with prompt, choices and answer")
+
+
+def read_items(path: str | Path, parse: Callable[[dict[str, Any], str, str], T], what: str, key: str = "id") -> list[T]:
+    """The items of a JSONL file, each made by `parse` from its row, its id and its place for error messages.
+
+    The id is the row's value of `key`, or the line number. Raises `DataError` for an id that two rows have, for a file
+    without rows (which has no `what`), and as `json_rows` and `parse` do.
+    """
+    found: dict[str, T] = {}
     for number, row in json_rows(path):
-        question = _question(row, str(row.get("id", number)), f"{path}, line {number}")
-        if question.id in found:
-            raise DataError(f"{path}, line {number}: the id {question.id!r} is that of an earlier line, too.")
-        found[question.id] = question
+        name, place = str(row.get(key, number)), f"{path}, line {number}"
+        if name in found:
+            raise DataError(f"{place}: the id {name!r} is that of an earlier line, too.")
+        found[name] = parse(row, name, place)
     if not found:
-        raise DataError(f"{path} has no questions. Write one JSON object a line, with prompt, choices and answer.")
+        raise DataError(f"{path} has no {what}.")
     return list(found.values())
-
-
-def json_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects of a file with one a line, and their line numbers; raises `DataError` for anything else."""
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = None
-                if not isinstance(row, dict):
-                    raise DataError(f"{path}, line {number}: not a JSON object. Write one object on each line.")
-                yield number, row
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text. Write one JSON object on each line, in UTF-8.") from None
 
 
 def _question(row: dict[str, Any], name: str, place: str) -> Question:
@@ -194,9 +184,9 @@ def _question(row: dict[str, Any], name: str, place: str) -> Question:
     paraphrases = row.get("paraphrases", [])
     if not isinstance(prompt, str) or not prompt:
         raise DataError(f'{place}: "prompt" must be a text, not {prompt!r}.')
-    if not _are_texts(choices) or len(set(choices)) < max(2, len(choices)):
+    if not are_texts(choices) or len(set(choices)) < max(2, len(choices)):
         raise DataError(f'{place}: "choices" must be two different texts or more, not {choices!r}.')
-    if not _are_texts(paraphrases):
+    if not are_texts(paraphrases):
         raise DataError(f'{place}: "paraphrases" must be a list of texts, not {paraphrases!r}.')
     if isinstance(answer, str) and answer in choices:
         answer = choices.index(answer)
@@ -207,5 +197,6 @@ def _question(row: dict[str, Any], name: str, place: str) -> Question:
     return Question(name, prompt, tuple(choices), answer, tuple(paraphrases))
 
 
-def _are_texts(values: Any) -> TypeGuard[list[str]]:
+def are_texts(values: Any) -> TypeGuard[list[str]]:
+    """Whether a JSON value is a list of texts, none of them empty."""
     return isinstance(values, list) and all(isinstance(value, str) and value for value in values)

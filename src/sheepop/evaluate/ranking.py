@@ -1,27 +1,28 @@
-"""Strengths of models from comparisons of two at a time."""
+"""Strengths of models, estimated from pairwise comparisons such as the blind votes of people in an arena."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
-from sheepop.core.random import numpy_generator
+from sheepop.core.json_lines import json_rows
+from sheepop.evaluate.statistics import Floats, bootstrap, logistic_regression
 
+CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5, "neither": 0.5}
+"""The possible votes, and their scores for the model on the left; "neither" means that both answers are bad."""
 _MEAN, _SCALE = 1000.0, 400 / math.log(10)
-# Draws of every pair that met, beside what was seen: whoever always wins has a finite strength.
-_PRIOR = 0.5
-_ITERATIONS, _TOLERANCE, _LONGEST_STEP = 200, 1e-10, 2.0
-Floats = NDArray[np.float64]
+_PRIOR = 0.5  # draws added to every pair that met, so that a model which always wins has a finite strength
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A comparison: `score` is 1 where the first was better, 0 where the second was, 0.5 for a tie."""
+    """A comparison: `score` is 1 if the first model was better, 0 if the second was, 0.5 for a tie."""
 
     first: str
     second: str
@@ -30,7 +31,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Rated:
-    """A model's strength with its 95 percent interval, and its games: a tie is half a win."""
+    """A model's strength, its 95 percent interval, and its games; a tie counts as half a win."""
 
     name: str
     strength: float
@@ -39,74 +40,47 @@ class Rated:
     win_rate: float
 
 
-def bradley_terry(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The strengths under which these outcomes are likeliest, on the scale of Elo with mean 1000.
+def rank(outcomes: Sequence[Outcome], *, seed: int = 0, resamples: int = 300) -> list[Rated]:
+    """All models with their maximum-likelihood strengths (Bradley and Terry 1952), strongest first.
 
-    A model that is 400 stronger than another is 10 times as likely to win as to lose. Ties count as half a win for each
-    (Bradley and Terry 1952); every pair that met has half a draw more than was seen. Raises `DataError` unless every
-    model can be compared with every other, through others perhaps.
+    Strengths are on the scale of Elo with mean 1000: 400 more are 10 times the odds. A tie is half a win for each, and
+    every pair that met gets half a draw in addition. Intervals come from a bootstrap over outcomes. Raises
+    `DataError` unless every model can be compared with every other, perhaps through others.
     """
     names = sorted({name for outcome in outcomes for name in (outcome.first, outcome.second)})
     _require_connected(names, outcomes)
     place = {name: number for number, name in enumerate(names)}
-    wins = np.zeros((len(names), len(names)))
-    for outcome in outcomes:
-        one, other = place[outcome.first], place[outcome.second]
-        wins[one, other] += outcome.score
-        wins[other, one] += 1 - outcome.score
-    return dict(zip(names, _strengths(wins).tolist(), strict=True))
-
-
-def rank(outcomes: Sequence[Outcome], *, seed: int = 0, resamples: int = 300) -> list[Rated]:
-    """All models, the strongest first; intervals are of a bootstrap over outcomes. Raises `DataError` as above."""
-    strengths = bradley_terry(outcomes)
-    names = list(strengths)
-    place = {name: number for number, name in enumerate(names)}
-    firsts, seconds = (np.array([place[getattr(found, end)] for found in outcomes]) for end in ("first", "second"))
+    firsts, seconds = (np.array([place[getattr(outcome, end)] for outcome in outcomes]) for end in ("first", "second"))
     scores = np.array([outcome.score for outcome in outcomes])
-    draw, count = numpy_generator(seed, "ranking"), len(outcomes)
-    met = np.zeros((len(names), len(names)))
-    np.add.at(met, (firsts, seconds), 1.0)
-    drawn = []
-    for _ in range(resamples):
-        chosen = draw.integers(0, count, count)
-        wins = np.zeros_like(met)
-        np.add.at(wins, (firsts[chosen], seconds[chosen]), scores[chosen])
-        np.add.at(wins, (seconds[chosen], firsts[chosen]), 1 - scores[chosen])
-        drawn.append(_strengths(wins, met + met.T))
-    lows, highs = np.percentile(np.stack(drawn), [2.5, 97.5], axis=0)
+    pairs, pair_of = np.unique(
+        np.minimum(firsts, seconds) * len(names) + np.maximum(firsts, seconds), return_inverse=True
+    )
+    scores_of_lower = np.where(firsts < seconds, scores, 1 - scores)
+    models = np.eye(len(names))
+    sides = models[pairs // len(names)] - models[pairs % len(names)]
+    # Only differences count; this penalty fixes their sum at 0.
+    penalty = np.ones((len(names), len(names)))
+
+    def strengths(times: Floats) -> Floats:
+        games = np.bincount(pair_of, times).astype(np.float64) + _PRIOR
+        wins = np.bincount(pair_of, times * scores_of_lower) + _PRIOR / 2
+        found: Floats = _MEAN + _SCALE * logistic_regression(sides, wins / games, games, penalty)
+        return found
+
+    found = strengths(np.ones(len(outcomes)))
+    lows, highs = np.percentile(bootstrap(strengths, len(outcomes), seed, "ranking", resamples), [2.5, 97.5], axis=0)
     rated = []
     for number, name in enumerate(names):
         won = float(scores[firsts == number].sum() + (1 - scores[seconds == number]).sum())
         games = int((firsts == number).sum() + (seconds == number).sum())
         interval = (float(lows[number]), float(highs[number]))
-        rated.append(Rated(name, strengths[name], interval, games, won / games))
+        rated.append(Rated(name, float(found[number]), interval, games, won / games))
     return sorted(rated, key=lambda each: -each.strength)
-
-
-def _strengths(wins: Floats, met: Floats | None = None) -> Floats:
-    """Newton's steps to the highest likelihood, with the prior's draws among those that `met`, by default in `wins`."""
-    games = wins + wins.T
-    prior = _PRIOR * ((games if met is None else met) > 0)
-    wins, games = wins + prior / 2, games + prior
-    logs = np.zeros(len(wins))
-    for _ in range(_ITERATIONS):
-        chance = 1 / (1 + np.exp(logs[None, :] - logs[:, None]))
-        gradient = (wins - games * chance).sum(1)
-        weight = games * chance * (1 - chance)
-        # Only differences count: the ones fix the sum.
-        curvature = np.diag(weight.sum(1)) - weight + 1.0
-        step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST_STEP, _LONGEST_STEP)
-        logs += step - step.mean()
-        if float(np.abs(step).max()) < _TOLERANCE:
-            break
-    found: Floats = _MEAN + _SCALE * logs
-    return found
 
 
 def _require_connected(names: Sequence[str], outcomes: Sequence[Outcome]) -> None:
     if len(names) < 2:
-        raise DataError("A ranking needs comparisons of two models at least.")
+        raise DataError("A ranking needs comparisons of at least two models.")
     group = {name: {name} for name in names}
     for outcome in outcomes:
         if group[outcome.first] is not group[outcome.second]:
@@ -118,3 +92,40 @@ def _require_connected(names: Sequence[str], outcomes: Sequence[Outcome]) -> Non
             f"{', '.join(sorted(first))} and {', '.join(apart)} were never compared, not even through others. "
             "Compare some of them before you rank them together."
         )
+
+
+def standings(path: str | Path) -> list[Rated]:
+    """The models of a file of votes, strongest first; raises `DataError` as `read_votes` and `rank` do."""
+    return rank(read_votes(path))
+
+
+def read_votes(path: str | Path) -> list[Outcome]:
+    """The blind votes of a file, with the model on the left first; preferences without a ``vote`` are skipped.
+
+    Raises `DataError` with file and line for any other row, and for a second vote in one round.
+    """
+    found: list[Outcome] = []
+    lines: dict[str, int] = {}
+    for number, row in json_rows(path):
+        place = f"{path}, line {number}"
+        if "vote" not in row and {"chosen", "rejected"} <= row.keys():
+            continue
+        found.append(_outcome(row, place))
+        if (first := lines.setdefault(row["round"], number)) != number:
+            raise DataError(f"{place}: the vote of this round is on line {first} already. Remove one of them.")
+    if not found:
+        raise DataError(f"{path} has no votes of an arena. Collect some with: sheepop eval arena MODEL MODEL")
+    return found
+
+
+def _outcome(row: dict[str, Any], place: str) -> Outcome:
+    vote, models, name = (row.get(key) for key in ("vote", "models", "round"))
+    if not isinstance(vote, str) or vote not in CHOICES:
+        raise DataError(f'{place}: "vote" must be one of {", ".join(CHOICES)}, not {vote!r}.')
+    if not isinstance(models, list) or len(models) != 2 or not all(isinstance(each, str) and each for each in models):
+        raise DataError(f'{place}: "models" must be the names of two models, the left one first, not {models!r}.')
+    if models[0] == models[1]:
+        raise DataError(f"{place}: {models[0]!r} is compared with itself. Remove the line.")
+    if not isinstance(name, str) or not name:
+        raise DataError(f'{place}: "round" must be the name of the round, not {name!r}.')
+    return Outcome(models[0], models[1], CHOICES[vote])

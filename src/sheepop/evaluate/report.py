@@ -1,4 +1,4 @@
-"""What evaluations found, as a page, as data, and as rows that the next comparison reads."""
+"""The report of evaluations: a page, JSON data, and the items, which later comparisons read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class ModelResults:
-    """All evaluations of one model. `model` is what it is called, `about` what else is known of it."""
+    """All evaluations of one model; `model` is its name, `about` further facts for the report."""
 
     model: str
     evaluations: Sequence[Evaluation]
@@ -34,26 +34,17 @@ class ModelResults:
 def write_report(
     directory: Path, results: Sequence[ModelResults], compared: Sequence[Compared], about: Mapping[str, Any]
 ) -> None:
-    """Writes ``report.html``, ``report.json``, ``items.jsonl`` and pictures into a new `directory`, all or nothing.
+    """Writes ``report.html``, ``report.json``, ``items.jsonl`` and pictures into a new `directory`, atomically.
 
-    Raises `StorageError` where it exists.
+    Raises `StorageError` if the directory exists.
     """
     with atomic_directory(directory) as place:
-        found = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "about": dict(about),
-            "models": [
-                {
-                    "model": result.model,
-                    "about": dict(result.about),
-                    "evaluations": [evaluation.to_dict() for evaluation in result.evaluations],
-                }
-                for result in results
-            ],
-            "compared": [asdict(each) for each in compared],
-        }
-        write_json(place / REPORT, finite(found))
+        models = [
+            {"model": each.model, "about": dict(each.about), "evaluations": [one.to_dict() for one in each.evaluations]}
+            for each in results
+        ]
+        found = {"format": FORMAT, "format_version": FORMAT_VERSION, "about": dict(about), "models": models}
+        write_json(place / REPORT, finite({**found, "compared": [asdict(each) for each in compared]}))
         with (place / ITEMS).open("w", encoding="utf-8") as file:
             for row in _item_rows(results):
                 file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
@@ -65,7 +56,7 @@ def write_report(
 
 
 def read_report(directory: str | Path) -> list[ModelResults]:
-    """What `write_report` wrote, items included; raises `DataError` for anything else."""
+    """Reads a report with its items; raises `DataError` for anything that `write_report` did not write."""
     directory = Path(directory)
     found = read_json(directory / REPORT)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
@@ -79,17 +70,14 @@ def read_report(directory: str | Path) -> list[ModelResults]:
                 row = json.loads(line)
                 key = row["model"], row["kind"], row["name"]
                 items.setdefault(key, []).append(Item(row["id"], row["values"], row["weight"], row["shown"]))
-        return [
-            ModelResults(
-                result["model"],
-                [
-                    _evaluation(each, items.get((result["model"], each["kind"], each["name"]), []))
-                    for each in result["evaluations"]
-                ],
-                result["about"],
-            )
-            for result in found["models"]
-        ]
+        results = []
+        for result in found["models"]:
+            keys = [(result["model"], each["kind"], each["name"]) for each in result["evaluations"]]
+            read = [
+                _evaluation(each, items.get(key, [])) for each, key in zip(result["evaluations"], keys, strict=True)
+            ]
+            results.append(ModelResults(result["model"], read, result["about"]))
+        return results
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"The evaluation in {directory} is damaged: {type(error).__name__} {error}.") from None
 
@@ -118,8 +106,8 @@ def _page(results: Sequence[ModelResults], compared: Sequence[Compared], about: 
     names = ", ".join(dict.fromkeys(str(result.about.get("run", result.model)) for result in results))
     page = Page(f"Evaluation of {names}", footer=f"{about.get('version', 'SheepOp')}, {about.get('date', '')}")
     page.add_text(
-        "Every number has its definition beside it. An interval holds the true value in 95 of 100 repetitions with "
-        "other items of the same kind; two models differ only where a test says so."
+        "Every number has its definition beside it. A 95 % interval contains the true value in 95 of 100 repetitions "
+        "with other items of the same kind. Two models differ only if a test says so."
     )
     page.add_facts(about)
     _add_overview(page, results)
@@ -133,7 +121,7 @@ def _page(results: Sequence[ModelResults], compared: Sequence[Compared], about: 
 
 
 def _add_overview(page: Page, results: Sequence[ModelResults]) -> None:
-    """The first measure of every evaluation, one column a model."""
+    """Adds a table of the first measure of every evaluation, with one column for each model."""
     page.add_section("Overview")
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for result, evaluation in _all(results):
@@ -146,7 +134,7 @@ def _add_overview(page: Page, results: Sequence[ModelResults]) -> None:
 
 
 def _add_courses(page: Page, results: Sequence[ModelResults]) -> None:
-    """How the first measure of every evaluation went from checkpoint to checkpoint of a run."""
+    """Adds charts of all measures over the checkpoints of a run, if there are more than two."""
     stepped = [result for result in results if isinstance(result.about.get("step"), int)]
     courses: dict[tuple[str, str], list[tuple[int, Measure]]] = {}
     for result, evaluation in _all(stepped):
@@ -180,8 +168,8 @@ def _add_compared(page: Page, compared: Sequence[Compared]) -> None:
         ],
     )
     page.add_text(
-        "The p value is how likely a difference as large would be between equal models. Where there is none, "
-        f"{counted(len(compared), 'test')} at 0.05 would find about {0.05 * len(compared):.1f} all the same."
+        "The p value is the probability of a difference as large between equal models. Between equal models, "
+        f"{counted(len(compared), 'test')} at 0.05 would still find about {0.05 * len(compared):.1f} differences."
     )
 
 
@@ -199,8 +187,8 @@ def _add_evaluation(page: Page, result: ModelResults, evaluation: Evaluation) ->
         bins = evaluation.reliability.bins
         page.add_chart(
             reliability_chart([each.confidence for each in bins], [each.accuracy for each in bins]),
-            "How often it is right when it is so sure",
-            note="On the dashed line it is as sure as it may be; below it, too sure.",
+            "How often the model is right, by its confidence",
+            note="On the dashed line the model is well calibrated; below it, it is overconfident.",
         )
     for table in evaluation.tables:
         if table.rows:

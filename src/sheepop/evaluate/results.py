@@ -1,4 +1,4 @@
-"""What an evaluation found: numbers, each with its definition and interval, and the items behind them."""
+"""The result of an evaluation: measures with definitions and intervals, and the items behind them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sheepop.evaluate.calibration import Reliability
-from sheepop.evaluate.statistics import seeds_interval
+from sheepop.evaluate.statistics import seeds_interval, share_interval
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number with what it means. `interval` holds the true value in 95 of 100 repetitions with other items.
-
-    `count` is the number of items that it was computed from.
-    """
+    """A number with its definition, its 95 percent interval, and the `count` of items that it was computed from."""
 
     name: str
     value: float
@@ -24,13 +21,31 @@ class Measure:
     interval: tuple[float, float] | None = None
     higher_is_better: bool = True
 
+    @classmethod
+    def share(cls, name: str, flags: Sequence[float], definition: str, *, higher_is_better: bool = True) -> Measure:
+        """The share of true flags (1 or 0) with Wilson's interval; 0 without interval if there are no flags."""
+        right, count = int(sum(flags)), len(flags)
+        if not count:
+            return cls(name, 0.0, definition, 0, None, higher_is_better)
+        return cls(name, right / count, definition, count, share_interval(right, count), higher_is_better)
+
+    @classmethod
+    def calibration_error(cls, found: Reliability, predicted: str) -> Measure:
+        """The expected calibration error as a measure; `predicted` names what the probabilities are about."""
+        definition = (
+            f"Expected calibration error: how much the probability of {predicted} differs from how often it is right, "
+            "on average over ten bins of probability."
+        )
+        count = sum(each.count for each in found.bins)
+        return cls("calibration_error", found.ece, definition, count, higher_is_better=False)
+
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was asked: `values` by the name of the measure that they go into, and what a reader may look at.
+    """One item of an evaluation: `values` by the name of their measure, and what a report shows of it.
 
-    `id` is the same for every model, so that two models can be compared item by item. A measure is the mean of its
-    values, weighted by `weight`.
+    `id` is the same for every model, so that models can be compared item by item. A measure is the mean of its values,
+    weighted by `weight`.
     """
 
     id: str
@@ -41,7 +56,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Table:
-    """A part of the result by something else: by source, by length, by position."""
+    """A breakdown of the result, for example by source, length or position."""
 
     title: str
     header: Sequence[str]
@@ -50,9 +65,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation of one model. `kind` is the command's word, `name` tells several of a kind apart.
+    """One evaluation of one model. `kind` is for example ``tasks``, `name` that of the task or data.
 
-    `settings` are all that the numbers depend on beside the model; `notes` say what a reader must know of them.
+    `settings` are everything that the numbers depend on except the model; `notes` are warnings to the reader.
     """
 
     kind: str
@@ -65,16 +80,16 @@ class Evaluation:
     reliability: Reliability | None = None
 
     def measure(self, name: str) -> Measure:
-        """The measure of that name; raises `KeyError`."""
+        """The measure of that name; raises `KeyError` if there is none."""
         return {measure.name: measure for measure in self.measures}[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the items, as plain data."""
+        """Everything except the items, as plain data."""
         return {name: value for name, value in asdict(self).items() if name != "items"}
 
 
 def scores_of(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Its measures as a model's provenance lists them."""
+    """The measures in the format of a model's provenance."""
     return [
         {
             "kind": evaluation.kind,
@@ -91,7 +106,7 @@ def scores_of(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def over_seeds(found: Sequence[Evaluation]) -> Evaluation:
-    """One evaluation of several that differ in their seed alone: means, with Student's intervals over the seeds."""
+    """Merges evaluations that differ only in their seed: means, with Student's intervals over the seeds."""
     if len(found) == 1:
         return found[0]
     measures = []
@@ -110,5 +125,5 @@ def over_seeds(found: Sequence[Evaluation]) -> Evaluation:
     names = [measure.name for measure in measures]
     rows = [[number, *(each.measure(name).value for name in names)] for number, each in enumerate(found)]
     tables = [Table("By seed", ("Seed", *names), rows), *found[0].tables]
-    notes = [*found[0].notes, "Other tables than the one by seed, and the picture, are those of the first seed."]
+    notes = [*found[0].notes, "The tables except the one by seed, and the picture, are those of the first seed."]
     return replace(found[0], measures=measures, items=items, tables=tables, notes=notes)

@@ -1,9 +1,9 @@
-"""How far a number may be from the truth, and whether two numbers differ by more than chance."""
+"""Confidence intervals, significance tests, and the logistic regression behind rankings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from sheepop.core.random import numpy_generator
 
 RESAMPLES = 2000
-_NUMBERS_AT_ONCE = 4_000_000
 _Z = 1.959963984540054  # the 97.5 percent point of the normal distribution
+_STEPS, _TOLERANCE, _LONGEST_STEP = 200, 1e-10, 2.0
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference over `count` items, its 95 percent interval, and `p`: how likely chance alone makes one as large."""
+    """A difference over `count` items, its 95 percent interval, and its two-sided p value."""
 
     value: float
     interval: tuple[float, float]
@@ -27,11 +27,35 @@ class Difference:
     count: int
 
 
-def mean_interval(values: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The 95 percent interval of a mean by the percentile bootstrap over items (Efron 1979).
+def bootstrap(statistic: Callable[[Floats], Floats], count: int, seed: int, purpose: str, resamples: int) -> Floats:
+    """The values of a statistic in samples of `count` clusters drawn with replacement (Efron 1979).
 
-    Raises `ValueError` without a value.
+    `statistic` gets how often each cluster is in a sample, shape (count,); returns its values, shape (resamples, ...).
     """
+    draw = numpy_generator(seed, purpose)
+    drawn = (np.bincount(draw.integers(0, count, count), minlength=count) for _ in range(resamples))
+    return np.stack([statistic(times.astype(np.float64)) for times in drawn])
+
+
+def logistic_regression(features: Floats, shares: Floats, weights: Floats, penalty: Floats) -> Floats:
+    """The coefficients b that maximise the weighted log-likelihood minus b' `penalty` b / 2, by Newton's method.
+
+    `features` (N, P), `shares` of successes from 0 to 1 (N,), `weights` (N,), `penalty` (P, P); returns (P,).
+    """
+    found = np.zeros(features.shape[1])
+    for _ in range(_STEPS):
+        chance = 1 / (1 + np.exp(-features @ found))
+        gradient = features.T @ (weights * (shares - chance)) - penalty @ found
+        curvature = (features.T * (weights * chance * (1 - chance))) @ features + penalty
+        step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST_STEP, _LONGEST_STEP)
+        found += step
+        if float(np.abs(step).max()) < _TOLERANCE:
+            break
+    return found
+
+
+def mean_interval(values: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
+    """The 95 percent interval of a mean by the percentile bootstrap; raises `ValueError` for no values."""
     numbers = _numbers(values)
     return ratio_interval(numbers, np.ones_like(numbers), seed=seed, resamples=resamples)
 
@@ -39,9 +63,9 @@ def mean_interval(values: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLE
 def ratio_interval(
     numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """The same of a sum over a sum, such as bits over bytes of documents, which are drawn as pairs.
+    """The 95 percent interval of a ratio of sums, for example bits per byte of documents, by the percentile bootstrap.
 
-    Draws in which the denominator is 0 are left out. Raises `ValueError` for no items, and where all are like that.
+    Samples whose denominator is 0 are left out. Raises `ValueError` for no items, and if all denominators are 0.
     """
     found = _resampled(_numbers(numerators), _numbers(denominators), seed, resamples)
     if not found.size:
@@ -51,7 +75,10 @@ def ratio_interval(
 
 
 def share_interval(right: int, count: int) -> tuple[float, float]:
-    """The 95 percent interval of a share by Wilson's score (1927); raises `ValueError` for what is no share."""
+    """The 95 percent interval of the share `right` / `count` by Wilson's score (1927).
+
+    Raises `ValueError` unless 0 <= right <= count and count > 0.
+    """
     if not 0 <= right <= count or count == 0:
         raise ValueError(f"{right} of {count} is no share")
     share, spread = right / count, _Z**2 / count
@@ -68,10 +95,10 @@ def paired_bootstrap(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Difference:
-    """The mean of ours - theirs over the same items, weighted if `weights` are given.
+    """The mean of ours - theirs over the same items, weighted by `weights`.
 
-    `p` is two-sided: the share of draws, moved so that their mean is 0, that are as far from 0. It is never 0, for
-    further draws might be (Davison and Hinkley 1997, section 4.2.3).
+    `p` is the share of bootstrap samples whose mean, after subtracting the observed mean, is at least as far from 0 as
+    the observed one. The observed one counts as a sample, so `p` is never 0 (Davison and Hinkley 1997, section 4.2.3).
     """
     differences = _numbers(ours) - _numbers(theirs)
     given = np.ones_like(differences) if weights is None else _numbers(weights)
@@ -83,10 +110,11 @@ def paired_bootstrap(
 
 
 def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> Difference:
-    """The difference of two shares over the same items, by McNemar's test (1947), exact.
+    """The difference of two shares over the same items, by McNemar's exact test (1947).
 
-    Only items that one of both has right count: between equal models each is as likely as the other to have them. The
-    interval is Newcombe's for paired shares (1998, method 10).
+    The test counts the items that only one model has right, which is either model with equal chance if the models are
+    equal. The interval is Newcombe's for paired shares (1998, method 10). Raises `ValueError` for no items or unpaired
+    ones.
     """
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"{len(ours)} items cannot be paired with {len(theirs)}")
@@ -98,20 +126,20 @@ def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> Difference:
 
 
 def pass_at_k(count: int, right: int, k: int) -> float:
-    """The chance that of k samples one is right at least, when `right` of `count` are.
+    """The chance that at least one of k samples is right, estimated from `right` of `count` samples.
 
     The unbiased estimate 1 - C(count - right, k) / C(count, k) (Chen et al. 2021, equation 1). Raises `ValueError` for
     k above `count`.
     """
     if not 0 <= right <= count or not 1 <= k <= count:
-        raise ValueError(f"pass@{k} cannot be told from {right} of {count}")
+        raise ValueError(f"pass@{k} cannot be estimated from {right} of {count}")
     if count - right < k:
         return 1.0
     return 1.0 - math.exp(sum(math.log1p(-k / drawn) for drawn in range(count - right + 1, count + 1)))
 
 
 def seeds_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 percent interval of the mean of several seeds by Student's t; raises `ValueError` for fewer than two."""
+    """The 95 percent interval of the mean over seeds by Student's t; raises `ValueError` for fewer than two values."""
     if len(values) < 2:
         raise ValueError("one value has no spread; give those of two seeds or more")
     mean = math.fsum(values) / len(values)
@@ -121,7 +149,7 @@ def seeds_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def student_quantile(freedom: int) -> float:
-    """The 97.5 percent point of Student's t distribution, by bisection of its distribution function."""
+    """The 97.5 percent point of Student's t distribution with `freedom` degrees, by bisection of its CDF."""
     low, high = 0.0, 20.0
     for _ in range(80):
         middle = (low + high) / 2
@@ -151,21 +179,16 @@ def _numbers(values: ArrayLike) -> Floats:
 
 
 def _resampled(numerators: Floats, denominators: Floats, seed: int, resamples: int) -> Floats:
-    """The ratio of sums in every draw of as many items, with replacement."""
+    """The ratios of sums in all bootstrap samples whose denominator is not 0."""
     if numerators.size != denominators.size:
         raise ValueError(f"{numerators.size} numerators do not fit {denominators.size} denominators")
-    draw = numpy_generator(seed, "bootstrap")
-    at_once = max(1, _NUMBERS_AT_ONCE // numerators.size)
-    ratios = []
-    for begin in range(0, resamples, at_once):
-        chosen = draw.integers(0, numerators.size, (min(at_once, resamples - begin), numerators.size))
-        above, below = numerators[chosen].sum(1), denominators[chosen].sum(1)
-        ratios.append(above[below != 0] / below[below != 0])
-    return np.concatenate(ratios)
+    both = np.stack([numerators, denominators], axis=1)
+    above, below = bootstrap(lambda times: times @ both, numerators.size, seed, "bootstrap", resamples).T
+    return above[below != 0] / below[below != 0]
 
 
 def _sign_test(gained: int, lost: int) -> float:
-    """How likely a fair coin falls as unevenly, or more."""
+    """The two-sided p value of `gained` heads and `lost` tails of a fair coin."""
     total, least = gained + lost, min(gained, lost)
     if gained == lost:
         return 1.0

@@ -1,4 +1,4 @@
-"""Texts to predict: files, folders, JSON lines, and what corpora hold out."""
+"""Texts to predict: files, folders, JSON lines, and the held-out documents of corpora."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from sheepop.core.errors import DataError
+from sheepop.core.json_lines import json_rows
 from sheepop.data import Corpus, is_corpus
 from sheepop.evaluate.perplexity import Text
-from sheepop.evaluate.questions import json_rows
 
 
 @dataclass(frozen=True)
 class Held:
-    """Texts to predict: how many there are, and a way to read them again."""
+    """Texts to predict: their number, and a function that reads them from the beginning."""
 
     count: int
     read: Callable[[], Iterator[Text]]
@@ -27,7 +27,7 @@ class Held:
         return cls(corpus.validation.num_documents, lambda: _of_corpus(corpus))
 
     def sample(self, limit: int | None) -> Held:
-        """About `limit` of them, evenly from the whole."""
+        """About `limit` of the texts, evenly spaced."""
         if limit is None or limit >= self.count:
             return self
         chosen = set(np.linspace(0, self.count - 1, limit).round().astype(int).tolist())
@@ -35,9 +35,9 @@ class Held:
 
 
 def held_texts(paths: Sequence[Path]) -> Held:
-    """The texts of files, folders and corpora: of a corpus what it holds out, of JSON lines the field ``text``.
+    """The texts of files and folders, the field ``text`` of JSON lines, and the held-out documents of corpora.
 
-    Raises `DataError` for what is not there or no UTF-8 text.
+    Raises `DataError` for a path that does not exist and for a file that is not UTF-8 text.
     """
     files = [(path, file) for path in paths for file in _files(path)]
     counts = [_count(file) for _, file in files]
@@ -60,7 +60,7 @@ def _files(path: Path) -> list[Path]:
         raise DataError(f"{path} does not exist. Give a file, a folder or a corpus to predict.")
     found = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
     if not found:
-        raise DataError(f"{path} holds no files.")
+        raise DataError(f"{path} has no files.")
     return found
 
 
@@ -90,13 +90,13 @@ def _decoded(file: Path) -> str:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise DataError(
-            f"{file} is not UTF-8 text. Other files become text with: sheepop data build {file} --output CORPUS"
+            f"{file} is not UTF-8 text. Convert other files to text with: sheepop data build {file} --output CORPUS"
         ) from None
     except OSError as error:
         raise DataError(f"{file} cannot be read: {(error.strerror or '').lower()}.") from None
 
 
 def _folder(source: str) -> str:
-    """What texts of one origin share: the first folder of their name, or what kind of file they are."""
+    """The group of a text in the report: the first folder of its name, or else its file extension."""
     parts = Path(source).parts
     return parts[0] if len(parts) > 1 else Path(source).suffix or source

@@ -1,4 +1,4 @@
-"""What the verdicts of a judge say of models: win rates, also at equal length, a ranking, and how far to trust them."""
+"""Evaluation of a judge's verdicts: win rates, also at equal length, a ranking, and measures of the judge."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
-from sheepop.core.random import numpy_generator
 from sheepop.evaluate.judge import Row, Verdicts
 from sheepop.evaluate.ranking import Outcome, rank
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.statistics import share_interval
+from sheepop.evaluate.statistics import Floats, bootstrap, logistic_regression
 
 UNREADABLE_SHARE = 0.05
-"""More unreadable pairs than this are worth a note."""
+"""A larger share of unreadable pairs is noted in the report."""
 RIDGE = 0.01
-_RESAMPLES, _STEPS, _TOLERANCE, _LONGEST_STEP = 500, 100, 1e-10, 2.0
+_RESAMPLES = 500
 _RATES = {
     "win_rate": "Share of pairs in which the judge finds this model's answer better in both orders; ties, and pairs "
     "whose orders disagree, count half.",
@@ -33,20 +31,19 @@ _ENDS: dict[tuple[str | None, str | None], str] = {
     ("A", "A"): "Whichever is shown first",
     ("B", "B"): "Whichever is shown second",
 }
-Floats = NDArray[np.float64]
 
 
 def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
-    """One evaluation of each of the models, in their order; raises `DataError` where one has no readable verdict.
+    """One evaluation of each model, in order; intervals of win rates come from a bootstrap over prompts.
 
-    Intervals of win rates are of a bootstrap over prompts.
+    Raises `DataError` if a model has no readable verdict.
     """
     read = [row for row in verdicts.rows if row.scores is not None]
     for model in verdicts.models:
         if not any(model in row.comparison.names for row in read):
-            said = next(row.said[0] for row in verdicts.rows if model in row.comparison.names)
+            reply = next(row.said[0] for row in verdicts.rows if model in row.comparison.names)
             raise DataError(
-                f"The judge gave no verdict on {model} that can be read, but: {said[:200]!r}. Take another."
+                f"The judge gave no verdict on {model} that can be read, but: {reply[:200]!r}. Use another judge."
             )
     ranking = rank([Outcome(*row.comparison.names, row.score) for row in read])
     table = Table(
@@ -74,29 +71,27 @@ def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
         unreadable = measures[-1]
         notes = [
             f"{unreadable.value:.0%} of the pairs had no verdict that could be read. They are left out of the other "
-            "numbers, which may favour either side. Look at what the judge said, or take another."
+            "numbers, which may favour either side. Look at the judge's replies, or use another judge."
         ] * (unreadable.value > UNREADABLE_SHARE)
         found.append(Evaluation("judge", name, measures, _items(model, rows), [table, _by_pair(rows)], notes, settings))
     return found
 
 
 def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Measure]]:
-    """The win rates of all models as they are, and as they would be if all answers were equally long.
+    """The win rates of all models, as observed and predicted for answers of equal length.
 
-    The latter come from a logistic regression of the score on the models and on tanh of the difference of lengths over
-    its root mean square (Dubois et al. 2024, without their terms of a prompt's difficulty).
+    The prediction is a logistic regression of the score on the models and on tanh of the difference in length divided
+    by its root mean square (Dubois et al. 2024, without their terms for the difficulty of a prompt).
     """
     pairs = [row.comparison for row in rows]
     sides = np.array([[float(m == pair.names[0]) - float(m == pair.names[1]) for m in models] for pair in pairs])
     scores = np.array([row.score for row in rows])
     longer = _longer(np.array([float(len(pair.answers[0]) - len(pair.answers[1])) for pair in pairs]))
     prompts = np.unique([pair.prompt.id for pair in pairs], return_inverse=True)[1]
-    count, draw = int(prompts.max()) + 1, numpy_generator(0, "judge")
     found = _rates(sides, longer, scores, np.ones(len(rows)))
-    drawn = []
-    for _ in range(_RESAMPLES):
-        times = np.bincount(draw.integers(0, count, count), minlength=count)[prompts]
-        drawn.append(_rates(sides, longer, scores, times.astype(np.float64)))
+    drawn = bootstrap(
+        lambda times: _rates(sides, longer, scores, times[prompts]), int(prompts.max()) + 1, 0, "judge", _RESAMPLES
+    )
     lows, highs = np.nanpercentile(drawn, [2.5, 97.5], axis=0)
     games = np.abs(sides).sum(0).astype(int).tolist()
     return {
@@ -115,69 +110,55 @@ def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Mea
 
 
 def _longer(differences: Floats) -> Floats:
-    """How much longer the first answers are, from -1 to 1; 0 stays 0, and the order of two answers only the sign."""
+    """How much longer the first answers are, from -1 to 1; swapping two answers changes only the sign."""
     found: Floats = np.tanh(differences / (np.sqrt(np.mean(differences**2)) or 1.0))
     return found
 
 
 def _rates(sides: Floats, longer: Floats, scores: Floats, weights: Floats) -> Floats:
-    """Win rates as they are and at equal length, shape (2, models); `sides` is 1 for first models, -1 for second."""
-    strengths = regress(np.column_stack([sides, longer]), scores, weights)[:-1]
+    """Win rates as observed and at equal length (2, models).
+
+    `sides` (pairs, models) is 1 for the first model of a pair and -1 for the second; `longer`, `scores` and `weights`
+    have shape (pairs,).
+    """
+    features = np.column_stack([sides, longer])
+    strengths = logistic_regression(features, scores, weights, RIDGE * np.eye(features.shape[1]))[:-1]
     even = 1 / (1 + np.exp(-sides @ strengths))
     won = np.stack([(weights * (each - 0.5)) @ sides for each in (scores, even)])
-    with np.errstate(invalid="ignore"):  # a draw may lack a model
+    with np.errstate(invalid="ignore"):  # a bootstrap sample may lack a model
         found: Floats = 0.5 + won / (weights @ np.abs(sides))
     return found
 
 
-def regress(features: Floats, scores: Floats, weights: Floats) -> Floats:
-    """The coefficients of a weighted logistic regression, with `RIDGE` / 2 times their squares, by Newton's steps."""
-    found = np.zeros(features.shape[1])
-    for _ in range(_STEPS):
-        chance = 1 / (1 + np.exp(-features @ found))
-        gradient = features.T @ (weights * (scores - chance)) - RIDGE * found
-        curvature = (features.T * (weights * chance * (1 - chance))) @ features + RIDGE * np.eye(len(found))
-        step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST_STEP, _LONGEST_STEP)
-        found += step
-        if float(np.abs(step).max()) < _TOLERANCE:
-            break
-    return found
-
-
 def _trust(rows: Sequence[Row]) -> list[Measure]:
-    """How far the judge can be believed on these pairs; the unreadable ones come last."""
+    """Measures of the judge on these pairs; the last one is the unreadable rate."""
     read = [row for row in rows if row.scores is not None]
     agreed = [row.scores is not None and row.scores[0] == row.scores[1] for row in read]
-    counts = (
-        ("agreement", agreed, "Share of pairs with one verdict in both orders.", True),
-        (
-            "position_bias",
-            [row.follows_position for row in read],
-            "Share of pairs in which the judge prefers a place: "
-            "the answer shown first in both orders, or the one shown second.",
-            False,
-        ),
-        (
-            "tie_rate",
-            [row.score == 0.5 for row in read],
-            "Share of pairs that are ties, or whose orders disagree.",
-            False,
-        ),
-        (
-            "unreadable_rate",
-            [row.scores is None for row in rows],
-            "Share of pairs with a verdict that cannot be read, asked for twice.",
-            False,
-        ),
-    )
+    position, unreadable = [row.follows_position for row in read], [row.scores is None for row in rows]
+    ties = [row.score == 0.5 for row in read]
     return [
-        Measure(name, sum(flags) / len(flags), definition, len(flags), share_interval(sum(flags), len(flags)), higher)
-        for name, flags, definition, higher in counts
+        Measure.share("agreement", agreed, "Share of pairs with the same verdict in both orders."),
+        Measure.share(
+            "position_bias",
+            position,
+            "Share of pairs in which the judge prefers a position: the answer that is shown first in both orders, or "
+            "the one that is shown second.",
+            higher_is_better=False,
+        ),
+        Measure.share(
+            "tie_rate", ties, "Share of pairs that are ties, or whose orders disagree.", higher_is_better=False
+        ),
+        Measure.share(
+            "unreadable_rate",
+            unreadable,
+            "Share of pairs with a verdict that cannot be read after two requests.",
+            higher_is_better=False,
+        ),
     ]
 
 
 def _items(model: str, rows: Sequence[Row]) -> list[Item]:
-    """An item of each prompt with all of the model's pairs on it, so that two models have the same items."""
+    """One item for each prompt, with all of the model's pairs on it, so that all models have the same items."""
     by_prompt: dict[str, list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row.comparison.prompt.id, []).append(row)
@@ -194,7 +175,7 @@ def _items(model: str, rows: Sequence[Row]) -> list[Item]:
 
 
 def _by_pair(rows: Sequence[Row]) -> Table:
-    """How the pairs of every two models ended; each is counted once."""
+    """The number of pairs by outcome, for every two models."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         unlike = _UNREADABLE if row.scores is None else _HALF

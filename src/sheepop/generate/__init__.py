@@ -1,4 +1,4 @@
-"""Text from a trained model: the sampler, stop strings, and the generator that runs several prompts at once."""
+"""Text generation: the sampler, the paged cache, the scheduler and engine, and the generator that uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration subtree `generation`: how long to write, how to choose each token, when to stop."""
+"""The configuration subtree `generation`: how many tokens to write, how to sample them, and when to stop."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pydantic import Field, field_validator, model_validator
 from sheepop.core.config import Config, validate
 from sheepop.core.errors import UsageError
 
-# What says which texts are allowed.
+# The settings that constrain the text.
 GRAMMARS = ("json_schema", "regex", "choice", "grammar")
-# What beam search reads.
+# The settings that beam search uses.
 _OF_SEARCH = (
     *("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed"),
     *("use_cache", "cache_dtype", "batch_invariant"),
 )
-# What only a draw reads, with the values that leave it as it is.
+# The settings that only sampling uses, with their neutral values.
 _OF_DRAWING = {"top_k": None, "top_p": 1, "min_p": 0, "typical_p": 1, "num_completions": 1, "best_of": 1}
 
 
 class Settings(TypedDict, total=False):
-    """What a request may say, by the names of the command line's options; the others are at their defaults."""
+    """The settings of a request, named like the options of the command line; omitted ones have their defaults."""
 
     max_new_tokens: int | None
     min_new_tokens: int | None
@@ -56,11 +56,10 @@ class Settings(TypedDict, total=False):
 
 
 def requested(**settings: Unpack[Settings]) -> GenerationConfig:
-    """The configuration for these settings.
+    """Returns the configuration for these settings.
 
-    The context of a request without a length slides, so that its text need not end where the context does.
-    Raises `ConfigError` for a value that is out of range, and `UsageError` for two that contradict each other, or for
-    a setting that is unknown.
+    Without `max_new_tokens` the context slides, so that the text can be longer than the context. Raises `ConfigError`
+    for a value out of range, and `UsageError` for settings that contradict each other or are unknown.
     """
     if unknown := settings.keys() - Settings.__annotations__.keys():
         known = ", ".join(Settings.__annotations__)
@@ -76,11 +75,11 @@ def requested(**settings: Unpack[Settings]) -> GenerationConfig:
     for name, without in _OF_DRAWING.items() if temperature == 0 else ():
         if given.get(name, without) != without:
             raise UsageError(
-                f"{name} = {given[name]} needs tokens that are drawn, but greedy (temperature 0) always takes the "
-                "likeliest one. Leave one of them out."
+                f"{name} = {given[name]} needs sampling, but greedy (temperature 0) always takes the likeliest token. "
+                "Leave one of them out."
             )
     if "choice" in given and not given["choice"]:
-        raise UsageError("choice has no text to choose from. Give one at least, or leave it out.")
+        raise UsageError("choice has no text to choose from. Give at least one, or leave it out.")
     searches = given.get("beams", 1) != 1
     if "length_penalty" in given and not searches:
         raise UsageError("length_penalty applies only to beams above 1. Leave it out, or set beams.")
@@ -98,26 +97,26 @@ def requested(**settings: Unpack[Settings]) -> GenerationConfig:
 
 
 class GenerationConfig(Config):
-    """How text is continued. Temperature 0 is greedy: the likeliest token each time, and no randomness at all."""
+    """How text is generated. Temperature 0 is greedy: it always takes the likeliest token, without randomness."""
 
     max_new_tokens: int = Field(default=256, ge=1)
     """The most tokens to write."""
     min_new_tokens: int = Field(default=0, ge=0)
-    """The text does not end by itself before it has as many tokens."""
+    """The fewest tokens before the text may end by itself."""
     temperature: float = Field(default=0.8, ge=0.0)
-    """Below 1 sharpens the distribution, above 1 flattens it, 0 always takes the likeliest token."""
+    """Below 1 sharpens the distribution, above 1 flattens it; 0 always takes the likeliest token."""
     top_k: int | None = Field(default=None, ge=1)
-    """Draw from the k likeliest tokens; `null` draws from all."""
+    """Sample from the k likeliest tokens; `null` samples from all."""
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
-    """Draw from the smallest set of tokens that together have this probability; 1 draws from all."""
+    """Sample from the smallest set of tokens that together have this probability; 1 samples from all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Draw from tokens that are at least this many times as likely as the likeliest one; 0 draws from all."""
+    """Sample from tokens whose probability is at least this fraction of the likeliest one's; 0 samples from all."""
     typical_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Draw from the tokens whose information is closest to the average, and that together have this probability; 1
-    draws from all."""
-    # The bounds are far outside of use; beyond them products with logits could overflow.
+    """Sample from the tokens whose information is closest to the entropy and that together have this probability; 1
+    samples from all."""
+    # The bounds are far outside the useful range; beyond them, products with logits could overflow.
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0)
-    """Above 1 makes tokens less likely that are already in the prompt or the text."""
+    """Above 1 makes tokens that are already in the prompt or the text less likely."""
     presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
     """Subtracted from the logit of every token that is already in the text."""
     frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
@@ -129,13 +128,14 @@ class GenerationConfig(Config):
     num_completions: int = Field(default=1, ge=1, le=1024)
     """How many texts to write for each prompt."""
     best_of: int | None = Field(default=None, ge=1, le=1024)
-    """How many texts to write, to keep the `num_completions` likeliest; `null` keeps all that are written."""
+    """How many texts to write, of which the `num_completions` likeliest are kept; `null` writes just as many as it
+    keeps."""
     num_beams: int = Field(default=1, ge=1, le=1024, strict=True)
-    """How many texts beam search follows at a time, without drawing; 1 means no beam search."""
+    """How many texts beam search follows at a time, without sampling; 1 means no beam search."""
     length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)
-    """How much beam search favours long texts; 0 compares probabilities."""
+    """How much beam search favours long texts; 0 compares plain probabilities."""
     seed: int | None = None
-    """The same seed gives the same text; `null` draws one and reports it."""
+    """The seed of sampling; the same seed gives the same text. `null` draws a seed and reports it."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these strings."""
     json_schema: dict[str, Any] | None = None
@@ -145,7 +145,7 @@ class GenerationConfig(Config):
     choice: tuple[str, ...] = ()
     """The text is one of these."""
     grammar: str | None = None
-    """The text follows this grammar, in the form of Lark that llguidance reads."""
+    """The text follows this grammar, in llguidance's variant of Lark's syntax."""
     stop_token_ids: tuple[int, ...] = ()
     """The text ends with the first of these tokens."""
     guesses: int = Field(default=0, ge=0, le=64)
@@ -154,22 +154,22 @@ class GenerationConfig(Config):
     use_cache: bool = True
     """Cache keys and values; `false` runs the network on the whole text for every token."""
     cache_dtype: Literal["auto", "int8"] = "auto"
-    """Keys and values are cached in the data type of the network, or rounded to 8 bits, which takes less memory."""
+    """The data type of cached keys and values: `auto` is that of the network, `int8` takes less memory."""
     batch_invariant: bool = False
-    """The arithmetic for a text does not depend on what else runs, so that the text never does. Slower for prompts, and
-    only for decoders on a CPU."""
+    """Compute each text independently of other requests, so that batching never changes it. This is slower for prompts,
+    and only for decoders on a CPU."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"
-    """When the context is full: `refuse` refuses a prompt that fills it and stops at its end; `slide` refuses such a
-    prompt too, but continues without the oldest tokens; `window` also cuts the prompt."""
+    """When the context is full: `refuse` refuses a prompt that fills it and ends the text there; `slide` refuses such a
+    prompt too, but drops the oldest tokens and continues; `window` also truncates the prompt."""
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken each time."""
+        """Whether decoding always takes the likeliest token."""
         return self.temperature == 0
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the text has to follow a grammar."""
+        """Whether the text must follow a grammar."""
         return any(getattr(self, name) not in (None, ()) for name in GRAMMARS)
 
     @model_validator(mode="before")
@@ -186,7 +186,7 @@ class GenerationConfig(Config):
             return self
         if not self.greedy:
             raise ValueError(
-                f"num_beams = {self.num_beams} searches for the likeliest text and draws nothing, so temperature = "
+                f"num_beams = {self.num_beams} searches for the likeliest text without sampling, so temperature = "
                 f"{self.temperature} cannot be combined with it. Leave it out, or set it to 0"
             )
         for name, field in type(self).model_fields.items():
@@ -202,8 +202,8 @@ class GenerationConfig(Config):
     def _check_texts(self) -> GenerationConfig:
         if self.best_of is not None and self.best_of < self.num_completions:
             raise ValueError(
-                f"best_of = {self.best_of} is less than num_completions = {self.num_completions}, which are chosen "
-                "from it"
+                f"best_of = {self.best_of} is less than num_completions = {self.num_completions}, the number of texts "
+                "to keep"
             )
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Texts that follow a grammar: a JSON schema, a regular expression, one of several texts, or a grammar in Lark's form.
+"""Constrained output: a JSON schema, a regular expression, a choice of texts, or a grammar in Lark's syntax.
 
-Which tokens may come next is computed by llguidance, from the bytes of each token. A grammar is compiled in a process
-within limits of time and memory before it is compiled here: one that explodes harms nobody else.
+llguidance computes which tokens can come next, from the bytes of each token. Every grammar is first compiled in a
+process with limits on time and memory, so that one that explodes fails alone.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _CHILD = "sheepop.generate.grammar_child"
 _SECONDS, _MEMORY_BYTES = 5.0, 512 * 2**20
 _LONGEST = 1_000_000
 _DEEPEST = 200
-# Between the parts of JSON stands a space, or a line end and an indent: without a bound a small model may write blanks
-# to the end of its text.
+# JSON may be separated by one space, or by a newline and a bounded indent: without a bound, a small model may write
+# whitespace to the end of its text.
 _JSON = {"whitespace_pattern": r"\n {0,40}| "}
 
 
 class Grammars:
-    """Compiles the grammars of requests for a tokenizer, and a model that never writes `forbidden` tokens (V,).
+    """Compiles the grammars of requests, for a tokenizer and a model that never writes `forbidden` tokens (V,).
 
-    A text that is complete may only end, with one of `end_ids`.
+    A complete text can only end, with one of `end_ids`. Raises `UsageError` if there are none.
     """
 
     def __init__(self, tokenizer: Tokenizer, forbidden: Tensor, end_ids: Sequence[int]) -> None:
         self._tokenizer, self._writable, self._end_ids = tokenizer, ~forbidden.cpu(), sorted(end_ids)
         if not end_ids:
-            raise UsageError("Constrained output needs a token that ends a text, and this tokenizer has none.")
+            raise UsageError("Constrained output needs a token that ends a text, but this tokenizer has none.")
         self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=_SECONDS)
-        # Linux ends the process with the thread that started it, so one thread of this object's own asks it.
+        # Linux ends the process when the thread that started it ends, so a thread of this object calls it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def matcher(self, config: GenerationConfig) -> Matcher | None:
-        """A matcher for the text of a request, None where every text is allowed.
+        """Returns a matcher for the text of a request; None if its settings have no grammar.
 
-        Raises `UsageError` for a grammar that is not one, or takes too much time or memory.
+        Raises `UsageError` for an invalid grammar, or one that takes too much time or memory.
         """
         name, grammar = self._grammar(config)
         if grammar is None:
@@ -63,17 +63,17 @@ class Grammars:
             raise UsageError(f"{name} cannot be compiled: {error}") from None
         if wrong:
             raise UsageError(f"{name} is not valid: {wrong.strip()}")
-        limits = self._library.LLParserLimits(verbose_errors=False)  # the rest is not for the eyes of a client
+        limits = self._library.LLParserLimits(verbose_errors=False)  # clients must not see the details
         matcher = self._library.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         return Matcher(matcher, self._writable, self._end_ids)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process that compiles grammars."""
         self._thread.submit(self._process.close)
         self._thread.shutdown()
 
     def _grammar(self, config: GenerationConfig) -> tuple[str, str | None]:
-        """What the request calls its grammar, and the grammar in llguidance's form."""
+        """The name of the setting with the grammar, and the grammar in llguidance's syntax."""
         if config.json_schema is not None:
             if _depth(config.json_schema) > _DEEPEST:
                 raise UsageError(f"json_schema is nested deeper than {_DEEPEST} levels. Simplify it.")
@@ -99,7 +99,7 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> Any:
-        """The tokenizer as llguidance reads it."""
+        """The tokenizer in llguidance's form."""
         return self._library.LLTokenizer(
             self._library.TokenizerWrapper(_Vocabulary(self._tokenizer, self._end_ids)),
             n_vocab=max(len(self._writable), self._tokenizer.vocab_size),
@@ -108,15 +108,15 @@ class Grammars:
 
 
 class Matcher:
-    """How far a text has followed its grammar."""
+    """The state of a grammar after a text."""
 
     def __init__(self, matcher: Any, writable: Tensor, end_ids: Sequence[int]) -> None:
         self._matcher, self._writable, self._end_ids = matcher, writable, list(end_ids)
 
     def allowed(self) -> Tensor:
-        """True for the tokens that may come next (V,); where nothing more may, those that end a text.
+        """A mask (V,) of the tokens that can come next; only tokens that end a text if the grammar is complete.
 
-        Raises `UsageError` where the grammar turned out to be too complex, or asks for what no token can write.
+        Raises `UsageError` if the grammar proves too complex, or requires text that no token can write.
         """
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
@@ -127,21 +127,21 @@ class Matcher:
         ].bool() & self._writable
         if not allowed.any():
             if not (self._matcher.is_accepting() or self._matcher.is_stopped()):
-                raise UsageError("The grammar asks for text that this model's tokenizer cannot write.")
+                raise UsageError("The grammar requires text that this model's tokenizer cannot write.")
             allowed[self._end_ids] = True
         return allowed
 
     def accept(self, token_id: int) -> None:
-        """Goes on behind a token, which was allowed."""
+        """Advances the grammar by a token, which must be allowed."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token_id)
 
     def fork(self) -> Matcher:
-        """A second matcher at the same place."""
+        """Returns a second matcher in the same state."""
         return Matcher(self._matcher.deep_copy(), self._writable, self._end_ids)
 
-    def allowed_behind(self, guesses: Sequence[int]) -> list[Tensor]:
-        """What is allowed behind the text, and behind each of the guesses up to the first that is not allowed."""
+    def allowed_after(self, guesses: Sequence[int]) -> list[Tensor]:
+        """The masks (V,) after the text, and after each guess up to the first that is not allowed."""
         found = [self.allowed()]
         taken = 0
         for guess in guesses:
@@ -154,7 +154,7 @@ class Matcher:
 
 
 class _Vocabulary:
-    """A tokenizer with the names that llguidance asks for."""
+    """A tokenizer with the attributes that llguidance needs."""
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -167,7 +167,7 @@ class _Vocabulary:
 
 
 def _depth(value: Any) -> int:
-    """How deeply lists and objects are nested, found without recursion."""
+    """The nesting depth of lists and objects, computed without recursion."""
     depth, level = 0, [value]
     while level:
         depth += 1

@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out. A step schedules what is read, runs the network on it, and samples tokens."""
+"""The engine: requests in, tokens out. A step schedules tokens, runs the network on them, and samples the next ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sheepop.generate.paged_cache import reaches_of
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import Choice, Row, Sampler
-from sheepop.generate.scheduler import Grant, Scheduler, Share
+from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.generate.split_model import is_led, paged_runner
 from sheepop.model import Transformer
@@ -27,7 +27,7 @@ TOKENS_PER_STEP = 512
 
 @dataclass(frozen=True)
 class Update:
-    """What a step brought: a piece of one of a request's texts, perhaps its last, or why the request failed."""
+    """The result of a step for one text: the next piece of it, which may be the last, or why its request failed."""
 
     candidate: Candidate
     text: str = ""
@@ -35,21 +35,21 @@ class Update:
 
     @property
     def request(self) -> Request:
-        """Whose text it is."""
+        """The request that the text belongs to."""
         return self.candidate.request
 
 
 class Engine:
-    """Continues requests, any number at a time; see `Scheduler` for who comes first.
+    """Generates the texts of any number of requests at a time, in the order that `Scheduler` decides.
 
-    A `drafter` guesses tokens, which changes no text. Raises `UsageError` where a step has no room for its guesses.
+    A `drafter` guesses tokens, which changes no text. Raises `UsageError` if a step has no room for its guesses.
     """
 
     def __init__(self, runner: Runner, sampler: Sampler, scheduler: Scheduler, drafter: Drafter | None = None) -> None:
         self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
         if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
             raise UsageError(
-                f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses of each of "
+                f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses for each of "
                 f"max_sequences = {scheduler.max_sequences} texts. Raise the first, or lower one of the others."
             )
 
@@ -70,10 +70,10 @@ class Engine:
         guesses: int = 0,
         draft: tuple[Transformer, Sampler] | None = None,
     ) -> Engine:
-        """An engine whose cache has `num_blocks` of `block_size` tokens.
+        """Builds an engine whose cache has `num_blocks` blocks of `block_size` tokens.
 
-        With `guesses` it guesses so many tokens ahead, by the smaller model of `draft` or by lookup. Without a cache it
-        runs the network on whole texts. `max_tokens` is raised to what `max_sequences` texts need in a step.
+        It guesses `guesses` tokens ahead, with the smaller model in `draft` or by lookup. Without `use_cache` it runs
+        the network on whole texts. `max_tokens` per step is raised to the minimum that `max_sequences` texts need.
         """
         max_tokens = max(max_tokens, max_sequences * (1 + guesses))
 
@@ -84,12 +84,12 @@ class Engine:
                 "block_size": block_size,
                 "lookahead": guesses,
                 "in_int8": cache_in_int8,
-                "apart": batch_invariant,
+                "batch_invariant": batch_invariant,
             }
             return BlockManager(settings["num_blocks"], reaches, block_size), paged_runner(network, **settings)
 
         if not use_cache and is_led(model):
-            raise UsageError("A model that is split over several processes is read with a cache. Leave --no-cache out.")
+            raise UsageError("A model that is split over several processes needs the cache. Leave --no-cache out.")
         runner: Runner
         if use_cache:
             manager, runner = prepared(model)
@@ -104,16 +104,16 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no request is running or waiting."""
         return not (self.scheduler.running or self.scheduler.waiting)
 
     def add(self, request: Request) -> None:
-        """Takes a request; raises `UsageError` for one that could never run, or when too many wait."""
+        """Adds a request; raises `UsageError` if it can never run or too many are waiting."""
         self.scheduler.require_room(request, request.longest)
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> list[Update]:
-        """Ends a request that is not over; its texts end where they are."""
+        """Ends an unfinished request; its texts stay as they are."""
         self.scheduler.remove(request)
         if request.beam is not None:
             return self._end_beam(request)
@@ -123,15 +123,16 @@ class Engine:
         return [Update(candidate, candidate.finish("abort")) for candidate in request.writing]
 
     def step(self) -> list[Update]:
-        """Reads what the scheduler grants, and chooses tokens for every text that was read to its end."""
+        """Runs the network on the scheduled tokens, and samples a token for every text that was read to its end."""
         self._guess()
         shares = self.scheduler.schedule()
         if not shares:
             return []
         logits = self._runner.run(shares)
         for grant in (grant for share in shares for grant in share.grants):
-            self._store(grant, min(grant.chunk.end, len(grant.reader.context)))
-        places: list[_Place] = []
+            context = grant.reader.context
+            self.scheduler.manager.advance(grant.chunk.table, context, min(grant.chunk.end, len(context)))
+        spans: list[_LogitSpan] = []
         updates: list[Update] = []
         row = 0
         for share in shares:
@@ -142,11 +143,11 @@ class Engine:
             if request.beam is not None:
                 updates += self._extend(request, logits[first:row])
             else:
-                places += self._places(request, share, first)
-        return updates + self._sample(logits, places)
+                spans += self._spans(request, share, first)
+        return updates + self._sample(logits, spans)
 
     def _guess(self) -> None:
-        """Has tokens guessed for the texts whose newest token is read next."""
+        """Drafts tokens for the texts whose only unread token is the newest."""
         if self._drafter is None:
             return
         ready = [
@@ -158,55 +159,52 @@ class Engine:
         for candidate, drafts in zip(ready, self._drafter.propose(ready), strict=True):
             candidate.drafts = drafts
 
-    def _store(self, grant: Grant, num_tokens: int) -> None:
-        self.scheduler.manager.advance(grant.chunk.table, grant.reader.context, num_tokens)
-
-    def _places(self, request: Request, share: Share, first: int) -> list[_Place]:
-        """Where in the logits each of the request's texts is continued; several texts begin in one place."""
-        places = []
+    def _spans(self, request: Request, share: Share, first: int) -> list[_LogitSpan]:
+        """The spans of logits of the request's texts, from row `first` on; new candidates share the first span."""
+        spans = []
         for reader, chunk in share.grants:
             candidate = cast(Candidate, reader)
             count = chunk.end - len(candidate.context) + 1
-            places.append(_Place(candidate, chunk.end, first, count))
+            spans.append(_LogitSpan(candidate, chunk.end, first, count))
             first += count
         if len(request.candidates) < request.num_candidates:
-            for twin in request.fork():
-                twin.table = self.scheduler.manager.fork(places[0].table)
-                places.append(replace(places[0], candidate=twin))
-        return places
+            for other in request.fork():
+                other.table = self.scheduler.manager.fork(spans[0].table)
+                spans.append(replace(spans[0], candidate=other))
+        return spans
 
-    def _sample(self, logits: Tensor, places: list[_Place]) -> list[Update]:
-        """Chooses a token behind each text and each of its guesses; those behind a wrong guess are not used."""
+    def _sample(self, logits: Tensor, spans: list[_LogitSpan]) -> list[Update]:
+        """Samples a token after each text and each of its guesses; tokens after a wrong guess are dropped."""
         updates: list[Update] = []
         rows: list[Row] = []
-        sampled: list[_Place] = []
-        for place in places:
+        sampled: list[_LogitSpan] = []
+        for span in spans:
             try:
-                rows += place.rows()
-                sampled.append(place)
+                rows += span.rows()
+                sampled.append(span)
             except UsageError as error:
-                updates += self._fail(place.candidate, error)
+                updates += self._fail(span.candidate, error)
         if not rows:
             return updates
-        where = [place.first + number for place in sampled for number in range(place.count)]
-        if where != list(range(len(logits))):
-            logits = logits[torch.tensor(where, device=logits.device)]
+        used = [span.first + number for span in sampled for number in range(span.count)]
+        if used != list(range(len(logits))):
+            logits = logits[torch.tensor(used, device=logits.device)]
         choice = self._sampler.choose(logits, rows)
         begin = 0
-        for place in sampled:
-            chosen = range(begin, begin := begin + place.count)
-            if place.candidate.finish_reason is not None:
-                continue  # its request failed at another of its texts
+        for span in sampled:
+            chosen = range(begin, begin := begin + span.count)
+            if span.candidate.finish_reason is not None:
+                continue  # another text of its request has failed
             if not all(choice.usable[row] for row in chosen):
-                updates += self._fail(place.candidate, _not_finite(place.candidate))
+                updates += self._fail(span.candidate, _not_finite(span.candidate))
                 continue
-            updates.append(Update(place.candidate, self._accept(place, choice, chosen)))
-            self._settle(place)
+            updates.append(Update(span.candidate, self._accept(span, choice, chosen)))
+            self._settle(span)
         return updates
 
-    def _accept(self, place: _Place, choice: Choice, rows: range) -> str:
-        """Adds tokens up to the first that was guessed wrong; the text to show."""
-        candidate, drafts = place.candidate, place.candidate.drafts
+    def _accept(self, span: _LogitSpan, choice: Choice, rows: range) -> str:
+        """Adds the sampled tokens up to the first that differs from its guess; returns the text to show."""
+        candidate, drafts = span.candidate, span.candidate.drafts
         candidate.drafts = []
         shown = ""
         for number, row in enumerate(rows):
@@ -217,27 +215,27 @@ class Engine:
                 break
         return shown
 
-    def _settle(self, place: _Place) -> None:
-        """Keeps what was stored of a text, or gives back the blocks of one that ended."""
-        candidate, manager = place.candidate, self.scheduler.manager
+    def _settle(self, span: _LogitSpan) -> None:
+        """Records which tokens of a text are stored, or frees the blocks of a text that ended or must slide."""
+        candidate, manager = span.candidate, self.scheduler.manager
         if candidate.finish_reason is not None or candidate.context_overflows:
-            manager.close(place.table)
+            manager.close(span.table)
             candidate.table = None
             if candidate.finish_reason is None:
                 candidate.slide()
         else:
-            manager.advance(place.table, candidate.context, min(place.end, len(candidate.context) - 1))
+            manager.advance(span.table, candidate.context, min(span.end, len(candidate.context) - 1))
         if candidate.finish_reason is not None and self._drafter is not None:
             self._drafter.forget(candidate)
         if not candidate.request.writing:
             self.scheduler.remove(candidate.request)
 
     def _fail(self, candidate: Candidate, error: SheepOpError) -> list[Update]:
-        """Ends the request of a text that cannot be continued."""
+        """Ends the request of a text that cannot be continued, with `error`."""
         return [replace(update, error=error) for update in self.abort(candidate.request)]
 
     def _extend(self, request: Request, logits: Tensor) -> list[Update]:
-        """Grows the branches of a beam search."""
+        """Extends the branches of a beam search by one token."""
         beam, manager = request.beam, self.scheduler.manager
         assert beam is not None
         if not self._sampler.are_usable(logits).all():
@@ -258,7 +256,7 @@ class Engine:
         return self._end_beam(request)
 
     def _end_beam(self, request: Request) -> list[Update]:
-        """The best text that the search has found."""
+        """Ends a beam search with the best text that it has found."""
         assert request.beam is not None
         best, candidate = request.beam.best(), request.candidates[0]
         text = "".join(map(candidate.accept, best.token_ids, best.logprobs))
@@ -274,8 +272,8 @@ def _not_finite(candidate: Candidate) -> CheckpointError:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A text that is continued: its tokens up to `end` were read, and `count` logits from row `first` on follow it."""
+class _LogitSpan:
+    """The `count` rows of the logits from `first` on that continue a text whose first `end` tokens were read."""
 
     candidate: Candidate
     end: int
@@ -289,13 +287,13 @@ class _Place:
         return self.candidate.table
 
     def rows(self) -> Iterator[Row]:
-        """The text, and the text with each of its guesses that were read."""
+        """The sampler's rows: the text, and the text followed by each of its guesses that was read."""
         candidate = self.candidate
         request, guesses = candidate.request, candidate.drafts[: self.count - 1]
         allowed: list[Tensor | None] = [None] * self.count
         if candidate.matcher is not None:
-            # Behind a guess that is not allowed nothing is used, so anything may stand there.
-            found = candidate.matcher.allowed_behind(guesses)
+            # Tokens after a guess that is not allowed are dropped, so any mask will do for them.
+            found = candidate.matcher.allowed_after(guesses)
             allowed = [*found, *[found[-1]] * (self.count - len(found))]
         for number in range(self.count):
             written = [*candidate.token_ids, *guesses[:number]]

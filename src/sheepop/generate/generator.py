@@ -1,4 +1,4 @@
-"""Continues prompts with a trained network."""
+"""The generator: continues prompts with a trained network."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ OnText = Callable[[int, str], None]
 
 
 class Generator:
-    """Writes continuations in the data type of the model's parameters; with an encoder-decoder, targets for sources.
+    """Generates continuations in the data type of the model's parameters; with an encoder-decoder, targets of sources.
 
-    `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds
-    the memory of their keys and values. `end_ids` end a text beside the tokenizer's own token for it. `draft_model`, a
-    smaller one with the same vocabulary, makes the guesses that `GenerationConfig.guesses` asks for; without it they
-    come from the text itself. Several `ranks`, which have the same weights and are asked the same, share the prompts of
-    each list and the texts that are scored. Raises `TokenizerError` when the tokenizer has more tokens than a model.
+    `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds the
+    memory of their keys and values. `end_ids` end a text, as the tokenizer's own end token does. `draft_model`, a
+    smaller one with the same vocabulary, makes the guesses of `GenerationConfig.guesses`; without it they come from the
+    text itself. Several `ranks` with the same weights, all called with the same arguments, share the prompts of each
+    list and the texts to score. Raises `TokenizerError` if the tokenizer has more tokens than a model.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Generator:
             raise UsageError("A reward model judges answers and writes none. Use the model that it was trained from.")
         if max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
-        # A copy of the modules: whoever trains the model meanwhile keeps its mode, and no dropout is drawn here.
+        # A copy of the modules, in evaluation mode, so that a model in training keeps its own mode.
         self.model = _prepared(model if device is None else model.to(device))
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
@@ -78,7 +78,7 @@ class Generator:
 
     @property
     def continues_prompts(self) -> bool:
-        """Whether a text goes on where its prompt ends; an encoder-decoder's stands by itself."""
+        """Whether a text continues its prompt; False for an encoder-decoder."""
         return not isinstance(self.model, EncoderDecoder)
 
     def generate(
@@ -90,20 +90,19 @@ class Generator:
         on_text: OnText | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> list[Completion]:
-        """Continues every prompt, a text or a list of token ids; completions come in the order of the prompts.
+        """Continues every prompt, a text or a list of token ids; returns completions in the order of the prompts.
 
-        For an encoder-decoder a prompt is a source, and what is written its target. `config` is one for all prompts, or
-        one for each; those of prompts that are given together agree in `num_beams` and `use_cache`.
+        For an encoder-decoder a prompt is a source and the completion its target. `config` is one for all prompts or
+        one for each; these must agree in `num_beams`, `use_cache`, `cache_dtype` and `batch_invariant`.
 
-        The text of prompt i is a function of (model, prompt, config, seed, i): running prompts together or, with
-        `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic. So
-        does sharing them among ranks, of which all get all completions.
-        A text begins with the tokens that the tokenizer's makers put before every text; token ids are taken as they
-        are. `on_text` is called with (i, piece) as the text of prompt i becomes final here, where it has one text, and
-        its pieces joined are that text. Once `should_stop` is true, what is unfinished ends with the reason ``abort``.
+        The text of prompt i is a function of (model, prompt, config, seed, i). It does not change, up to rounding, if
+        prompts run together, one after another (`batched` False), or on several ranks, which all return all
+        completions. A prompt given as text gets the tokenizer's prefix tokens; token ids are used as they are.
+        `on_text` is called with (i, piece) for each final piece of the text of prompt i, if this rank runs it and it
+        has one completion. When `should_stop` returns true, unfinished texts end with the reason ``abort``.
 
-        Raises `UsageError` for a prompt that is empty, holds a token id outside the vocabulary, or fills the context
-        while `on_overflow` is ``refuse``; `CheckpointError` when the network's logits are not finite.
+        Raises `UsageError` for a prompt that is empty, has a token id outside the vocabulary, or fills the context
+        unless `on_overflow` is ``window``; `CheckpointError` if the network's logits are not finite.
         """
         requests = self._requests(prompts, config or GenerationConfig())
         if not requests:
@@ -115,28 +114,28 @@ class Generator:
                 self._run(group, on_text, should_stop)
             return [[asdict(completion) for completion in request.completions()] for request in here]
 
-        return [Completion.of(record) for told in self.ranks.shared(len(requests), write) for record in told]
+        return [Completion.of(record) for records in self.ranks.shared(len(requests), write) for record in records]
 
     def stream(self, prompt: str | Sequence[int], config: GenerationConfig | None = None) -> TextStream:
-        """The text of one prompt piece by piece, as it is written; raises as `generate` does."""
+        """Streams the text of one prompt as it is generated; raises as `generate` does."""
         (request,) = self._requests([prompt], config or GenerationConfig())
         if request.num_candidates > 1:
-            raise UsageError("A stream is one text. Ask for num_completions = 1, without best_of.")
+            raise UsageError("A stream is one text. Set num_completions = 1, without best_of.")
         engine = self._engine([request])
         engine.add(request)
         return TextStream(request, self._steps(engine, None))
 
     def close(self) -> None:
-        """Ends the process that compiles grammars, if there is one; it ends with this process in any case."""
+        """Ends the process that compiles grammars, if one was started; without this call it ends with this process."""
         if (grammars := self.__dict__.pop("_grammars", None)) is not None:
             grammars.close()
 
     def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
-        """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
+        """Raises `UsageError` for a prompt that `generate` would refuse, without running the network."""
         self._requests(prompts, config)
 
     def _run(self, requests: Sequence[Request], on_text: OnText | None, should_stop: Callable[[], bool] | None) -> None:
-        """Writes the texts of requests together."""
+        """Runs the requests together until all have ended."""
         engine = self._engine(requests)
         for request in requests:
             engine.add(request)
@@ -145,13 +144,13 @@ class Generator:
                 on_text(update.request.index, update.text)
 
     def _steps(self, engine: Engine, should_stop: Callable[[], bool] | None) -> Iterator[Update]:
-        """The updates of all steps until the engine is idle, or until `should_stop` ends its requests."""
+        """Yields the updates of all steps until the engine is idle, or until `should_stop` aborts its requests."""
         while not engine.is_idle:
             if should_stop is not None and should_stop():
                 waiting = [cast(Request, request) for request in (*engine.scheduler.running, *engine.scheduler.waiting)]
                 yield from [update for request in waiting for update in engine.abort(request)]
                 return
-            # Whoever hears the updates is outside of these.
+            # The caller, who runs between the updates, must not inherit these modes.
             with torch.inference_mode(), torch.autocast(self.model.device.type, enabled=False):
                 updates = engine.step()
             for update in updates:
@@ -160,7 +159,7 @@ class Generator:
                 yield update
 
     def _engine(self, requests: Sequence[Request]) -> Engine:
-        """An engine with blocks for as many of these requests at a time as may be and as half of the memory holds."""
+        """Builds an engine with blocks for `max_batch_size` of these requests, in at most half of the free memory."""
         config = requests[0].config
         max_sequences = max(self.max_batch_size, *(request.width for request in requests))
         guesses = max(request.config.guesses for request in requests)
@@ -189,9 +188,7 @@ class Generator:
         return Grammars(self.tokenizer, self._sampler.forbidden, sorted(self._end_ids))
 
     def _requests(
-        self,
-        prompts: Sequence[str | Sequence[int]],
-        config: GenerationConfig | Sequence[GenerationConfig],
+        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]
     ) -> list[Request]:
         if isinstance(prompts, str):
             raise UsageError("prompts must be a list of prompts; for a single one, pass [prompt].")
@@ -222,7 +219,7 @@ class Generator:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """A request for an engine of this model; raises `UsageError` as `generate` does, and for a grammar."""
+        """Makes a request for an engine of this model; raises `UsageError` as `generate` does, or for a bad grammar."""
         if unknown := [token_id for token_id in config.logit_bias if not 0 <= token_id < self.tokenizer.vocab_size]:
             raise UsageError(
                 f"logit_bias: token id {unknown[0]} is not in the vocabulary. Ids run from 0 to "
@@ -253,10 +250,10 @@ class Generator:
         batch_invariant: bool = False,
         guesses: int = 0,
     ) -> Engine:
-        """An engine for requests that come one by one.
+        """Builds an engine for requests that arrive over time.
 
-        Its cache has `cache_bytes`; when None, what `max_sequences` whole contexts need, but at most half of the memory
-        that is free.
+        Its cache has at most `cache_bytes`, by default half of the free memory, and never more than `max_sequences`
+        whole contexts need.
         """
         most = max_sequences * -(-self.model.config.max_seq_len // BLOCK_SIZE)
         if cache_bytes is None:
@@ -276,20 +273,20 @@ class Generator:
 
     @cached_property
     def _invariant_model(self) -> Transformer:
-        """The network in kernels for which other rows make no difference."""
+        """The network with kernels whose result for a row does not depend on the other rows."""
         if is_led(self.model):
             raise UsageError(
-                "batch_invariant is not for a model that is split over several processes, whose products depend on the "
-                "other rows. Leave one of them out."
+                "batch_invariant does not work with a model that is split over several processes, because its matrix "
+                "products depend on the other rows. Leave one of them out."
             )
         if adapted_layers(self.model):
             raise UsageError(
-                "batch_invariant is not for a model with an adapter beside its weights, whose products depend on the "
+                "batch_invariant does not work with an unmerged adapter, because its matrix products depend on the "
                 "other rows. Leave it out, or merge the adapter."
             )
         if self.model.config.architecture != "decoder" or not can_be_batch_invariant(self.model):
             raise UsageError(
-                "batch_invariant is for decoders in float32 or integers, whose matrices have rows of a multiple of 16, "
+                "batch_invariant needs a decoder in float32 or integers, whose matrices have rows of a multiple of 16, "
                 "on a CPU of a machine with a C++ compiler. Leave it out."
             )
         return with_native_blocks(with_native_products(self.model, always=True).eval())
@@ -300,7 +297,7 @@ class Generator:
 
 
 class TextStream:
-    """Pieces of a text as they are written; `completion` is the whole once there are no more."""
+    """Iterates over the pieces of a text as it is generated; then `completion` has the result."""
 
     def __init__(self, request: Request, updates: Iterator[Update]) -> None:
         self._request, self._updates = request, updates
@@ -310,14 +307,14 @@ class TextStream:
 
     @property
     def completion(self) -> Completion:
-        """What was written; raises `UsageError` while it is."""
+        """The completion; raises `UsageError` before the text has ended."""
         if self._request.writing:
             raise UsageError("The text is still being written: read the stream to its end first.")
         return self._request.completions()[0]
 
 
 def _prepared(model: Transformer) -> Transformer:
-    """A copy over the same memory that writes fastest on its device."""
+    """A copy of the modules over the same weights, with the fastest layers for its device."""
     if wants_native_kernels(model) and not is_led(model):
         return with_native_blocks(with_native_products(model).eval())
     copy = model.sharing_copy().eval()
@@ -329,7 +326,7 @@ def _prepared(model: Transformer) -> Transformer:
 def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:
     if len(configs) != num_prompts:
         raise UsageError(
-            f"{num_prompts} prompts were given with {len(configs)} configurations; give one for all, or one per prompt."
+            f"{num_prompts} prompts were given with {len(configs)} configurations. Give one for all, or one per prompt."
         )
     for name in ("num_beams", "use_cache", "cache_dtype", "batch_invariant"):
         if len({getattr(config, name) for config in configs}) > 1:
@@ -337,10 +334,10 @@ def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> Non
 
 
 def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:
-    """(V,) True for rows of the model that are never written: no token, padding, unknown, beginning of document."""
+    """A mask (V,) of the ids that are never generated: unused rows, padding, unknown, beginning of document."""
     forbidden = torch.arange(num_rows) >= tokenizer.vocab_size
     for token_id in (tokenizer.special_id("pad"), tokenizer.special_id("unk"), tokenizer.special_id("bos")):
-        if token_id is not None and token_id not in end_ids:  # some tokenizers have one token for several of these
+        if token_id is not None and token_id not in end_ids:  # some tokenizers use one token for several of these
             forbidden[token_id] = True
     return forbidden
 

@@ -1,4 +1,4 @@
-"""What runs in the process that compiles grammars within limits."""
+"""The child process that compiles grammars within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sheepop.core.bounded_child import Alive, serve
 
 
 def compile_grammar(request: Any, _: Alive) -> Iterator[Any]:
-    """What is wrong with a grammar in llguidance's form; nothing where it compiles."""
+    """Yields the error of a grammar in llguidance's syntax, or an empty string if it compiles."""
     yield LLMatcher.validate_grammar(request)
 
 

@@ -1,4 +1,4 @@
-"""How likely a model finds given continuations of given contexts: many in a pass, each shared beginning read once."""
+"""Log-probabilities of given texts: of every token of one text, or of many continuations with shared prefixes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from sheepop.generate.paged_cache import reaches_of
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.generate.split_model import paged_runner
 from sheepop.model import EncoderDecoder, Transformer
+from sheepop.tokenizer import Tokenizer
 
-# A context that begins like one of the same pass waits for it, where so many tokens need not be read again.
+# A context waits for the next pass if waiting saves it from reading at least this many tokens again.
 _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
 _Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
 
 class Continuation(NamedTuple):
-    """What a model gives to one, token by token: `logprobs` are natural logarithms of probabilities.
+    """The score of a continuation, per token: `logprobs` are natural logarithms of probabilities.
 
-    `is_likeliest` says whether no token is likelier in its place; `best_logprobs` belong to the likeliest ones.
+    `is_likeliest` is True if no other token is likelier; `best_logprobs` are those of the likeliest tokens.
     """
 
     logprobs: list[float]
@@ -37,18 +38,18 @@ class Continuation(NamedTuple):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the model would write it when it always takes the likeliest token."""
+        """Whether greedy decoding would write this continuation."""
         return all(self.is_likeliest)
 
     @property
     def total(self) -> float:
-        """The logarithm of its probability."""
+        """The logarithm of the continuation's probability."""
         return math.fsum(self.logprobs)
 
 
 @dataclass
 class _Text:
-    """A text that is read: the runner predicts what follows `context` and each of `drafts`. It is its own request."""
+    """A text to read, as a scheduler's request and reader: the runner predicts after `context` and each of `drafts`."""
 
     context: list[int]
     drafts: list[int] = field(default_factory=list)
@@ -60,13 +61,13 @@ class _Text:
 
     @property
     def readers(self) -> list[_Text]:
-        """Itself."""
+        """The text itself."""
         return [self]
 
 
 @dataclass
 class _Group:
-    """The continuations of one context, with the numbers of the texts that have them."""
+    """The continuations of one context, each with the numbers of the texts that have it."""
 
     context: list[int]
     continuations: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
@@ -75,9 +76,8 @@ class _Group:
 class LikelihoodScorer:
     """Scores continuations with the network of `generator`, whose ranks share the contexts.
 
-    A pass of the network reads the contexts of several texts side by side without padding, the next ones their
-    continuations; what was read of a context serves all texts that begin with it, as far as the cache still holds it.
-    Raises `UsageError` for an encoder-decoder.
+    A pass reads the contexts of several texts without padding, the next passes their continuations; a prefix that texts
+    share is read once while it stays in the cache. Raises `UsageError` for an encoder-decoder.
     """
 
     def __init__(self, generator: Generator, *, tokens_per_pass: int = TOKENS_PER_STEP) -> None:
@@ -86,16 +86,13 @@ class LikelihoodScorer:
         self._model, self._ranks, self._tokens_per_pass = generator.model, generator.ranks, tokens_per_pass
 
     def score(
-        self,
-        texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-        *,
-        on_done: Callable[[int], None] | None = None,
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], *, on_done: Callable[[int], None] | None = None
     ) -> list[Continuation]:
-        """The likelihood of every continuation, a list of token ids, behind its context, another.
+        """Scores every text, a pair of the token ids of a context and of its continuation.
 
-        A context that does not fit loses its first tokens. Equal texts are read once. `on_done` hears how many more
-        texts are finished, those of other ranks all at once. Raises `UsageError` for a text without a context or a
-        continuation, and for a continuation that is longer than the model's context.
+        A context that does not fit loses its first tokens. Equal texts are read once. `on_done` is called with the
+        number of newly finished texts, for those of other ranks once at the end. Raises `UsageError` for a text without
+        a context or a continuation, and for a continuation that is longer than the model's context.
         """
         groups, num_done = self._groups(texts), 0
 
@@ -121,17 +118,19 @@ class LikelihoodScorer:
         return [found[number] for number in range(len(texts))]
 
     def _groups(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Group]:
-        """The different contexts with their continuations, those that begin alike beside each other."""
+        """Groups the texts by context, sorted so that shared prefixes are adjacent."""
         longest = self._model.config.max_seq_len
         groups: dict[tuple[int, ...], _Group] = {}
         for number, (context, continuation) in enumerate(texts):
             if not context or not continuation:
-                raise UsageError(f"Text {number + 1} to score needs a context and a continuation of a token at least.")
+                raise UsageError(
+                    f"Text {number + 1} to score needs a context and a continuation of at least one token."
+                )
             if len(continuation) > longest:
                 raise UsageError(
                     f"A continuation of {len(continuation)} tokens does not fit the model's context of {longest}."
                 )
-            # The last token is predicted and not read.
+            # The last token is predicted but not read.
             kept = tuple(context[max(0, len(context) + len(continuation) - 1 - longest) :])
             group = groups.setdefault(kept, _Group(list(kept)))
             group.continuations.setdefault(tuple(continuation), []).append(number)
@@ -139,20 +138,20 @@ class LikelihoodScorer:
 
 
 class _Reading:
-    """Reads the contexts of sorted groups, as many in a pass as it has tokens for, and then what follows them."""
+    """Reads the contexts of sorted groups, as many per pass as fit its tokens, and then their continuations."""
 
     def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
         self._groups, self._tokens_per_pass, self._device = groups, tokens_per_pass, model.device
         reaches = reaches_of(model)
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
-        # One text beside a pass of others, and for every fork a block that it begins and one that it copies.
+        # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
         counts = [2 * texts + 2 * _FORKS_PER_PASS] * len(reaches)
         self._manager = BlockManager(counts, reaches, BLOCK_SIZE)
         self._runner = paged_runner(model, num_blocks=counts, block_size=BLOCK_SIZE)
 
     def run(self) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
-        """Every group with what its continuations were given."""
+        """Yields every group with the scores of its continuations."""
         begin = 0
         while begin < len(self._groups):
             texts, shares = self._contexts(begin)
@@ -167,7 +166,7 @@ class _Reading:
             begin += len(texts)
 
     def _contexts(self, begin: int) -> tuple[list[_Text], list[Share]]:
-        """The next contexts that one pass reads."""
+        """Prepares the contexts of the next pass, from group `begin` on."""
         texts: list[_Text] = []
         shares: list[Share] = []
         budget = self._tokens_per_pass
@@ -188,7 +187,7 @@ class _Reading:
     def _continue(
         self, groups: Sequence[_Group], texts: Sequence[_Text], logits_RV: Tensor
     ) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
-        """Reads what follows contexts, whose next tokens have the logits of a row each."""
+        """Scores the continuations of contexts that were read; `logits_RV` has a row for each context."""
         pairs = [(row, found) for row, group in enumerate(groups) for found in group.continuations]
         firsts = self._judge(logits_RV, [row for row, _ in pairs], [found[0] for _, found in pairs])
         judged = {pair: [first] for pair, first in zip(pairs, firsts, strict=True)}
@@ -208,7 +207,7 @@ class _Reading:
     def _forks(
         self, waiting: Sequence[tuple[int, tuple[int, ...]]], texts: Sequence[_Text]
     ) -> tuple[list[_Text], list[Share]]:
-        """As many of the continuations that wait as one pass reads, each behind its context: all but the last token."""
+        """Prepares as many waiting continuations as one pass reads: each after its context, without its last token."""
         forks: list[_Text] = []
         shares: list[Share] = []
         budget = self._tokens_per_pass
@@ -230,7 +229,7 @@ class _Reading:
         return forks, shares
 
     def _judge(self, logits_RV: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
-        """What each token is given behind its row."""
+        """Scores each of `token_ids` as the next token of the row of `logits_RV` with the same index in `rows`."""
         values = logits_RV.float()
         normal, best = values.logsumexp(-1), values.max(-1)
         where = torch.tensor(list(rows), device=self._device)
@@ -246,7 +245,7 @@ def _share(text: _Text, count: int, copies: list[Copy]) -> Share:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     same = (i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
     return next(same, min(len(one), len(other)))
 
@@ -254,3 +253,66 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 def _continuation(judged: Sequence[_Judged]) -> Continuation:
     logprobs, is_likeliest, best_logprobs = (list(values) for values in zip(*judged, strict=True))
     return Continuation(logprobs, is_likeliest, best_logprobs)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The predicted tokens of a text, `token_ids`, with their `logprobs` (natural logarithms) and `ranks` (from 1).
+
+    The first token of a text is predicted only if the tokenizer puts a prefix token before it.
+    """
+
+    token_ids: list[int]
+    pieces: list[str]
+    logprobs: list[float]
+    ranks: list[int]
+    num_bytes: int
+
+    @property
+    def loss(self) -> float:
+        """The mean loss, in nats per token."""
+        return -math.fsum(self.logprobs) / len(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """e to the power of the loss."""
+        return math.exp(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of the predicted tokens."""
+        return -math.fsum(self.logprobs) / math.log(2) / self.num_bytes
+
+
+@torch.inference_mode()
+def score_text(model: Transformer, tokenizer: Tokenizer, text: str) -> Score:
+    """Predicts every token of `text` from the tokens before it.
+
+    A text longer than the context is read in windows that overlap by half, so that each token is predicted once, from
+    at least half a context. Raises `UsageError` for a text without a token to predict.
+    """
+    if isinstance(model, EncoderDecoder):
+        raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no score.")
+    token_ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
+    if len(token_ids) < 2:
+        raise UsageError("The text has no token that follows another, so there is nothing to predict.")
+    length = model.config.max_seq_len
+    stride = max(1, length // 2)
+    logprobs: list[float] = []
+    ranks: list[int] = []
+    network = model.sharing_copy().eval()
+    end = 1
+    while end < len(token_ids):
+        begin = max(0, end - 1 - (length - stride))
+        stop = min(len(token_ids), begin + length + 1)
+        window = torch.tensor(token_ids[begin:stop], device=model.device)
+        hidden_TD = network.hidden_states(window[None, :-1])[0, end - begin - 1 :]
+        found = network.read_out(hidden_TD[None])[0].float().log_softmax(-1)
+        chosen = found.gather(-1, window[end - begin :, None])
+        logprobs += chosen[:, 0].tolist()
+        ranks += ((found > chosen).sum(-1) + 1).tolist()
+        end = stop
+    predicted = token_ids[1:]
+    sizes = tokenizer.byte_lengths()
+    pieces = [tokenizer.token_bytes(token_id).decode("utf-8", errors="replace") for token_id in predicted]
+    return Score(predicted, pieces, logprobs, ranks, int(sizes[predicted].sum()))

@@ -1,7 +1,7 @@
-"""Blocks of the network in one call each, for the few tokens of a pass that writes text on a CPU.
+"""Transformer blocks that run in one native call each, for decoding on a CPU.
 
-Between the products of such a pass lies less arithmetic than Python takes to ask for it. What a block does then is
-written in C++ once; a pass of long chunks, a block of another kind, and one that is watched run as they are.
+A decoding pass has few tokens, so the calls from Python between its matrix products would take longer than their
+arithmetic. The C++ block does all of it; long chunks, unsupported blocks and traced passes run in PyTorch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import StoredWeight, pointer
 from sheepop.core.native import native_library
-from sheepop.generate.held_blocks import HeldBlocks
-from sheepop.generate.native_attention import attention_kernel
 from sheepop.generate.paged_cache import PagedCache
+from sheepop.generate.paged_kernels import attention_kernel
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block, BlockInputs
@@ -55,7 +54,7 @@ class _Norm(ctypes.Structure):
 
 
 class _Branch(ctypes.Structure):
-    _fields_ = [(name, _Norm) for name in ("before", "behind", "sum")]
+    _fields_ = [(name, _Norm) for name in ("before", "after", "sum")]
 
 
 class _Layer(ctypes.Structure):
@@ -70,19 +69,19 @@ class _Layer(ctypes.Structure):
     ]
 
 
-class _Held(ctypes.Structure):
+class _Stored(ctypes.Structure):
     _fields_ = [("numbers", _POINTER), ("scales", _POINTER)]
 
 
 class _Tokens(ctypes.Structure):
     _fields_ = [
         *((name, _COUNT) for name in ("count", "block_size", "table_width", "angles")),
-        *((name, _POINTER) for name in ("block", "slot", "table", "first", "last", "cos", "sin")),
+        *((name, _POINTER) for name in ("block", "offset", "table", "first", "last", "cos", "sin")),
     ]
 
 
 class NativeBlock(Block):
-    """A block of decoders over the modules of another, which is run by one call where a pass allows it."""
+    """A decoder block over the modules of `block`, which runs in one native call if the pass allows it."""
 
     def __init__(self, block: Block, activation: str, slopes: Tensor | None) -> None:
         nn.Module.__init__(self)
@@ -91,34 +90,35 @@ class NativeBlock(Block):
         self._weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
-        """A plain block: the weights of a copy need not be those that the kernel was told of."""
+        """Returns a plain block, because the native structures point to the weights of the original."""
         block = memo[id(self)] = Block.__new__(Block)
         nn.Module.__init__(block)
-        told = ("_layer", "_weights")
-        block.__dict__.update(copy.deepcopy({key: value for key, value in vars(self).items() if key not in told}, memo))
+        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_weights")}
+        block.__dict__.update(copy.deepcopy(kept, memo))
         return block
 
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
-        """As `Block.forward`."""
-        places = cache.places(inputs.attending) if isinstance(cache, PagedCache) else None
+        """See `Block.forward`."""
+        metadata = cache.metadata(inputs.attending) if isinstance(cache, PagedCache) else None
         count = x_BTD.numel() // self._layer.width
         if (
-            places is None
+            metadata is None
             or someone_watches()
             or not all(weight.suits_kernel(x_BTD, count) for weight in self._weights)
         ):
             return super().forward(x_BTD, inputs, cache)
-        assert isinstance(cache, PagedCache) and places is not None
+        assert isinstance(cache, PagedCache) and metadata is not None
         keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
         x_BTD = x_BTD.contiguous()
         out_BTD = torch.empty_like(x_BTD)
         cos, sin = (angles.contiguous() for angles in inputs.rotary) if inputs.rotary is not None else (None, None)
-        tokens = (places.blocks, places.slots, places.table, places.firsts, places.lasts, cos, sin)
+        table = metadata.block_table
+        tokens = (*metadata.slot_mapping, table, metadata.first_positions, metadata.last_positions, cos, sin)
         angles = 0 if cos is None else cos.shape[-1]
         _run()(
             ctypes.byref(self._layer),
-            ctypes.byref(_Tokens(count, cache.block_size, places.table.shape[1], angles, *map(pointer, tokens))),
-            *(ctypes.byref(_held(blocks)) for blocks in (keys, values)),
+            ctypes.byref(_Tokens(count, cache.block_size, table.shape[1], angles, *map(pointer, tokens))),
+            *(ctypes.byref(_Stored(pointer(blocks.numbers), pointer(blocks.scales))) for blocks in (keys, values)),
             *map(pointer, (x_BTD, out_BTD)),
             attention_kernel(keys.scales is not None),
             torch.get_num_threads(),
@@ -127,17 +127,17 @@ class NativeBlock(Block):
 
 
 def with_native_blocks(model: Transformer) -> Transformer:
-    """The network, whose weights are read by the kernels, with such blocks in the places of those that can be so."""
-    known = model.architecture == "decoder" and model.config.activation in _ACTIVATIONS
-    if known and native_library(_SOURCE) is not None:
+    """Replaces each supported block of `model`, whose weights are in the kernels' format, and returns the model."""
+    supported = model.architecture == "decoder" and model.config.activation in _ACTIVATIONS
+    if supported and native_library(_SOURCE) is not None:
         for layer, block in enumerate(model.layers):
-            if _suits(block):
+            if _is_supported(block):
                 model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)
     return model
 
 
-def _suits(block: Block) -> bool:
-    """Whether there is nothing in the block that the kernel does not know."""
+def _is_supported(block: Block) -> bool:
+    """Whether the native block computes everything that `block` does."""
     attention, feed_forward = block.attention, block.feed_forward
     norms = [module for module in block.modules() if type(module) in _NORMS]
     linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
@@ -154,7 +154,7 @@ def _suits(block: Block) -> bool:
 
 
 def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
-    """What the kernel is told of a block, once."""
+    """The description of a block that the native code reads."""
     attention, feed_forward = block.attention, block.feed_forward
     assert isinstance(feed_forward, FeedForward)
     norms = (
@@ -164,8 +164,8 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
     branches = []
     for norm, output_norm in norms:
         is_last = block.position == "post"
-        behind_sum = _norm(norm if is_last and not block.parallel else None)
-        branches.append(_Branch(_norm(None if is_last else norm), _norm(output_norm), behind_sum))
+        sum_norm = _norm(norm if is_last and not block.parallel else None)
+        branches.append(_Branch(_norm(None if is_last else norm), _norm(output_norm), sum_norm))
     linear = (
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
         *(feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj),
@@ -201,10 +201,6 @@ def _norm(norm: nn.Module | None) -> _Norm:
     eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
     bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
     return _Norm(_NORMS[type(norm)], pointer(norm.weight), pointer(bias), norm.weight.numel(), eps)
-
-
-def _held(blocks: HeldBlocks) -> _Held:
-    return _Held(pointer(blocks.numbers), pointer(blocks.scales))
 
 
 @cache

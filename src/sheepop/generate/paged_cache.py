@@ -1,7 +1,7 @@
-"""Keys and values in blocks: what the block tables of many sequences name, as tensors that attention reads.
+"""The paged KV cache: the tensors of the blocks that block tables list, and attention over them.
 
-A pass reads N tokens of many sequences, each as a row of its own (N, 1): chunks of prompts and single new tokens lie
-side by side without padding. Shapes: N tokens of a pass, R sequences, K key-value heads, C head_dim.
+A forward pass reads N tokens of many sequences, each as its own row (N, 1), so that chunks of prompts and single new
+tokens need no padding. Shapes: N tokens of a pass, R sequences, K key-value heads, C head_dim.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from sheepop.adapt.native_products import wants_native_kernels
 from sheepop.generate.blocks import Chunk, Copy
-from sheepop.generate.held_blocks import HeldBlocks, Places
-from sheepop.generate.paged_attention import PagedAttending, Pass, StandingPass
+from sheepop.generate.paged_attention import PagedAttending, Pass, StaticPass
+from sheepop.generate.paged_kernels import AttentionMetadata, KVBlocks
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 from sheepop.model.cache import Cache
 
 
 def reaches_of(model: Transformer) -> tuple[int | None, ...]:
-    """How far each kind of the model's layers looks back, as `BlockManager` takes it.
+    """How many tokens back each kind of layer reads, itself included, as `BlockManager` takes it; None is all.
 
-    The last kind is that of the `preceding` tokens of n-grams and short convolutions, where there are any.
+    If the model has n-grams or short convolutions, the last kind is theirs.
     """
     windows: tuple[int | None, ...] = tuple(dict.fromkeys(model.windows))
     preceding = num_preceding(model)
@@ -31,14 +31,14 @@ def reaches_of(model: Transformer) -> tuple[int | None, ...]:
 
 
 def num_preceding(model: Transformer) -> int:
-    """How many tokens before it a token needs beside keys and values."""
+    """How many preceding tokens the model's n-grams and short convolutions read for each token."""
     config = model.config
     orders = config.ngrams.orders if config.ngrams is not None else ()
     return max(0, *(order - 1 for order in orders), (config.short_convolution or 1) - 1)
 
 
 def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, in_int8: bool = False) -> int:
-    """What a block of every kind takes together."""
+    """The bytes of one block in all layers together."""
     config = model.config
     numbers = config.head_size + config.value_size
     per_head = numbers + 2 * torch.float32.itemsize if in_int8 else numbers * model.dtype.itemsize
@@ -53,8 +53,9 @@ def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, 
 class PagedCache(Cache):
     """The blocks of all layers, (num_blocks, K, block_size, C) each, allocated once.
 
-    `num_blocks` are those of each kind in `reaches_of`. `lookahead` tokens of a pass may be taken back after it. Keys
-    and values are held `in_int8` or in the model's data type; tokens that are read `apart` attend each by itself.
+    `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. Keys and
+    values are stored in int8 if `in_int8`, else in the model's data type. If `batch_invariant`, each token attends
+    alone.
     """
 
     def __init__(
@@ -65,24 +66,24 @@ class PagedCache(Cache):
         *,
         lookahead: int = 0,
         in_int8: bool = False,
-        apart: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         config, self.device = model.config, model.device
         self.reaches = reaches_of(model)
         self.block_size = block_size
-        self._native, self._apart = apart or wants_native_kernels(model), apart
+        self._native, self._batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
         self._kind_of_layer = [self.reaches.index(window) for window in model.windows]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
 
-        self._spare_blocks = list(num_blocks)  # behind those that are managed
+        self._spare_blocks = list(num_blocks)  # one more block than the manager hands out
 
-        def held(width: int) -> list[HeldBlocks]:
+        def allocated(width: int) -> list[KVBlocks]:
             counts = [num_blocks[kind] for kind in self._kind_of_layer]
             shapes = [(count + 1, config.kv_heads, block_size, width) for count in counts]
-            return [HeldBlocks(shape, model.dtype, model.device, in_int8=in_int8) for shape in shapes]
+            return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8) for shape in shapes]
 
-        self.keys, self.values = held(config.head_size), held(config.value_size)
-        # The last tokens of each block at a place, token p in column p % width.
+        self.keys, self.values = allocated(config.head_size), allocated(config.value_size)
+        # The last inputs of each block, for each n-gram or convolution; the token at position p is in column p % width.
         self._tails: dict[str, Tensor] = {}
         self._tail_width = min(block_size, num_preceding(model) + lookahead)
         self._num_tail_blocks = num_blocks[-1]
@@ -90,10 +91,10 @@ class PagedCache(Cache):
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
         self._sources: list[int] = []
         self._pass: Pass | None = None
-        self._standing: StandingPass | None = None
+        self._static: StaticPass | None = None
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copies blocks, as `BlockManager.reserve` asks for it."""
+        """Makes the copies of blocks that `BlockManager.reserve` returned."""
         for kind in {copy.kind for copy in copies}:
             source, target = (
                 torch.tensor([getattr(copy, end) for copy in copies if copy.kind == kind], device=self.device)
@@ -110,18 +111,18 @@ class PagedCache(Cache):
     def read(
         self, chunks: Sequence[Chunk], sources: Sequence[int] | None = None, longest_source: int | None = None
     ) -> None:
-        """Says what the tokens of the next pass are, in this order.
+        """Sets the tokens of the next pass: those of `chunks`, in order.
 
-        `sources` number the texts that an encoder read for each chunk; the longest has `longest_source` tokens.
+        `sources` numbers the text that the encoder read for each chunk; the longest has `longest_source` tokens.
         """
-        self._pass, self._standing = Pass(chunks, self.block_size, self.device), None
+        self._pass, self._static = Pass(chunks, self.block_size, self.device), None
         numbers = sources or [0] * len(chunks)
         before = self._sources
         self._sources = [source for source, chunk in zip(numbers, chunks, strict=True) for _ in range(chunk.count)]
         if set(self._sources) <= set(before):
             if self._sources != before:
                 rows = torch.tensor([before.index(source) for source in self._sources], device=self.device)
-                # Of those that ended one may have been the longest.
+                # The longest source may have been that of a request that has ended.
                 self._memory = {
                     layer: (keys_BKSC[rows, :, :longest_source], values_BKSC[rows, :, :longest_source])
                     for layer, (keys_BKSC, values_BKSC) in self._memory.items()
@@ -129,75 +130,79 @@ class PagedCache(Cache):
         else:
             self._memory = {}
 
-    def standing_pass(self, count: int, longest: int) -> StandingPass:
-        """One of `count` single tokens, of texts with at most `longest`."""
-        return StandingPass(count, longest, self.block_size, self.reaches, self._spare_blocks, self.device)
+    def static_pass(self, count: int, longest: int) -> StaticPass:
+        """The static buffers for passes of `count` single tokens, of sequences with at most `longest` tokens."""
+        return StaticPass(count, longest, self.block_size, self.reaches, self._spare_blocks, self.device)
 
-    def read_again(self, standing: StandingPass) -> None:
-        """Says that the tokens of the next pass are those that are named in memory that stays."""
-        self._standing = standing
+    def read_static(self, static: StaticPass) -> None:
+        """Sets the tokens of the next pass: those in the static buffers."""
+        self._static = static
 
     @property
-    def _now(self) -> Pass:
-        assert self._pass is not None, "the cache was not told which tokens come"
+    def _current(self) -> Pass:
+        assert self._pass is not None, "call read() before a pass"
         return self._pass
 
     def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
-        """The positions (N, 1) of the tokens that `read` told of, and how many the longest sequence will hold."""
-        if self._standing is not None:
-            return self._standing.device_positions[:, None], self._standing.longest
-        now = self._now
-        if (num_rows, num_tokens) != (len(now.positions), 1):
+        """The positions (N, 1) of the tokens that `read` set, and the length of the longest sequence after the pass."""
+        if self._static is not None:
+            return self._static.device_positions[:, None], self._static.longest
+        current = self._current
+        if (num_rows, num_tokens) != (len(current.positions), 1):
             raise ValueError(
-                f"a paged cache reads every token as a row of its own, and expects {len(now.positions)} of them; "
-                f"{num_rows} rows of {num_tokens} were given"
+                f"a paged cache reads every token as its own row and expects {len(current.positions)} of them, "
+                f"not {num_rows} rows of {num_tokens}"
             )
-        return now.device_positions[:, None], max(chunk.end for chunk in now.chunks)
+        return current.device_positions[:, None], max(chunk.end for chunk in current.chunks)
 
     def preceding(self, place: str, new: Tensor, count: int) -> Tensor:
-        """The `count` entries before each token (N, count, ...), of this pass or of those before it."""
+        """The `count` entries before each token (N, count, ...), from this pass or earlier ones; 0 if there are none.
+
+        `place` names the n-gram or convolution; `new` (N, 1, ...) are the entries of this pass.
+        """
         kind, width = len(self.reaches) - 1, self._tail_width
         tail = self._tails.get(place)
         if tail is None:
             tail = self._tails[place] = new.new_zeros(self._num_tail_blocks, width, *new.shape[2:])
-        now, steps = self._now, torch.arange(-count, 0)
-        positions = now.positions[:, None] + steps
+        current, steps = self._current, torch.arange(-count, 0)
+        positions = current.positions[:, None] + steps
         earlier = positions.clamp(min=0)
-        blocks = now.blocks(kind, now.sequences[:, None].expand_as(earlier), earlier)
+        blocks = current.blocks(kind, current.sequences[:, None].expand_as(earlier), earlier)
         rows = (torch.arange(len(new))[:, None] + steps).clamp(min=0)
-        in_pass, exists = positions >= now.starts[:, None], positions >= 0
+        in_pass, exists = positions >= current.starts[:, None], positions >= 0
         shape = (*exists.shape, *(1 for _ in new.shape[2:]))
-        held = torch.where(in_pass.view(shape), new[rows, 0], tail[blocks, earlier % width])
-        last = now.last_of_blocks(width)
-        targets = now.blocks(kind, now.sequences[last], now.positions[last]), now.positions[last] % width
-        tail[targets] = new[last, 0]
-        return held * exists.view(shape)
+        found = torch.where(in_pass.view(shape), new[rows, 0], tail[blocks, earlier % width])
+        last = current.last_of_blocks(width)
+        last_positions = current.positions[last]
+        tail[current.blocks(kind, current.sequences[last], last_positions), last_positions % width] = new[last, 0]
+        return found * exists.view(shape)
 
     def prepare(self, kind: AttentionKind) -> Attending:
-        """A kernel for each long chunk, and one for all short ones."""
+        """Prepares the attention of the pass in the layers of `kind`: one kernel per long chunk, one for the others."""
         number = self._kind_of_window[kind.window]
-        if self._standing is not None:
-            places = self._standing.places[number]
-            return PagedAttending(kind, (places.blocks, places.slots), places)
-        return PagedAttending.of_pass(kind, self._now, number, native=self._native, apart=self._apart)
+        if self._static is not None:
+            metadata = self._static.metadata[number]
+            return PagedAttending(kind, metadata.slot_mapping, metadata)
+        return PagedAttending.of_pass(
+            kind, self._current, number, native=self._native, batch_invariant=self._batch_invariant
+        )
 
-    def places(self, attending: Attending) -> Places | None:
-        """Where the keys of all tokens of the pass are, if a kernel reads all of them there."""
-        return attending.places if isinstance(attending, PagedAttending) else None
+    def metadata(self, attending: Attending) -> AttentionMetadata | None:
+        """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""
+        return attending.metadata if isinstance(attending, PagedAttending) else None
 
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
     ) -> Tensor:
         """Stores the new keys and values of a layer and attends, each token to its own sequence up to itself."""
         assert isinstance(attending, PagedAttending)
-        blocks, slots = attending.targets
         keys, values = self.keys[layer], self.values[layer]
-        k_NK1C = keys.store(blocks, slots, k_BKTC[:, :, 0])[:, :, None]
-        v_NK1C = values.store(blocks, slots, v_BKTC[:, :, 0])[:, :, None]
-        return attending.over(keys, values, q_BHTC, k_NK1C, v_NK1C, score)
+        k_NK1C = keys.store(attending.slot_mapping, k_BKTC[:, :, 0])[:, :, None]
+        v_NK1C = values.store(attending.slot_mapping, v_BKTC[:, :, 0])[:, :, None]
+        return attending.attend_blocks(keys, values, q_BHTC, k_NK1C, v_NK1C, score)
 
     def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """What `project` gave when the layer first asked, as long as no source comes that was not there."""
+        """The encoder's keys and values for a layer, which `project` computes once, and again for a new source."""
         if layer not in self._memory:
             self._memory[layer] = project()
         return self._memory[layer]

@@ -1,4 +1,4 @@
-"""From a prompt, which is a text or a list of token ids, to the ids that the network reads."""
+"""Encodes a prompt, a text or a list of token ids, into the ids that the network reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sheepop.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as its text and as what the network reads.
+    """A prompt as text and as token ids.
 
-    The completion goes on behind `token_ids`. Where an encoder reads the prompt, its tokens are `source_ids`, and
-    `token_ids` are those that begin every target.
+    The completion follows `token_ids`. For an encoder-decoder the prompt's tokens are `source_ids`, and `token_ids` are
+    those that begin every target.
     """
 
     text: str
@@ -25,17 +25,17 @@ class Prompt:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt itself, with those that its reader puts around it."""
+        """The number of tokens of the prompt, with its prefix or end token."""
         return len(self.token_ids if self.source_ids is None else self.source_ids)
 
 
 def read_prompt(
     name: str, prompt: str | Sequence[int], model: Transformer, tokenizer: Tokenizer, on_overflow: str
 ) -> Prompt:
-    """Encodes `prompt` for `model`; `name` is what messages call it, `on_overflow` as in `GenerationConfig`.
+    """Encodes `prompt` for `model`; messages call it `name`; see `GenerationConfig` for `on_overflow`.
 
-    A text begins with the tokens that the tokenizer's makers put before every text; token ids are taken as they are.
-    Raises `UsageError` for a prompt that is empty, is not text, has an id outside the vocabulary, or does not fit.
+    A text gets the tokenizer's prefix tokens; token ids are used as they are. Raises `UsageError` for a prompt that is
+    empty, is not text, has an id outside the vocabulary, or does not fit.
     """
     has_encoder = isinstance(model, EncoderDecoder)
     token_ids = encode_prompt(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
@@ -49,7 +49,7 @@ def read_prompt(
         if len(token_ids) >= longest:
             raise UsageError(
                 f"{name} has {len(token_ids)} tokens, but the encoder's max_seq_len = {longest} has room for "
-                f"{longest - 1} and the one that ends a source. Shorten it."
+                f"{longest - 1} and the end token. Shorten it."
             )
         return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
     if on_overflow != "window" and len(token_ids) >= longest:
@@ -64,7 +64,7 @@ def read_prompt(
 def encode_prompt(
     name: str, prompt: str | Sequence[int], tokenizer: Tokenizer, prefix_ids: Sequence[int] = ()
 ) -> list[int]:
-    """The ids of a text behind `prefix_ids`, or token ids as they are; raises `UsageError` as `read_prompt` does."""
+    """Returns `prefix_ids` and the ids of a text, or given token ids unchanged; raises `UsageError` for bad input."""
     if isinstance(prompt, str):
         try:
             prompt.encode("utf-8")
@@ -81,10 +81,10 @@ def encode_prompt(
             raise UsageError(f"{name} must be text or a list of integer token ids, not {prompt!r}.") from None
     if not token_ids:
         raise UsageError(f"{name} is empty. Give at least one character for the model to continue.")
-    for place, token_id in enumerate(token_ids):
+    for position, token_id in enumerate(token_ids):
         if not 0 <= token_id < tokenizer.vocab_size:
             raise UsageError(
-                f"{name}: token id {token_id} at position {place} is not in the vocabulary. "
+                f"{name}: token id {token_id} at position {position} is not in the vocabulary. "
                 f"Ids run from 0 to {tokenizer.vocab_size - 1}."
             )
     return token_ids

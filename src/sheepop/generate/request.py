@@ -1,4 +1,4 @@
-"""Requests on their way to completions: their texts, and whether they have ended."""
+"""Requests in progress: their texts, stop strings, and completions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sheepop.generate.constraints import Matcher
 from sheepop.generate.prompt import Prompt
 from sheepop.generate.sampler import Likeliest
 from sheepop.generate.scheduler import Reader
-from sheepop.generate.stopping import StopMatcher
 from sheepop.tokenizer import StreamDecoder, Tokenizer
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -22,18 +21,18 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Completion:
-    """What was written for one prompt: its continuation, or for an encoder-decoder the target for it as the source.
+    """The text generated for one prompt: its continuation, or for an encoder-decoder the target of the source.
 
-    `text` ends before the stop string, if one was found. `token_ids` are all tokens that were chosen, with the
-    ``<eos>`` or the pieces of the stop string that ended them; `logprobs` has the natural logarithm of each one's
-    probability under the model itself, before temperature and the rest of the sampling settings, and `likeliest` the
-    tokens that the model preferred there, where they were asked for.
+    `text` ends before the stop string, if one was found. `token_ids` are all generated tokens, with the ``<eos>`` or
+    the pieces of the stop string that ended them. `logprobs` has the natural logarithm of each token's probability
+    under the model itself, before temperature and the other sampling settings. `likeliest` has the model's likeliest
+    tokens at each position, if they were requested.
 
     `finish_reason` is ``stop`` (``<eos>``, a stop token or a stop string), ``length`` (`max_new_tokens`, or the end of
-    the context) or ``abort`` (the caller asked to stop). `num_dropped_prompt_tokens` counts the prompt's first tokens
-    that the network did not read because the context could not hold them. `seed` repeats the text. `continues_prompt`
-    says whether the text goes on where the prompt ends. `near_ties` counts tokens that were chosen by so little that
-    among other requests, with other roundings, another one could have been.
+    the context) or ``abort`` (the caller stopped it). `num_dropped_prompt_tokens` counts the first prompt tokens that
+    the network did not read because they did not fit the context. `seed` reproduces the text. `continues_prompt` is
+    False for a target. `near_ties` counts tokens that won so narrowly that another batch, with other rounding, could
+    have chosen another token.
     """
 
     text: str
@@ -50,16 +49,16 @@ class Completion:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """What ``dataclasses.asdict`` has made plain data of, read back."""
+        """Restores a completion from the dictionary that ``dataclasses.asdict`` made of it."""
         return cls(**{**record, "likeliest": tuple(Likeliest(**each) for each in record["likeliest"])})
 
 
 class Candidate:
-    """One of the texts that a request writes. `context` are the tokens that the network reads to predict the next one.
+    """One of the texts that a request writes. `context` has the tokens that the network reads to predict the next one.
 
-    When the context is full and `on_overflow` is ``slide`` or ``window``, it goes on with its last half, as if the text
-    before had not been: the network never sees more than `max_seq_len` positions. A prompt that fills the context loses
-    its first tokens, so that there is room for `max_new_tokens` but at most for half a context.
+    When the context is full and `on_overflow` is ``slide`` or ``window``, only its last half is kept, so the network
+    never sees more than `max_seq_len` positions. A prompt that fills the context loses its first tokens, to make room
+    for `max_new_tokens` or half a context, whichever is less.
     """
 
     def __init__(self, request: Request, index: int) -> None:
@@ -85,28 +84,28 @@ class Candidate:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still be written."""
+        """The number of tokens that may still be written."""
         request = self.request
         remaining = request.config.max_new_tokens - len(self.token_ids)
-        # A target needs its beginning, whatever is said of a text that goes on.
+        # A target never slides, whatever `on_overflow` is, because it needs its beginning.
         if request.config.on_overflow == "refuse" or request.prompt.source_ids is not None:
             remaining = min(remaining, request.max_seq_len - self.position)
         return remaining
 
     @property
     def num_guessable(self) -> int:
-        """Tokens that may be guessed: as many as are asked for, may be written beside the next one, and fit."""
+        """The number of tokens to guess: those requested, limited by `num_remaining` and the context."""
         request = self.request
         return max(0, min(request.config.guesses, self.num_remaining - 1, request.max_seq_len - len(self.context)))
 
     @property
     def position(self) -> int:
-        """Index of the next token in prompt and text together."""
+        """The index of the next token in prompt and text together."""
         return len(self.request.prompt.token_ids) + len(self.token_ids)
 
     @property
     def context_overflows(self) -> bool:
-        """Whether the context has to slide before the network can read it."""
+        """Whether the context is too long for the network and has to slide."""
         return len(self.context) > self.request.max_seq_len
 
     def slide(self) -> None:
@@ -114,7 +113,7 @@ class Candidate:
         self.context = self.context[-max(1, self.request.max_seq_len // 2) :]
 
     def accept(self, token_id: int, logprob: float, likeliest: Likeliest | None = None) -> str:
-        """Adds the token that was chosen and ends the text when it is the last; returns what may be shown."""
+        """Adds a sampled token, ends the text if it is the last, and returns the new text that can be shown."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         if likeliest is not None:
@@ -132,7 +131,7 @@ class Candidate:
         return shown
 
     def finish(self, reason: FinishReason) -> str:
-        """Ends the text; returns what was held back in case it became a character or a stop string."""
+        """Ends the text; returns the rest, withheld so far as part of a possible character or stop string."""
         shown = self._stop.push(self._decoder.finish())
         found = self._stop.matched is not None
         self.finish_reason = "stop" if found else reason
@@ -158,7 +157,7 @@ class Candidate:
 
     @property
     def text(self) -> str:
-        """What is written so far, but for what is held back."""
+        """The text so far, without what is withheld as part of a possible stop string."""
         return "".join(self._text)
 
     def _show(self, text: str) -> str:
@@ -167,11 +166,11 @@ class Candidate:
 
 
 class Request:
-    """A prompt, how to continue it, and the texts that are written: `num_candidates` of them, or those of a beam.
+    """A prompt, its settings, and the texts that continue it: `num_candidates` of them, or the branches of a beam.
 
-    `seed` is the request's own, a function of the caller's seed and the prompt's `index`. `matcher` knows the grammar
-    that the text has to follow. A token of `end_ids` ends a text. Requests with a smaller `priority` go first, those of
-    equal priority in the order of their `number`. Only requests of one `tenant` share what the cache holds.
+    The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
+    a grammar. A token of `end_ids` ends a text. Requests run in order of `priority`, smaller first, then of `number`.
+    Only requests of the same `tenant` share cached prefixes.
     """
 
     def __init__(
@@ -219,7 +218,7 @@ class Request:
 
     @property
     def readers(self) -> Sequence[Reader]:
-        """What the network reads for this request."""
+        """The texts that the network reads for this request."""
         return self.writing if self.beam is None else self.branches
 
     @property
@@ -229,7 +228,7 @@ class Request:
 
     @property
     def source_ids(self) -> list[int] | None:
-        """What an encoder reads for it."""
+        """The tokens that the encoder reads."""
         return self.prompt.source_ids
 
     @property
@@ -238,22 +237,82 @@ class Request:
         return min(len(self.candidates[0].context) + self.config.max_new_tokens, self.max_seq_len)
 
     def fork(self) -> list[Candidate]:
-        """Makes all its other candidates, which have the first one's prompt."""
-        twins = [Candidate(self, index) for index in range(1, self.num_candidates)]
-        self.candidates += twins
-        return twins
+        """Creates and returns the other candidates, which share the prompt of the first."""
+        others = [Candidate(self, index) for index in range(1, self.num_candidates)]
+        self.candidates += others
+        return others
 
     def decoder(self) -> StreamDecoder:
-        """A decoder of what follows the prompt."""
+        """A decoder for the tokens after the prompt."""
         return StreamDecoder(self._tokenizer, continues=self._continues)
 
     def chosen(self) -> list[Candidate]:
-        """The texts that are wanted; of more than these, the ones whose tokens are likeliest on average."""
+        """The `num_completions` texts to return: those whose tokens are likeliest on average."""
         if len(self.candidates) <= self.config.num_completions:
             return self.candidates
         likeliest = sorted(self.candidates, key=lambda c: -sum(c.logprobs) / max(1, len(c.logprobs)))
         return likeliest[: self.config.num_completions]
 
     def completions(self) -> list[Completion]:
-        """The results."""
+        """The completions of the chosen texts."""
         return [candidate.completion() for candidate in self.chosen()]
+
+
+class StopMatcher:
+    """Passes text through until a stop string is complete; withholds text that may become part of one.
+
+    The stop string that is complete first ends the text; if several end at the same character, the longest. So the
+    result does not depend on how the text is split into pieces. Each stop string has an automaton (Knuth, Morris and
+    Pratt 1977), which makes the work per character constant.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._automata = [_Automaton(pattern) for pattern in stop]
+        self._withheld = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Returns the text that is now known to precede any stop string; nothing after one has `matched`."""
+        if self.matched is not None:
+            return ""
+        if not self._automata:
+            return text
+        for position, character in enumerate(text):
+            # All automata must see the character, so this is a list and not a generator.
+            complete = [automaton.pattern for automaton in self._automata if automaton.advance(character)]
+            if complete:
+                self.matched = max(complete, key=len)
+                shown = (self._withheld + text[: position + 1])[: -len(self.matched)]
+                self._withheld = ""
+                return shown
+        pending = self._withheld + text
+        boundary = len(pending) - max(automaton.state for automaton in self._automata)
+        self._withheld = pending[boundary:]
+        return pending[:boundary]
+
+    def finish(self) -> str:
+        """Returns the withheld text, since no more text follows."""
+        rest, self._withheld = self._withheld, ""
+        return rest
+
+
+class _Automaton:
+    """Matches one pattern; `state` is the length of the longest suffix of the text that is a prefix of `pattern`."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.state = 0
+        # borders[n] is the longest proper prefix of the first n characters that is also their suffix.
+        self._borders = [0] * (len(pattern) + 1)
+        for length in range(2, len(pattern) + 1):
+            self._borders[length] = self._next(self._borders[length - 1], pattern[length - 1])
+
+    def advance(self, character: str) -> bool:
+        """Reads one character; returns whether the pattern ends with it."""
+        self.state = self._next(self.state, character)
+        return self.state == len(self.pattern)
+
+    def _next(self, state: int, character: str) -> int:
+        while state and (state == len(self.pattern) or self.pattern[state] != character):
+            state = self._borders[state]
+        return state + 1 if self.pattern[state] == character else 0

@@ -1,8 +1,9 @@
-"""Runs the network on what a step reads: with a cache, or on whole texts each time."""
+"""Runs the network on the tokens of a step: with the paged cache, or on whole texts each time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,24 +11,31 @@ import torch
 from torch import Tensor
 
 from sheepop.generate.blocks import Chunk, Copy
-from sheepop.generate.decoding_graphs import DecodingGraphs
+from sheepop.generate.paged_attention import Pass, StaticPass
 from sheepop.generate.paged_cache import PagedCache
+from sheepop.generate.paged_kernels import attends_by_triton
 from sheepop.generate.scheduler import Share
 from sheepop.model import EncoderDecoder, Memory, Transformer
+from sheepop.model.probe import someone_watches
+
+Capture = Callable[[Callable[[], None]], Callable[[], Any]]
+"""Captures the work of a function on a device; returns a function that replays it."""
 
 _PADDING_ID = 0  # any valid row of the embedding will do: no token attends to it
+_MOST_CAPTURED = 256
+_PASSES_BEFORE_CAPTURE = 8  # a capture costs as much as several passes
 
 
 class Runner(Protocol):
     """The network as the engine sees it."""
 
     def run(self, shares: Sequence[Share]) -> Tensor:
-        """Reads what is granted; the logits (R, V) behind each text and each of its guesses that was read."""
+        """Reads the scheduled tokens; returns the logits (R, V) after each text and each guess that was read."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a pass reads: tokens by chunks, behind which of them logits are wanted, and blocks to copy before."""
+    """The input of a pass: blocks to copy first, chunks, their `token_ids`, and the rows to compute logits for."""
 
     copies: Sequence[Copy]
     chunks: Sequence[Chunk]
@@ -36,7 +44,7 @@ class Reading:
 
     @classmethod
     def of(cls, shares: Sequence[Share]) -> Reading:
-        """What is granted."""
+        """The input of a pass that reads `shares`."""
         grants = [grant for share in shares for grant in share.grants]
         read: list[int] = []
         predicting: list[int] = []
@@ -58,14 +66,14 @@ class PagedRunner:
         self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
     def run(self, shares: Sequence[Share]) -> Tensor:
-        """Reads the new tokens, each as a row of its own."""
+        """Reads the new tokens, each as its own row."""
         sources = None
         if self._sources is not None:
             sources = [share.request.source_ids for share in shares for _ in share.grants]
         return self.read(Reading.of(shares), sources)
 
     def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
-        """The logits of one pass; `sources` are what the encoder reads for each chunk."""
+        """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
         chunks, read, predicting = reading.chunks, reading.token_ids, reading.predicting
         self._cache.copy(reading.copies)
         if self._graphs is not None and self._graphs.suits(chunks):
@@ -85,14 +93,14 @@ class PagedRunner:
 
 
 class RecomputingRunner:
-    """Runs the network on the whole of every text for every token: slow, and the measure of the other one."""
+    """Runs the network on every whole text for every token: slow, and the reference for `PagedRunner`."""
 
     def __init__(self, model: Transformer) -> None:
         self._model = model
         self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
     def run(self, shares: Sequence[Share]) -> Tensor:
-        """Reads all of the texts that a token is chosen for."""
+        """Reads every text whose next token is needed, from its beginning."""
         grants = [(share, grant) for share in shares for grant in share.grants if grant.num_predictions]
         device = self._model.device
         if not grants:
@@ -101,7 +109,7 @@ class RecomputingRunner:
         longest = max(map(len, texts))
         input_ids = torch.tensor([[*text, *[_PADDING_ID] * (longest - len(text))] for text in texts], device=device)
         lengths = torch.tensor(list(map(len, texts)), device=device)[:, None]
-        # Padding shares the position of the last token before it, so that nothing beyond a row's end is looked up.
+        # Padding has the position of the row's last token, so that no position beyond the row's length is looked up.
         inputs: dict[str, Any] = {"positions": torch.arange(longest, device=device).minimum(lengths - 1)}
         if self._sources is not None:
             sources = [share.request.source_ids for share, _ in grants]
@@ -115,7 +123,7 @@ class RecomputingRunner:
 
 
 class _Sources:
-    """What the encoder made of the sources of the requests that run, each read once."""
+    """The encoder's states for the sources of the running requests; each source is encoded once."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         self._model = model
@@ -141,3 +149,81 @@ class _Sources:
         mask = torch.arange(states.shape[1], device=device) < lengths[:, None]
         rows = torch.arange(len(keys), device=device).repeat_interleave(torch.tensor(counts, device=device))
         return Memory(states[rows], mask[rows]), numbers
+
+
+class DecodingGraphs:
+    """CUDA graphs of passes that read one token of each text, one graph per number of texts, a power of two.
+
+    A GPU finishes such a pass sooner than Python can launch its kernels one by one. A graph reads the static buffers
+    that it was captured with, so the input of a pass is copied there; padding tokens read and write a block of the
+    cache that belongs to no text. A graph is captured only after several passes of its size.
+    """
+
+    def __init__(self, model: Transformer, cache: PagedCache, capture: Capture) -> None:
+        self._model, self._cache, self._capture = model, cache, capture
+        self._seen: Counter[int] = Counter()
+        self._captured: dict[int, tuple[StaticPass, Tensor, Callable[[], Any]]] = {}
+
+    @classmethod
+    def of(cls, model: Transformer, cache: PagedCache) -> DecodingGraphs | None:
+        """The graphs of a network on a GPU; None if a pass needs the host, or the GPU has no paged kernel."""
+        config = model.config
+        needs_host = config.experts is not None or config.ngrams is not None or config.short_convolution is not None
+        if config.architecture != "decoder" or needs_host or not attends_by_triton(model.attention_kind(cached=True)):
+            return None
+        return cls(model, cache, _cuda_capture())
+
+    def suits(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether a pass should be run by a graph, captured now if there is none; counts the pass."""
+        if len(chunks) > _MOST_CAPTURED or any(chunk.count != 1 for chunk in chunks) or someone_watches():
+            return False
+        size = _size(len(chunks))
+        self._seen[size] += 1
+        return self._seen[size] > _PASSES_BEFORE_CAPTURE
+
+    def run(self, token_ids: Sequence[int], chunks: Sequence[Chunk]) -> Tensor:
+        """The logits (R, V) after one token of each text."""
+        current, size = Pass(chunks, self._cache.block_size, self._cache.device), _size(len(chunks))
+        if size not in self._captured:
+            self._captured[size] = self._capture_pass(size, token_ids, current)
+        static, logits, replay = self._captured[size]
+        static.fill(token_ids, current)
+        replay()
+        return logits[: len(chunks)].clone()
+
+    def _capture_pass(
+        self, size: int, token_ids: Sequence[int], current: Pass
+    ) -> tuple[StaticPass, Tensor, Callable[[], Any]]:
+        model, cache = self._model, self._cache
+        static = cache.static_pass(size, model.config.max_seq_len)
+        static.fill(token_ids, current)
+        logits = torch.empty(size, model.config.vocabulary, dtype=model.dtype, device=cache.device)
+
+        def work() -> None:
+            cache.read_static(static)
+            logits.copy_(model.read_out(model.hidden_states(static.input_ids, cache=cache))[:, 0])
+
+        return static, logits, self._capture(work)
+
+
+def _size(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _cuda_capture() -> Capture:
+    """Captures on the current GPU; all graphs share one memory pool, since no two run at the same time."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(work: Callable[[], None]) -> Callable[[], Any]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compilation and allocation at first use must not be captured
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            work()
+        return graph.replay
+
+    return capture

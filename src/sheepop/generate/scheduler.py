@@ -1,8 +1,8 @@
-"""Which tokens the network reads next: one budget for new tokens and chunks of prompts, of whoever comes first.
+"""The scheduler: which tokens the network reads in each step, within one budget of tokens.
 
-Requests that write take their tokens first; prompts are read in chunks with what is left of the budget, so that none
-stops the others (Agrawal et al. 2023, Sarathi). Where blocks lack, the request that comes last gives up its own and
-reads its text again later; what it wrote is not lost. There is no tensor here.
+Requests that are decoding take their tokens first; prompts are read in chunks with the rest of the budget, so that a
+long prompt does not block the others (Agrawal et al. 2023, Sarathi). If blocks run out, the last request in order is
+preempted: it frees its blocks and later reads its text, which is kept, again. This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 
 
 class Reader(Protocol):
-    """A text that the network reads: `context`, and `drafts` behind it that are guesses; only equal salts share."""
+    """A text that the network reads: `context`, then the guessed tokens `drafts`. Only equal salts share blocks."""
 
     context: list[int]
     drafts: list[int]
@@ -28,40 +28,40 @@ class Reader(Protocol):
 
 
 class Schedulable(Protocol):
-    """A request: the texts that it still writes, at most `width` at a time, and its place in the order."""
+    """A request: its unfinished texts, at most `width` at a time, and its position in the order."""
 
     @property
     def readers(self) -> Sequence[Reader]:
-        """All of them are scheduled together, or none."""
+        """The unfinished texts, which are scheduled all together or not at all."""
 
     @property
     def width(self) -> int:
-        """The most readers that it will have."""
+        """The most readers that the request will have."""
 
     @property
     def source_ids(self) -> list[int] | None:
-        """What an encoder reads for it, where the network has one."""
+        """The tokens that the encoder reads, if the network has one."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its priority, where 0 comes before 1, and its number."""
+        """The priority (smaller first) and the number of the request."""
 
 
 class Grant(NamedTuple):
-    """What a step reads of a text."""
+    """The chunk of a text that a step reads."""
 
     reader: Reader
     chunk: Chunk
 
     @property
     def num_predictions(self) -> int:
-        """How many tokens can be chosen: one behind the whole text, and one behind each guess that is read."""
+        """The number of tokens to sample: one after the whole context, and one after each guess that is read."""
         return min(self.chunk.count, max(0, self.chunk.end - len(self.reader.context) + 1))
 
 
 @dataclass
 class Share:
-    """What one request gets of a step."""
+    """The part of a step that reads for one request, and the blocks to copy before it."""
 
     request: Schedulable
     grants: list[Grant] = field(default_factory=list)
@@ -69,26 +69,26 @@ class Share:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to read."""
+        """The number of tokens to read."""
         return sum(grant.chunk.count for grant in self.grants)
 
 
 class QueueFullError(UsageError):
-    """There is no room for another request."""
+    """The queue has no room for another request."""
 
 
 class Scheduler:
-    """Requests that wait and requests that run, and what each of them reads in a step.
+    """Schedules the waiting and running requests.
 
-    A step reads at most `max_tokens`, of at most `max_sequences` texts; at most `max_waiting` requests wait for others
-    to end.
+    A step reads at most `max_tokens` tokens of at most `max_sequences` texts; at most `max_waiting` requests wait for
+    others to end.
     """
 
     def __init__(self, manager: BlockManager, *, max_tokens: int, max_sequences: int, max_waiting: int) -> None:
         if max_tokens < max_sequences:
             raise UsageError(
-                f"max_tokens = {max_tokens} is less than max_sequences = {max_sequences}, and every text that is "
-                "written needs a token of a step. Raise the first or lower the second."
+                f"max_tokens = {max_tokens} is less than max_sequences = {max_sequences}, but every running text needs "
+                "a token per step. Raise the first or lower the second."
             )
         self.manager = manager
         self.max_tokens, self.max_sequences, self.max_waiting = max_tokens, max_sequences, max_waiting
@@ -97,11 +97,11 @@ class Scheduler:
         self.num_preemptions = 0
 
     def require_room(self, request: Schedulable, longest: int) -> None:
-        """Raises `UsageError` where a request whose texts get `longest` tokens would not fit even alone."""
+        """Raises `UsageError` if a request with texts of up to `longest` tokens would not fit even alone."""
         if request.width > self.max_sequences:
             raise UsageError(
-                f"The request writes {request.width} texts at a time, and max_sequences = {self.max_sequences}. "
-                "Ask for fewer, or raise max_sequences."
+                f"The request writes {request.width} texts at a time, but max_sequences = {self.max_sequences}. "
+                "Request fewer texts, or raise max_sequences."
             )
         for kind, reach in enumerate(self.manager.reaches):
             needed = request.width * self.manager.num_blocks_for(longest)
@@ -110,24 +110,24 @@ class Scheduler:
                 needed = min(needed, request.width * (held + 1) + self.manager.num_blocks_for(self.max_tokens))
             if needed > self.manager.num_blocks[kind]:
                 raise UsageError(
-                    f"The request may need {needed} blocks of the cache, and there are "
-                    f"{self.manager.num_blocks[kind]}. Ask for fewer tokens or texts, or give the cache more memory."
+                    f"The request may need {needed} blocks of the cache, which has only "
+                    f"{self.manager.num_blocks[kind]}. Request fewer tokens or texts, or give the cache more memory."
                 )
 
     def add(self, request: Schedulable) -> None:
-        """Lets a request wait for its turn; raises `QueueFullError`."""
+        """Adds a request to the queue; raises `QueueFullError`."""
         can_start = self.max_sequences - sum(running.width for running in self.running)
         if len(self.waiting) >= self.max_waiting + can_start:
-            raise QueueFullError(f"{counted(len(self.waiting), 'request')} already wait. Try again later.")
+            raise QueueFullError(f"The queue is full, with {counted(len(self.waiting), 'request')}. Try again later.")
         insort(self.waiting, request, key=lambda other: other.order)
 
     def remove(self, request: Schedulable) -> None:
-        """Forgets a request; its blocks are free."""
+        """Removes a request and frees its blocks."""
         self._release(request)
         (self.running if request in self.running else self.waiting).remove(request)
 
     def schedule(self) -> list[Share]:
-        """What is read in the next step; blocks for it are reserved."""
+        """Chooses the tokens of the next step and reserves blocks for them."""
         shares: dict[int, Share] = {}
         budget, before = self.max_tokens, self.num_preemptions
         for request in sorted(self.running, key=lambda request: (self._reads_prompt(request), request.order)):
@@ -143,7 +143,7 @@ class Scheduler:
         return list(shares.values())
 
     def _admit(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> bool:
-        """Lets the first that waits run, if there are blocks for its first chunk."""
+        """Starts the first waiting request if there are blocks for its first chunk; returns whether it did."""
         share = self._reserve(request, budget)
         if share is None:
             self._release(request)
@@ -154,7 +154,7 @@ class Scheduler:
         return True
 
     def _grant(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> int:
-        """Gives a running request its tokens, and how many they are; the last in order makes room."""
+        """Schedules a running request, preempting the last in order while blocks are missing; returns its tokens."""
         while (share := self._reserve(request, budget)) is None:
             last = max(self.running, key=lambda other: other.order)
             self._preempt(last)
@@ -165,9 +165,9 @@ class Scheduler:
         return share.num_tokens
 
     def _reserve(self, request: Schedulable, budget: int) -> Share | None:
-        """Blocks for as much of the request's texts as the budget allows; None where blocks lack.
+        """Reserves blocks for as many of the request's tokens as the budget allows; None if blocks are missing.
 
-        The newest tokens of its texts are read in one step, so that all of them can be continued together.
+        The newest tokens of all its texts are read in the same step, so that the texts continue together.
         """
         tables = [self._table(reader) for reader in request.readers]
         counts = [
@@ -208,7 +208,7 @@ class Scheduler:
                 reader.table = None
 
     def _reads_prompt(self, request: Schedulable) -> bool:
-        """Whether a text of the request has more than its newest token to read."""
+        """Whether a text of the request has unread tokens before its newest one."""
         return any(
             reader.table is None or len(reader.context) - reader.table.num_tokens > 1 for reader in request.readers
         )

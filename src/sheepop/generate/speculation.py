@@ -1,8 +1,8 @@
-"""Guesses of the next tokens, which the network checks all at once (Leviathan et al. 2023, speculative decoding).
+"""Speculative decoding: guesses of the next tokens, which the network checks in one pass (Leviathan et al. 2023).
 
-A token that is drawn depends on the logits, the request's seed and the token's place alone. So the token that would be
-drawn behind each guess is drawn, and guesses are kept up to the first that differs: the text is the one that would have
-been written without them, whatever they are. Good guesses save passes, bad ones cost a little.
+A sampled token depends only on the logits, the request's seed and its position. So a token is sampled after each guess,
+and guesses are accepted up to the first that differs: the text is the same as without guesses. Good guesses save
+passes, bad ones cost a little.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sheepop.generate.scheduler import Grant, Share
 
 
 class Drafter(Protocol):
-    """Whoever guesses."""
+    """A source of guesses."""
 
     count: int
     """The most guesses for a text."""
 
     def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
-        """The guesses for each of these texts, at most its `num_guessable`, perhaps none."""
+        """Returns the guesses for each text, at most its `num_guessable`, possibly none."""
 
     def forget(self, candidate: Candidate) -> None:
-        """Drops what is kept for a text that has ended."""
+        """Drops the state of a text that has ended."""
 
 
 class LookupDrafter:
-    """Guesses that a text goes on as it did the last time that its last `longest` tokens, or fewer, occurred.
+    """Guesses the tokens that followed the last n tokens where these occurred before (Saxena 2023, prompt lookup).
 
-    Saxena 2023, prompt lookup decoding.
+    It tries n from `longest` down to `shortest`.
     """
 
     def __init__(self, count: int, *, longest: int = 3, shortest: int = 2) -> None:
@@ -45,7 +45,7 @@ class LookupDrafter:
         self._indexes: dict[int, _Index] = {}
 
     def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
-        """What followed in prompt and text."""
+        """Looks the guesses up in prompt and text."""
         counts = (min(self.count, candidate.num_guessable) for candidate in candidates)
         return [self._index(candidate).follows(count) for candidate, count in zip(candidates, counts, strict=True)]
 
@@ -60,7 +60,7 @@ class LookupDrafter:
 
 
 class _Index:
-    """Where each n-gram of a text ended last, before the end of the text."""
+    """The last position at which each n-gram ended, before the end of the text."""
 
     def __init__(self, sizes: range) -> None:
         self._sizes = sizes
@@ -68,7 +68,7 @@ class _Index:
         self._ends: dict[tuple[int, ...], int] = {}
 
     def read(self, tokens: list[int]) -> None:
-        """Takes in what is new; an n-gram is entered once a token follows it."""
+        """Adds the new tokens; an n-gram is indexed once a token follows it."""
         for end in range(len(self._tokens), len(tokens)):
             for size in self._sizes:
                 if end >= size:
@@ -76,7 +76,7 @@ class _Index:
         self._tokens = tokens
 
     def follows(self, count: int) -> list[int]:
-        """What followed the longest of the last n-grams that occurred before."""
+        """The up to `count` tokens that followed the longest final n-gram that occurred before."""
         for size in self._sizes:
             end = self._ends.get(tuple(self._tokens[-size:])) if len(self._tokens) >= size else None
             if end is not None:
@@ -85,7 +85,7 @@ class _Index:
 
 
 class ModelDrafter:
-    """Guesses with a smaller model of the same vocabulary, which draws with the same numbers and so often the same."""
+    """Guesses with a smaller model of the same vocabulary, which samples with the same seeds and so often agrees."""
 
     def __init__(self, runner: PagedRunner, sampler: Sampler, manager: BlockManager, count: int) -> None:
         self.count = count
@@ -93,7 +93,7 @@ class ModelDrafter:
         self._readers: dict[int, _DraftReader] = {}
 
     def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
-        """Writes on with the smaller model; a text for which blocks lack gets no more guesses."""
+        """Generates guesses with the smaller model; a text without free blocks gets no more guesses."""
         readers = [self._reader(candidate) for candidate in candidates]
         open_ones = readers
         for _ in range(self.count):
@@ -111,13 +111,13 @@ class ModelDrafter:
         return [reader.drafts for reader in readers]
 
     def forget(self, candidate: Candidate) -> None:
-        """Gives back the blocks of a text."""
+        """Frees the blocks of a text."""
         reader = self._readers.pop(id(candidate), None)
         if reader is not None and reader.table is not None:
             self._manager.close(reader.table)
 
     def _reader(self, candidate: Candidate) -> _DraftReader:
-        """What the smaller model reads of a text; all of it anew where the text has lost its beginning."""
+        """The smaller model's reader of a text; it starts again if the text has lost its first tokens."""
         reader = self._readers.setdefault(id(candidate), _DraftReader(candidate))
         reader.drafts = []
         context = list(candidate.context)
@@ -128,7 +128,7 @@ class ModelDrafter:
         return reader
 
     def _reserve(self, reader: _DraftReader) -> bool:
-        """Blocks for what the model has not read."""
+        """Reserves blocks for the unread tokens; returns whether there were enough."""
         if reader.table is None:
             reader.table = self._manager.open(reader.context, reader.salt)
         table = reader.table
@@ -154,15 +154,15 @@ class _DraftReader:
 
     @property
     def is_open(self) -> bool:
-        """Whether another guess is of use."""
+        """Whether another guess can be used."""
         return len(self.drafts) < self._candidate.num_guessable
 
     def share(self) -> Share:
-        """What a pass reads of it."""
+        """The chunk that the next pass reads."""
         return Share(self._candidate.request, [Grant(self, self.chunk)], self.copies)
 
     def row(self) -> Row:
-        """How its next guess is drawn: as the token itself will be."""
+        """The sampler's row for the next guess, with the seed and settings of the text itself."""
         candidate = self._candidate
         request = candidate.request
         return Row(request.config, request.prompt.token_ids, [*candidate.token_ids, *self.drafts], candidate.seed)

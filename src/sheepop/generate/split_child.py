@@ -1,4 +1,4 @@
-"""What runs in a process that has a part of a model which another one leads."""
+"""A follower process: it has one part of a split model and does what the leader sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sheepop.parallel.ranks import loss_of_ranks
 
 
 def follow(rank: int, size: int, port: int, device: str) -> None:
-    """Does what the leader says, until that is gone."""
+    """Executes the messages of the leader until the leader is gone."""
     join(rank, size, port, device)
     models: dict[int, Transformer] = {}
     runners: dict[int, PagedRunner] = {}
@@ -28,9 +28,9 @@ def follow(rank: int, size: int, port: int, device: str) -> None:
             runners.pop(number, None)
         if "load" in message:
             dtype = None if message["dtype"] is None else getattr(torch, message["dtype"])
-            # What cannot be read or split is refused by the leader in the same way.
+            # The leader raises the same error for a model that cannot be read or split.
             with contextlib.suppress(SheepOpError):
-                models[message["load"]] = load_part(Path(message["place"]), dtype, device).model
+                models[message["load"]] = load_part(Path(message["path"]), dtype, device).model
         elif "runner" in message:
             model = models[message["model"]]
             runners[message["runner"]] = PagedRunner(model, PagedCache(model, **message["cache"]))
@@ -44,8 +44,8 @@ def follow(rank: int, size: int, port: int, device: str) -> None:
 
 if __name__ == "__main__":
     try:
-        number, count, place = map(int, sys.argv[1:4])
-        follow(number, count, place, sys.argv[4])
+        own_rank, num_processes, store_port = map(int, sys.argv[1:4])
+        follow(own_rank, num_processes, store_port, sys.argv[4])
     except RuntimeError as error:
         if loss_of_ranks(error) is None:
             raise

@@ -1,7 +1,7 @@
-"""A model that is split over processes: this one leads, and the others read with their parts what it reads.
+"""A model split over processes by tensor parallelism: this process leads, and the others follow.
 
-Requests, blocks and samples are the leader's affair. The followers hear which tokens a pass reads and which blocks of
-the cache they go to, and compute their heads and features of it (`sheepop.parallel.tensor`).
+Only the leader has requests, block tables and a sampler. It sends the followers the tokens and cache blocks of each
+pass, and every process computes its heads and features (`sheepop.parallel.tensor`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.ranks import loss_of_ranks
 from sheepop.parallel.tensor import split_to_write
 
-_EVER = timedelta(days=365)  # a server may have nothing to do for long
+_EVER = timedelta(days=365)  # a server may be idle for a long time
 _ARRIVAL = timedelta(minutes=5)
 _ADDRESS = "127.0.0.1"
 
 
 class Followers:
-    """The other processes, on this machine; they end with this one, or when this is closed.
+    """The follower processes on this machine; they end with this process, or on `close`.
 
     Raises `DeviceError` for more processes than GPUs.
     """
@@ -52,12 +52,12 @@ class Followers:
         if device == "cuda" and torch.cuda.device_count() < size:
             raise DeviceError(f"{size} processes need as many GPUs, and this machine has {torch.cuda.device_count()}.")
         if dist.is_initialized():
-            raise UsageError("This process already has others that compute with it.")
+            raise UsageError("This process already belongs to a process group.")
         self.size, self.device = size, device
         with socket.create_server((_ADDRESS, 0)) as server:
             port = server.getsockname()[1]
         command = [sys.executable, "-m", "sheepop.generate.split_child"]
-        # In sessions of their own: Ctrl-C is for the leader, and ends a text, not the processes.
+        # They have their own sessions, so that Ctrl-C reaches only the leader.
         self.processes = [
             subprocess.Popen(
                 [*command, str(rank), str(size), str(port), device], stdin=subprocess.DEVNULL, start_new_session=True
@@ -65,38 +65,35 @@ class Followers:
             for rank in range(1, size)
         ]
         self.close = weakref.finalize(self, _end, self.processes)
-        # Of threads that let all of them compute, one does so at a time, from the word to the end of the pass.
-        self.turn = threading.RLock()
+        # A thread keeps this lock from the message to the end of the pass, so that passes never interleave.
+        self.lock = threading.RLock()
         self._numbers, self._forgotten = itertools.count(), list[int]()
         join(0, size, port, device)
 
-    def load(self, place: Path, dtype: torch.dtype | None) -> LoadedModel:
-        """A model of which every process has a part; raises `ConfigError` for one that cannot be split."""
-        number = self._numbered()
-        self.tell(load=number, place=str(place), dtype=None if dtype is None else str(dtype).removeprefix("torch."))
-        loaded = load_part(place, dtype, self.device)
+    def load(self, path: Path, dtype: torch.dtype | None) -> LoadedModel:
+        """Loads a part of the model in every process; raises `ConfigError` for a model that cannot be split."""
+        number = next(self._numbers)
+        self.send(load=number, path=str(path), dtype=None if dtype is None else str(dtype).removeprefix("torch."))
+        loaded = load_part(path, dtype, self.device)
         loaded.model.led = _Led(self, number)  # type: ignore[assignment]
         weakref.finalize(loaded.model.led, self._forgotten.append, number)
         return loaded
 
     def runner(self, model: int, owner: object, **cache: Any) -> int:
-        """The number of a runner of that model, which the others have too, each with a cache of its own."""
-        number = self._numbered()
+        """Creates a runner and a cache for `model` in every follower; returns its number. It is freed with `owner`."""
+        number = next(self._numbers)
         weakref.finalize(owner, self._forgotten.append, number)
-        self.tell(runner=number, model=model, cache=cache)
+        self.send(runner=number, model=model, cache=cache)
         return number
 
-    def tell(self, **message: Any) -> None:
-        """Says to all what comes next."""
-        with self.turn, _naming_losses():
+    def send(self, **message: Any) -> None:
+        """Sends a message to all followers, with the numbers of models and runners that they can free."""
+        with self.lock, _naming_losses():
             broadcast({**message, "forget": [self._forgotten.pop() for _ in range(len(self._forgotten))]})
-
-    def _numbered(self) -> int:
-        return next(self._numbers)
 
 
 class _Led:
-    """What a model that is split knows of the other processes; the copies of the model share it."""
+    """The followers of a split model, and its number there; copies of the model share this object."""
 
     def __init__(self, followers: Followers, number: int) -> None:
         self.followers, self.number = followers, number
@@ -106,14 +103,14 @@ class _Led:
 
 
 def is_led(model: Transformer) -> bool:
-    """Whether other processes compute with parts of `model`."""
+    """Whether `model` is split over this process and followers."""
     return isinstance(getattr(model, "led", None), _Led)
 
 
 class LeadingRunner(PagedRunner):
-    """Reads with this process's part of a model, after it has told the others to do so with theirs.
+    """Runs a split model: sends each pass to the followers, then computes its own part.
 
-    `settings` are those of `cache`, for theirs.
+    `settings` are the arguments of `cache`, with which the followers make theirs.
     """
 
     def __init__(self, model: Transformer, cache: PagedCache, settings: dict[str, Any]) -> None:
@@ -124,27 +121,27 @@ class LeadingRunner(PagedRunner):
         self._number = led.followers.runner(led.number, self, **settings)
 
     def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
-        """The logits of one pass of all."""
-        with self._followers.turn, _naming_losses():
-            self._followers.tell(read=self._number, **to_record(reading))
+        """The logits of one pass, which all processes compute."""
+        with self._followers.lock, _naming_losses():
+            self._followers.send(read=self._number, **to_record(reading))
             return super().read(reading, sources)
 
 
 def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
-    """What reads with `model`, by all processes that have a part of it; `settings` are those of its cache."""
+    """Returns the runner of `model` with a new cache of these `settings`, in all processes if the model is split."""
     cache = PagedCache(model, **settings)
     return LeadingRunner(model, cache, settings) if is_led(model) else PagedRunner(model, cache)
 
 
 def hidden_states(model: Transformer, token_ids: Sequence[int]) -> Tensor:
-    """The hidden states (T, D) of one text, read without a cache, by all processes that have a part of `model`."""
+    """The hidden states (T, D) of one text, computed without a cache, by all processes if the model is split."""
     input_ids = torch.tensor([list(token_ids)], device=model.device)
     if not is_led(model):
         return model.hidden_states(input_ids)[0]
     led = model.led
     assert isinstance(led, _Led)
-    with led.followers.turn, _naming_losses():
-        led.followers.tell(whole=led.number, token_ids=list(token_ids))
+    with led.followers.lock, _naming_losses():
+        led.followers.send(whole=led.number, token_ids=list(token_ids))
         return model.hidden_states(input_ids)[0]
 
 
@@ -159,7 +156,7 @@ def _naming_losses() -> Iterator[None]:
 
 
 def to_record(reading: Reading) -> dict[str, Any]:
-    """What a pass reads, as JSON has it."""
+    """Converts the input of a pass to JSON."""
     return {
         "copies": [list(copy) for copy in reading.copies],
         "chunks": [[chunk.table.blocks, chunk.start, chunk.count] for chunk in reading.chunks],
@@ -169,14 +166,14 @@ def to_record(reading: Reading) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Reading:
-    """The same read back."""
+    """Restores the input of a pass from `to_record`."""
     chunks = [Chunk(BlockTable("", blocks), start, count) for blocks, start, count in record["chunks"]]
     copies = [Copy(*numbers) for numbers in record["copies"]]
     return Reading(copies, chunks, record["token_ids"], record["predicting"])
 
 
 def join(rank: int, size: int, port: int, device: str) -> None:
-    """Connects this process with the others; raises `DeviceError` when one of them does not come."""
+    """Connects this process with the others; raises `DeviceError` if one of them does not connect in time."""
     if device == "cuda":
         torch.cuda.set_device(rank)
     try:
@@ -187,9 +184,9 @@ def join(rank: int, size: int, port: int, device: str) -> None:
         raise DeviceError(f"The {size} processes with parts of the model did not find each other: {error}.") from None
 
 
-def load_part(place: Path, dtype: torch.dtype | None, device: str) -> LoadedModel:
-    """The model in `place` with this process's part of its matrices, on its device."""
-    loaded = load_model(place, "cpu", dtype)
+def load_part(path: Path, dtype: torch.dtype | None, device: str) -> LoadedModel:
+    """Loads the model at `path` with this process's part of its matrices, on its device."""
+    loaded = load_model(path, "cpu", dtype)
     group = dist.group.WORLD
     assert group is not None
     split_to_write(loaded.model, SharingRanks(group, dist.get_rank(), dist.get_world_size()))
@@ -197,7 +194,7 @@ def load_part(place: Path, dtype: torch.dtype | None, device: str) -> LoadedMode
 
 
 def broadcast(message: dict[str, Any] | None) -> dict[str, Any]:
-    """The message of the leader, on all."""
+    """Sends the leader's message to all processes; followers pass None. Returns the message."""
     text = b"" if message is None else json.dumps(message).encode()
     length = torch.tensor(len(text))
     dist.broadcast(length, 0)

@@ -1,4 +1,4 @@
-"""The kernel of `triton_attention`, apart from it because Triton is loaded where there is a GPU only."""
+"""The Triton kernel of `paged_kernels.attend_by_triton`, in its own file because only GPU machines load Triton."""
 
 # mypy: ignore-errors
 
@@ -8,23 +8,23 @@ import triton.language as tl
 
 @triton.jit
 def attend(
-    queries, keys, values, key_scales, value_scales, table, firsts, lasts, slopes, tops, sums, sums_of_values,
-    kv_heads, table_width, parts, scale, cap,
+    queries, keys, values, key_scales, value_scales, table, first_positions, last_positions, slopes,
+    tops, sums, sums_of_values, kv_heads, table_width, parts, scale, cap,
     GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr,
     GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
     IN_INT8: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
 ):  # fmt: skip
-    """One part of the places that token r sees, for the GROUP query heads that share key-value head k.
+    """Attends from token r to one part of the positions that it sees, in the GROUP query heads of key-value head k.
 
-    Vectors have GROUPS, COLUMNS and VALUE_COLUMNS entries, powers of two of which GROUP, WIDTH and VALUE_WIDTH count.
-    Writes the largest score, the sum of e^(score - largest), and the values weighted by these.
+    Vectors have GROUPS, COLUMNS and VALUE_COLUMNS entries (powers of two), of which the first GROUP, WIDTH and
+    VALUE_WIDTH are used. Stores the largest score, the sum of e^(score - largest), and the values weighted by these.
     """
     row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group, column, value_column = tl.arange(0, GROUPS), tl.arange(0, COLUMNS), tl.arange(0, VALUE_COLUMNS)
     heads = row * kv_heads * GROUP + kv_head * GROUP + group
     whole = (group < GROUP)[:, None] & (column < WIDTH)[None, :]
     query = tl.load(queries + heads[:, None] * WIDTH + column[None, :], mask=whole, other=0.0).to(tl.float32)
-    first, last = tl.load(firsts + row), tl.load(lasts + row)
+    first, last = tl.load(first_positions + row), tl.load(last_positions + row)
     length = tl.cdiv(last + 1 - first, parts)
     begin = first + part * length
     end = tl.minimum(begin + length, last + 1)
@@ -34,10 +34,10 @@ def attend(
     if SLOPED:
         slope = tl.load(slopes + kv_head * GROUP + group, mask=group < GROUP, other=0.0)
     for start in range(begin, end, TILE):
-        place = start + tl.arange(0, TILE)
-        seen = place < end
-        block = tl.load(table + row * table_width + place // SIZE, mask=seen, other=0)
-        entry = (block * kv_heads + kv_head) * SIZE + place % SIZE
+        position = start + tl.arange(0, TILE)
+        seen = position < end
+        block = tl.load(table + row * table_width + position // SIZE, mask=seen, other=0)
+        entry = (block * kv_heads + kv_head) * SIZE + position % SIZE
         at = keys + entry[:, None] * WIDTH + column[None, :]
         key = tl.load(at, mask=seen[:, None] & (column < WIDTH)[None, :], other=0).to(tl.float32)
         scores = tl.sum(query[:, None, :] * key[None, :, :], axis=2) * scale
@@ -46,7 +46,7 @@ def attend(
         if CAPPED:
             scores = cap * (2 * tl.sigmoid(2 * scores / cap) - 1)
         if SLOPED:
-            scores -= slope[:, None] * (last - place).to(tl.float32)[None, :]
+            scores -= slope[:, None] * (last - position).to(tl.float32)[None, :]
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         weights, fading = tl.exp(scores - higher[:, None]), tl.exp(top - higher)

@@ -1,1 +1,1 @@
-"""Looking inside: every number of a pass over a prompt, and what can be read off it."""
+"""Traces: every tensor of a forward pass over a prompt, and analyses of them."""

@@ -1,4 +1,4 @@
-"""What must hold of every trace: sums, zeros and equalities that would be broken if a number shown were not real."""
+"""Invariants of every trace: sums, zeros and equalities that fail if a number in the trace is wrong."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sheepop.interpret.parts import FrozenNorm, parts_of
 from sheepop.interpret.stream import attentions_of
 from sheepop.interpret.trace import Trace
 
-# How large the error of a sum may be, relative to its largest number: some hundred roundings of long sums in float32,
-# and of half precision those of a number that every block rounds once.
+# The largest error of a sum relative to its largest number: in float32 a few hundred roundings of long sums, in half
+# precision the roundings of a number that every block rounds once.
 _LIMITS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
 _WEIGHTS = "*attention.weights"
-# Products with weights in integers round what they multiply to 16 bits.
+# Products with integer weights round their inputs to 16 bits.
 _QUANTISED = 1e-3
 
 
 @dataclass(frozen=True)
 class Check:
-    """An invariant: the largest `error` that was found, and the `limit` that it must not pass."""
+    """An invariant with its largest `error` and the `limit` of that error."""
 
     name: str
     error: float
@@ -32,38 +32,38 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether it holds; an error that is no number breaks it."""
+        """Whether the error is at most the limit; false for NaN."""
         return self.error <= self.limit
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The check as plain data."""
         return {**asdict(self), "holds": self.holds}
 
 
 @torch.no_grad()
 def check_trace(trace: Trace) -> list[Check]:
-    """The invariants of a trace; those of attention are looked at in every head of every layer."""
+    """Computes the invariants of a trace; those of attention cover every head of every layer."""
     values = trace.collect([_WEIGHTS, "*attention_output", "*feed_forward_output"], {_WEIGHTS: _sums})
     rows, future = _attention(trace, values)
     parts = max(_error(parts_of(trace, -1, each).total, each.residuals[-1, -1].double()) for each in trace.streams)
     blocks = _blocks(trace, values)
     return [
         Check("weights of every row sum to 1", rows, _limit(trace)),
-        Check("weights of the future are 0", future, 0.0),
-        Check("residual stream = what it had before + every branch, in every block", blocks, _limit(trace)),
-        Check("residual stream behind the last block = sum of all parts", parts, _limit(trace)),
+        Check("weights of later tokens are 0", future, 0.0),
+        Check("residual stream after every block = stream before it + its branches", blocks, _limit(trace)),
+        Check("residual stream after the last block = sum of all parts", parts, _limit(trace)),
         *_logits(trace),
     ]
 
 
 def _sums(weights_HTS: Tensor) -> Tensor:
-    """Of every row, and behind them the largest weight right of the diagonal."""
+    """The sums of all rows, followed by the largest weight right of the diagonal."""
     sums = weights_HTS.sum(-1, dtype=torch.float64)
     return torch.cat([sums.flatten(), weights_HTS.triu(1).max().double()[None]])
 
 
 def _attention(trace: Trace, found: Mapping[str, Tensor]) -> tuple[float, float]:
-    """How far row sums are from 1 with the sink's share, and the largest weight of a token that is not there yet."""
+    """The largest distance of a row's sum, with the sink's share, from 1, and the largest weight of a later token."""
     worst = future = 0.0
     for stream in trace.streams:
         for path, block in stream.paths():
@@ -79,13 +79,13 @@ def _attention(trace: Trace, found: Mapping[str, Tensor]) -> tuple[float, float]
 
 
 def _sink_shares(trace: Trace, path: str, sinks_H1: Tensor) -> Tensor:
-    """What the sinks of an attention layer take of every row (H, T), from its scores."""
+    """The share of the sinks of an attention layer in every row (H, T), from its scores."""
     scores = trace.collect([f"{path}.scores"])[f"{path}.scores"].double()
     return (sinks_H1 - torch.logaddexp(scores.logsumexp(-1), sinks_H1)).exp()
 
 
 def _blocks(trace: Trace, values: Mapping[str, Tensor]) -> float:
-    """The largest error of x + attention + feed-forward, with the norms behind sums where they stand there."""
+    """The largest error of x + attention + feed-forward, with the norms after these sums in post-norm blocks."""
     worst = 0.0
     for stream in trace.streams:
         for layer, (path, block) in enumerate(stream.paths()):
@@ -100,7 +100,7 @@ def _blocks(trace: Trace, values: Mapping[str, Tensor]) -> float:
 
 
 def _logits(trace: Trace) -> list[Check]:
-    """Of the traced logits: those of the last lens, of an unwatched pass both ways, and of a prefix."""
+    """Compares the traced logits with the last row of the lens, with two untraced passes, and with a prefix."""
     model, length = trace.model, trace.num_tokens
     ids = torch.tensor([trace.token_ids], device=model.device)
     traced = trace["logits"].double()
@@ -113,7 +113,7 @@ def _logits(trace: Trace) -> list[Check]:
         Check("last row of the lens = the prediction", _error(lens, traced.log_softmax(-1)), _limit(trace)),
         Check("traced logits = untraced logits step by step, bit for bit", _error(stepwise, traced), 0.0),
         Check("traced logits = untraced logits of the fast kernels", _error(untraced, traced), _limit(trace)),
-        Check("what comes later changes nothing before it", _error(prefix, traced[:half]), _limit(trace)),
+        Check("later tokens do not change earlier logits", _error(prefix, traced[:half]), _limit(trace)),
     ]
 
 

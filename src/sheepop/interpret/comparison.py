@@ -1,4 +1,4 @@
-"""Two traces of one prompt side by side: where a tuned model differs from the one that it began with."""
+"""Comparison of two traces of one prompt: where a tuned model differs from its base model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sheepop.interpret.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class TraceComparison:
-    """How far two passes over the same tokens are apart.
+    """The differences between two passes over the same tokens.
 
-    `distance` (L + 1, T) is the length of the difference of the residual streams over the length of the first one's;
-    `cosine` (L + 1, T) is that of both. `divergence` (T,) is KL(first, second) of the predictions in nats, and
-    `changed` the positions whose likeliest token is another.
+    `distance` (L + 1, T) is the length of the difference of the residual streams divided by the length of the first;
+    `cosine` (L + 1, T) is the cosine between them. `divergence` (T,) is KL(first, second) of the predictions in nats.
+    `changed` are the positions at which the likeliest next tokens differ.
     """
 
     distance: Tensor
@@ -28,9 +28,9 @@ class TraceComparison:
 
 @torch.no_grad()
 def compare_traces(first: Trace, second: Trace) -> TraceComparison:
-    """Compares two traces; raises `UsageError` where they read other tokens or have other shapes."""
+    """Compares two traces; raises `UsageError` if they differ in tokens or shapes."""
     if first.token_ids != second.token_ids or first.prompt.source_ids != second.prompt.source_ids:
-        raise UsageError("The models read the prompt as different tokens, so their passes cannot be set side by side.")
+        raise UsageError("The models read the prompt as different tokens, so their passes cannot be compared.")
     if first.residuals.shape != second.residuals.shape:
         shapes = [f"{trace.num_layers} blocks of width {trace.config.d_model}" for trace in (first, second)]
         raise UsageError(f"The first model has {shapes[0]}, the second {shapes[1]}; only equal shapes can be compared.")

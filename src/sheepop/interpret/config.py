@@ -1,4 +1,4 @@
-"""The settings under ``trace``: what a run looks into while it trains."""
+"""The settings under ``trace``: the prompt that a run traces during training."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from sheepop.core.config import Config
 
 
 class TraceConfig(Config):
-    """A prompt that is traced whenever a run lets its model write."""
+    """A prompt that a run traces at every sample."""
 
     prompt: str | None = None
-    """A text that is followed through the network at every `training.sample_interval`, into `traces/` of the run;
-    `null` traces nothing."""
+    """A text that the run traces at every `training.sample_interval` into its directory `traces/`; `null` traces
+    nothing."""
     target: str | None = None
-    """What an encoder-decoder is taken to have written when it has read `prompt` as its source; `null` is nothing."""
+    """For an encoder-decoder, which reads `prompt` as its source: the beginning of the target text; `null` means an
+    empty target."""
 
     @model_validator(mode="after")
     def _has_a_source(self) -> Self:
         if self.target is not None and self.prompt is None:
-            raise ValueError("target stands behind a prompt; set trace.prompt, too, or leave trace.target out")
+            raise ValueError("target needs a prompt; set trace.prompt, too, or leave trace.target out")
         return self

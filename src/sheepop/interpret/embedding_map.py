@@ -1,4 +1,4 @@
-"""Where tokens lie in the space of their embeddings: a map of two dimensions, and the nearest neighbours."""
+"""A two-dimensional map of token embeddings, and the nearest neighbours of a token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sheepop.model import Transformer
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A token with its cosine to another, and its distance in the space of embeddings."""
+    """A token with its embedding's cosine to that of another token, and their distance."""
 
     token_id: int
     cosine: float
@@ -22,7 +22,7 @@ class Neighbour:
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingMap:
-    """Tokens on the two axes of largest variance: `points` (N, 2), and the share of the variance of each axis."""
+    """The positions of tokens on the two axes of largest variance: `points` (N, 2), and each axis's variance share."""
 
     token_ids: list[int]
     points: Tensor
@@ -31,9 +31,9 @@ class EmbeddingMap:
 
 @torch.no_grad()
 def embedding_map(model: Transformer, token_ids: Sequence[int]) -> EmbeddingMap:
-    """A principal component analysis of the embeddings of these tokens; the sign of an axis makes its largest positive.
+    """Principal component analysis of the embeddings of these tokens; the largest coordinate on each axis is positive.
 
-    Fewer than three different tokens leave axes without variance, whose coordinates are 0.
+    With fewer than three different tokens, axes without variance have coordinates of 0.
     """
     ids = list(dict.fromkeys(token_ids))
     rows = model.embedding(torch.tensor(ids, device=model.device)).double().cpu()
@@ -50,7 +50,7 @@ def embedding_map(model: Transformer, token_ids: Sequence[int]) -> EmbeddingMap:
 
 @torch.no_grad()
 def nearest_tokens(model: Transformer, token_id: int, count: int = 8) -> list[Neighbour]:
-    """The tokens whose embeddings have the largest cosine to that of `token_id`, which is left out."""
+    """The tokens whose embeddings have the largest cosine to that of `token_id`, without the token itself."""
     ids = torch.arange(model.config.vocabulary, device=model.device)
     table = model.embedding(ids).float()
     own = table[range(len(table))[token_id]]

@@ -1,4 +1,4 @@
-"""What can be read off a trace layer by layer: early guesses, the entropy of attention, likeness and length of states.
+"""Readings of a trace by layer: the logit lens, the entropy of attention, the similarity and length of states.
 
 Shapes: L layers, T tokens, H heads, D d_model, V vocab.
 """
@@ -16,10 +16,10 @@ from sheepop.interpret.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    """What the network would say if it ended before each block, and behind the last: all (L + 1, T), or (..., k).
+    """The predictions of the residual stream before each block and after the last: tensors (L + 1, T) or (L + 1, T, k).
 
-    `divergence` is KL(last, layer) in nats, `entropy` in nats; `ids` and `probabilities` are of the k likeliest tokens,
-    `own` is the probability of the token that follows, NaN behind the last.
+    `divergence` is KL(last, layer) in nats, `entropy` is in nats. `ids` and `probabilities` belong to the k likeliest
+    tokens; `own` is the probability of the token that follows, NaN at the last position.
     """
 
     divergence: Tensor
@@ -31,7 +31,7 @@ class Lens:
 
 @torch.no_grad()
 def logit_lens(trace: Trace, count: int = 5) -> Lens:
-    """The residual stream at every layer read off as if it were the last (nostalgebraist 2020)."""
+    """Reads the residual stream at every layer as if it were the last (nostalgebraist 2020)."""
     layers, length, count = trace.num_layers + 1, trace.num_tokens, min(count, trace.config.vocabulary)
     divergence, entropy, own = (torch.full((layers, length), torch.nan) for _ in range(3))
     ids, probabilities = torch.zeros(layers, length, count, dtype=torch.long), torch.zeros(layers, length, count)
@@ -55,7 +55,7 @@ def logit_lens(trace: Trace, count: int = 5) -> Lens:
 
 @torch.no_grad()
 def attention_entropy(trace: Trace) -> Tensor:
-    """Of the weights of every head (L, H, T), in nats: 0 where one token has all, log n where n have the same."""
+    """The entropy of every head's weights (L, H, T) in nats: 0 if one token has all, log n for n equal weights."""
     found = trace.collect(["blocks.*.attention.weights"], lambda w_HTS: torch.special.entr(w_HTS.float()).sum(-1))
     return torch.stack(list(found.values())).cpu()
 
@@ -66,7 +66,7 @@ def residual_norms(stream: Stream) -> Tensor:
 
 
 def token_similarity(trace: Trace, layer: int) -> Tensor:
-    """Cosines (T, T) of the states before block `layer`; ``num_layers`` is behind the last."""
+    """The cosines (T, T) of the states before block `layer`; ``num_layers`` means after the last block."""
     states = torch.nn.functional.normalize(trace.residuals[layer].float(), dim=-1)
     return (states @ states.T).clamp(-1, 1).cpu()
 

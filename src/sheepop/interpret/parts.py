@@ -1,8 +1,8 @@
-"""What the residual stream is the sum of: token, positions, every head, every feed-forward network.
+"""The parts that sum to the residual stream: token, positions, every head, every feed-forward network.
 
-A norm divides by what it measured, so it is not linear. With its measurements held fixed it is, and what a part of a
-sum becomes behind it is well defined; the parts then sum to what the network has (Elhage et al. 2021, "A Mathematical
-Framework for Transformer Circuits"). Sums are taken in float64.
+A norm is not linear, because it divides by a statistic of its input. With that statistic fixed it is linear, so it maps
+each part of a sum separately, and the parts still sum to the network's values (Elhage et al. 2021, "A Mathematical
+Framework for Transformer Circuits"). Sums are in float64.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sheepop.model.probe import Probe, watch
 
 @dataclass(frozen=True, eq=False)
 class FrozenNorm:
-    """A norm as the linear map that it is with the mean and scale of one input (..., D) held fixed.
+    """A norm as a linear map, with the mean and scale of one input (..., D) fixed.
 
-    ``norm(x) = linear(x) + shift`` for that input; `mean` and `scale` (..., 1) are what it subtracts and divides by.
+    ``norm(x) = linear(x) + shift`` for that input; the norm subtracts `mean` and divides by `scale` (..., 1).
     """
 
     mean: Tensor
@@ -34,7 +34,7 @@ class FrozenNorm:
 
     @classmethod
     def of(cls, norm: nn.Module | None, x: Tensor) -> FrozenNorm:
-        """`norm` at `x`; None is the identity."""
+        """Freezes `norm` at the input `x`; None is the identity."""
         mean, ones = torch.zeros_like(x[..., :1]), x.new_ones(x.shape[-1])
         if norm is None:
             return cls(mean, mean + 1, ones, ones * 0)
@@ -48,56 +48,56 @@ class FrozenNorm:
         return cls(mean, (x.square().mean(-1, keepdim=True) + eps).sqrt(), weight, ones * 0)
 
     def linear(self, part: Tensor) -> Tensor:
-        """What a part (..., D) of the input becomes."""
+        """Maps a part (..., D) of the input."""
         centred = part - part.mean(-1, keepdim=True) if self.centres else part
         return centred / self.scale * self.weight
 
 
 @torch.no_grad()
 def norm_statistics(trace: Trace, path: str) -> Tensor:
-    """What the norm at `path`, such as ``blocks.0.attention_norm``, subtracts and divides by: (T, 2).
+    """The mean and the scale (T, 2) of the norm at `path`, such as ``blocks.0.attention_norm``.
 
-    Raises `KeyError` where there is no norm of that path in a block.
+    The norm subtracts the mean and divides by the scale. Raises `KeyError` if no block has a norm at that path.
     """
-    place, _, name = path.rpartition(".")
-    stream = next((each for each in trace.streams if each.path == place.partition(".")[0]), None)
+    block_path, _, name = path.rpartition(".")
+    stream = next((each for each in trace.streams if each.path == block_path.partition(".")[0]), None)
     blocks = {} if stream is None else {found: (layer, block) for layer, (found, block) in enumerate(stream.paths())}
-    layer, block = blocks.get(place, (0, None))
+    layer, block = blocks.get(block_path, (0, None))
     norm = None if block is None or name not in _BEFORE else getattr(block, name, None)
     if stream is None or block is None or norm is None:
         raise KeyError(f"no block has a norm {path!r}")
-    passed = [f"{place}.{probe}" for probe in _BEFORE[name] if isinstance(getattr(block, probe, None), Probe)]
+    passed = [f"{block_path}.{probe}" for probe in _BEFORE[name] if isinstance(getattr(block, probe, None), Probe)]
     x_TD = trace[passed[0]] if passed else stream.residuals[layer]
     if block.position == "post":
-        x_TD = x_TD + trace[f"{place}.{name.removesuffix('_norm')}_output"]
+        x_TD = x_TD + trace[f"{block_path}.{name.removesuffix('_norm')}_output"]
     frozen = FrozenNorm.of(norm, x_TD)
     return torch.cat([frozen.mean, frozen.scale], -1)
 
 
-# What a branch is taken off, the first of these that its block has; else the stream before the block.
+# The input of each branch: the first of these probes that its block has, else the stream before the block.
 _BEFORE = {"attention_norm": (), "cross_attention_norm": ("middle",), "feed_forward_norm": ("upper_middle", "middle")}
 
 
 @dataclass(eq=False)
 class Parts:
-    """Vectors (D,) with names; their sum is the residual stream at one position."""
+    """Named vectors (D,) that sum to the residual stream at one position."""
 
     names: list[str] = field(default_factory=list)
     vectors: list[Tensor] = field(default_factory=list)
 
     @property
     def total(self) -> Tensor:
-        """Their sum (D,)."""
+        """The sum of the vectors (D,)."""
         return torch.stack(self.vectors).sum(0)
 
     def add(self, name: str, vector: Tensor) -> None:
-        """One more part, unless it is nothing."""
+        """Adds a part, unless it is 0."""
         if bool(vector.any()):
             self.names.append(name)
             self.vectors.append(vector.double())
 
     def normalise(self, norm: nn.Module | None, name: str) -> None:
-        """Takes every part through a norm of their sum; what that adds of its own is a part, too."""
+        """Maps every part by the norm, frozen at their sum; the norm's shift becomes a part named `name`."""
         if norm is not None:
             frozen = FrozenNorm.of(norm, self.total)
             self.vectors = [frozen.linear(vector) for vector in self.vectors]
@@ -105,20 +105,19 @@ class Parts:
 
 
 def project_heads(attention: Attention, heads_HC: Tensor) -> tuple[Tensor, Tensor]:
-    """What the output projection makes of each head alone (H, D), and its bias (D,)."""
+    """The output projection of each head alone (H, D), and its bias (D,)."""
     own = torch.eye(len(heads_HC), device=heads_HC.device, dtype=heads_HC.dtype)
-    alone = (own[:, :, None] * heads_HC).flatten(1)  # row h has what head h wrote, and zeros
+    alone = (own[:, :, None] * heads_HC).flatten(1)  # row h has the output of head h, and zeros for the others
     bias = attention.o_proj(torch.zeros_like(alone[:1]))
     return attention.o_proj(alone) - bias, bias[0]
 
 
 @torch.no_grad()
 def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts:
-    """The parts of a residual stream behind its last block, each as it has become there; the target's if None is given.
+    """The parts of a residual stream (None: the target's) after its last block.
 
-    They are the token's vector, its n-grams' and its position's, ``head l.h`` for every head, ``cross head l.h`` for
-    those that look at a source, ``feed-forward l`` for every layer, and the biases of attention and of norms where
-    there are some.
+    They are the vectors of the token, its n-grams and its position, ``head l.h`` for every head, ``cross head l.h`` for
+    heads that attend to a source, ``feed-forward l`` for every layer, and the biases of attention and norms, if any.
     """
     stream = stream or trace.target
     parts = _embedded(trace, position, stream)
@@ -146,7 +145,7 @@ def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts
 
 
 def _embedded(trace: Trace, position: int, stream: Stream) -> Parts:
-    """What stands before the first block."""
+    """The parts before the first block."""
     model, parts = trace.model, Parts()
     ids = torch.tensor([stream.token_ids], device=model.device)
     parts.add("token", model.embedding(ids[0, [position]])[0].double() * model.embedding_scale)
@@ -160,9 +159,10 @@ def _embedded(trace: Trace, position: int, stream: Stream) -> Parts:
 
 @dataclass(frozen=True)
 class Attribution:
-    """How much each part of the residual stream adds to a logit at a position: `names` with `values`.
+    """The contribution of each part of the residual stream to a logit at a position: `names` with `values`.
 
-    With a `rival` it is the difference of two logits. They sum to `total`, the logit before a soft cap.
+    With a `rival`, the contributions are to the difference of two logits. They sum to `total`, the logit before a soft
+    cap.
     """
 
     position: int
@@ -179,9 +179,9 @@ class Attribution:
 
 @torch.no_grad()
 def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | None = None) -> Attribution:
-    """What every part writes into the logit of `token_id` directly, not by way of later blocks.
+    """The direct contribution of every part to the logit of `token_id`, not through later blocks.
 
-    The final norm is held fixed. Raises `IndexError` for a position or a token that is not there.
+    The final norm is frozen. Raises `IndexError` for a position or a token out of range.
     """
     position = range(trace.num_tokens)[position]
     vocabulary = range(trace.config.vocabulary)
@@ -196,11 +196,11 @@ def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | 
 
 
 def gradient_times_input(trace: Trace, position: int, token_id: int) -> list[float]:
-    """For every token up to `position`, its vector times the gradient of the log-probability of `token_id` behind it.
+    """The product of each token's vector, up to `position`, with its gradient of the next-token log-probability.
 
-    The tokens of a source, if there is one, come first. To first order it is what the log-probability, in nats, would
-    lose if the token's vector were 0 (Li et al. 2016, "Visualizing and Understanding Neural Models in NLP"). Raises
-    `IndexError` for a position that is not there.
+    That is the log-probability of `token_id` after `position`. The tokens of a source, if there is one, come first. To
+    first order, the product is the loss of log-probability in nats if the token's vector were 0 (Li et al. 2016,
+    "Visualizing and Understanding Neural Models in NLP"). Raises `IndexError` for a position out of range.
     """
     position = range(trace.num_tokens)[position]
     leaves: list[Tensor] = []

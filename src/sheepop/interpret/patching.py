@@ -1,4 +1,4 @@
-"""Activation patching: what of one prompt's pass, put into another's, changes the answer."""
+"""Activation patching: which states of one prompt's pass change the answer of another prompt's pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TOGETHER = 16
 
 @dataclass(frozen=True, eq=False)
 class Patching:
-    """How far the difference of two logits at the last position moves from the corrupted to the clean prompt's.
+    """How much patching restores the difference of two logits at the last position.
 
-    `effect` (L + 1, T) is 0 where putting the clean residual stream there changes nothing, 1 where it brings back the
-    whole difference; `source_effect` is that of an encoder's stream, if there is one. `clean` and `corrupted` are the
-    differences in nats.
+    `effect` (L + 1, T) is 0 where the clean residual stream changes nothing, and 1 where it restores the whole
+    difference of the clean prompt; `source_effect` is the same for an encoder's stream, if there is one. `clean` and
+    `corrupted` are the differences of both prompts in nats.
     """
 
     token_id: int
@@ -34,39 +34,39 @@ class Patching:
 
 @torch.no_grad()
 def patch_residuals(clean: Trace, corrupted: Trace, token_id: int, rival: int) -> Patching:
-    """Puts the residual stream of `clean` into the pass over `corrupted`, at one layer and position after the other.
+    """Replaces the residual stream in the pass over `corrupted` by that of `clean`, at each layer and position in turn.
 
-    Meng et al. 2022, "Locating and Editing Factual Associations in GPT"; the measure is that of Wang et al. 2023.
-    Raises `UsageError` for prompts of different lengths, and where both have the same difference.
+    See Meng et al. 2022, "Locating and Editing Factual Associations in GPT"; the measure is that of Wang et al. 2023.
+    Raises `UsageError` if the prompts have different lengths, or equal differences of the logits.
     """
     for one, other in zip(clean.streams, corrupted.streams, strict=True):
         if one.num_tokens != other.num_tokens:
             raise UsageError(
-                f"The prompts have {one.num_tokens} and {other.num_tokens} tokens. Patching puts tokens in each "
-                "other's place, so both must have as many."
+                f"The prompts have {one.num_tokens} and {other.num_tokens} tokens. Patching replaces the states of "
+                "one by those of the other, so both must have equally many."
             )
     good, bad = (float(_difference(trace, trace.residuals[-1:, -1:], token_id, rival)) for trace in (clean, corrupted))
     if good == bad:
-        raise UsageError("Both prompts have the same difference of these logits, so there is nothing to bring back.")
+        raise UsageError("Both prompts have the same difference of these logits, so there is nothing to restore.")
     effects = []
     for one, other in zip(clean.streams, corrupted.streams, strict=True):
         effect = torch.zeros(one.residuals.shape[:2], dtype=torch.float64)
         for layer in range(len(effect)):
             for start in range(0, one.num_tokens, _TOGETHER):
-                places = torch.arange(start, min(start + _TOGETHER, one.num_tokens), device=one.residuals.device)
-                x_BTD = other.residuals[layer].expand(len(places), -1, -1).clone()
-                x_BTD[torch.arange(len(places)), places] = one.residuals[layer, places]
+                positions = torch.arange(start, min(start + _TOGETHER, one.num_tokens), device=one.residuals.device)
+                x_BTD = other.residuals[layer].expand(len(positions), -1, -1).clone()
+                x_BTD[torch.arange(len(positions)), positions] = one.residuals[layer, positions]
                 for above in range(layer, len(other.blocks)):
                     x_BTD = other.run_block(above, x_BTD)
                 if other is corrupted.source:
                     x_BTD = _read_source(corrupted, x_BTD)
-                effect[layer, start : start + len(places)] = _difference(corrupted, x_BTD[:, -1:], token_id, rival)
+                effect[layer, start : start + len(positions)] = _difference(corrupted, x_BTD[:, -1:], token_id, rival)
         effects.append((effect - bad) / (good - bad))
     return Patching(token_id, rival, good, bad, effects[-1], effects[0] if len(effects) > 1 else None)
 
 
 def _read_source(trace: Trace, x_BSD: Tensor) -> Tensor:
-    """The target's stream (B, T, D) behind its last block, where the encoder's blocks gave `x_BSD`."""
+    """The target's stream (B, T, D) after its last block, given `x_BSD`, the output of the encoder's blocks."""
     model = trace.model
     assert isinstance(model, EncoderDecoder)
     memory = Memory(model.finish_encoder(x_BSD))

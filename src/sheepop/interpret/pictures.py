@@ -1,4 +1,4 @@
-"""Pictures of a trace for paper: each is a figure and the numbers that it shows, as plain data."""
+"""Static pictures of a trace: each is a figure with its numbers as plain data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-# Beyond so many tokens a label each cannot be read, so some are left out; beyond so many letters a label is cut.
+# The most labels of an axis that are readable, beyond which some are left out, and the most characters of a label.
 _MOST_LABELS, _LABEL = 48, 14
 _WRITTEN_CELLS = 24
 _FIRST, _SECOND = "#0072b2", "#e69f00"
@@ -33,7 +33,7 @@ _FIRST, _SECOND = "#0072b2", "#e69f00"
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its name and the numbers that it shows."""
+    """A figure with its name and its numbers."""
 
     name: str
     figure: Figure
@@ -41,15 +41,15 @@ class Picture:
 
 
 def labels_of(trace: Trace) -> list[str]:
-    """The tokens as labels; spaces and line ends can be seen, and what the font lacks is written as its number."""
+    """The tokens as labels, with visible spaces and line ends; a character that the font lacks becomes its number."""
     return [_label(token.text) for token in trace.tokens]
 
 
 def attention_pictures(trace: Trace) -> Iterator[Picture]:
-    """For every attention layer the weights of all heads: a row is a query, a column a key.
+    """The weights of all heads for every attention layer: a row is a query, a column a key.
 
-    Those of an encoder are named ``encoder_attention_L0``, those of a target that looks at its source
-    ``cross_attention_L0``.
+    The pictures are named ``attention_L0``, for an encoder ``encoder_attention_L0``, and for attention from a target to
+    its source ``cross_attention_L0``.
     """
     sources = [_label(token.text) for token in trace.source_tokens]
     for stream in trace.streams:
@@ -70,11 +70,11 @@ def _draw_heads(weights_HTS: Tensor, layer: int, queries: Sequence[str], keys: S
     figure = _figure(wide * columns + 0.8, high * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False)
     for head, weights_TS in enumerate(weights_HTS):
-        place = axes[head // columns, head % columns]
-        image = place.imshow(weights_TS.numpy(), vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-        place.set_title(f"Head {layer}.{head}", loc="left", fontsize=9)
-        _name_ticks(place, "y", queries if head % columns == 0 else [])
-        _name_ticks(place, "x", keys if head + columns >= len(weights_HTS) else [])
+        cell = axes[head // columns, head % columns]
+        image = cell.imshow(weights_TS.numpy(), vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+        cell.set_title(f"Head {layer}.{head}", loc="left", fontsize=9)
+        _name_ticks(cell, "y", queries if head % columns == 0 else [])
+        _name_ticks(cell, "x", keys if head + columns >= len(weights_HTS) else [])
     for empty in range(len(weights_HTS), rows * columns):
         axes[empty // columns, empty % columns].set_axis_off()
     figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / (high * rows)), label="Attention weight")
@@ -96,14 +96,14 @@ def lens_picture(trace: Trace, lens: Lens) -> Picture:
                 _write(axes, column, row, word, color="white" if dark else "black")
     _name_ticks(axes, "x", labels)
     axes.set_yticks(range(len(layers)), layers[::-1], fontsize=8)
-    axes.set_title("What each layer would say comes next", loc="left", fontsize=11)
+    axes.set_title("Next token predicted at each layer", loc="left", fontsize=11)
     figure.colorbar(image, ax=axes, label="Probability")
     data = {"tokens": labels, "layers": layers, "words": words, "probabilities": best.tolist()}
     return Picture("lens", figure, {**data, "divergence": lens.divergence.tolist(), "entropy": lens.entropy.tolist()})
 
 
 def norms_picture(trace: Trace) -> Picture:
-    """The length of the residual stream at every layer, one line a token."""
+    """The length of the residual stream at every layer, one line per token."""
     norms = residual_norms(trace.target)
     figure = _figure(7, 4)
     axes = figure.subplots()
@@ -126,7 +126,7 @@ def comparison_picture(trace: Trace, found: TraceComparison) -> Picture:
     image = axes.imshow(found.distance.flip(0).numpy(), vmin=0, cmap="Oranges", aspect="auto", interpolation="nearest")
     _name_ticks(axes, "x", labels)
     axes.set_yticks(range(len(layers)), layers[::-1], fontsize=8)
-    axes.set_title("What the second model changed", loc="left", fontsize=11)
+    axes.set_title("Difference of the second model", loc="left", fontsize=11)
     figure.colorbar(image, ax=axes, label="Distance over length")
     data = {"tokens": labels, "layers": layers, "distance": found.distance.tolist(), "cosine": found.cosine.tolist()}
     return Picture("comparison", figure, {**data, "divergence": found.divergence.tolist(), "changed": found.changed})
@@ -151,7 +151,7 @@ def embedding_picture(trace: Trace) -> Picture:
 
 
 def next_token_picture(trace: Trace, position: int, config: GenerationConfig, count: int = 20) -> Picture:
-    """The likeliest tokens behind a position, and what temperature, top-k and top-p leave of them."""
+    """The likeliest tokens after a position, before and after temperature, top-k and top-p."""
     logits = trace.logits_behind(position)[None].float().cpu()
     scores = apply_temperature(logits, config.temperature or 1.0)
     if config.top_k is not None:
@@ -164,12 +164,12 @@ def next_token_picture(trace: Trace, position: int, config: GenerationConfig, co
     figure = _figure(7, 0.26 * len(words) + 1.4)
     axes = figure.subplots()
     rows = np.arange(len(words))
-    axes.barh(rows - 0.2, before[best].numpy(), height=0.38, color=_FIRST, label="As the model has it")
+    axes.barh(rows - 0.2, before[best].numpy(), height=0.38, color=_FIRST, label="Unchanged")
     axes.barh(rows + 0.2, after[best].numpy(), height=0.38, color=_SECOND, label=_settings(config))
     axes.set_yticks(rows, words, fontsize=8, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel("Probability")
-    axes.set_title(f"What comes behind token {position}", loc="left", fontsize=11)
+    axes.set_title(f"Next token after token {position}", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     _plain(axes)
     data = {"position": position, "token_ids": best.tolist(), "tokens": words, "probabilities": before[best].tolist()}
@@ -177,7 +177,7 @@ def next_token_picture(trace: Trace, position: int, config: GenerationConfig, co
 
 
 def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Picture:
-    """The parts of the network that raise or lower a logit most."""
+    """The parts of the network that raise or lower a logit the most."""
     order = sorted(range(len(found.values)), key=lambda part: -abs(found.values[part]))
     shown = order[:count]
     names, values = [found.names[part] for part in shown], [found.values[part] for part in shown]
@@ -192,7 +192,7 @@ def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Pi
     word = _label(trace.text_of(found.token_id))
     against = "" if found.rival is None else f" against {_label(trace.text_of(found.rival))}"
     axes.set_xlabel("Nats")
-    title = f"What writes {word}{against} behind token {found.position}: {found.total:.2f} in all"
+    title = f"Contributions to {word}{against} after token {found.position}: {found.total:.2f} in all"
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     _plain(axes)
     data = {"position": found.position, "token_id": found.token_id, "rival": found.rival, "total": found.total}
@@ -220,13 +220,13 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _name_ticks(axes: Axes, side: str, labels: Sequence[str]) -> None:
-    """Names the rows or columns of a map, or every so many of them."""
+    """Labels the rows or columns of a map, at even distances if there are too many."""
     step = max(1, math.ceil(len(labels) / _MOST_LABELS))
-    places, names = range(0, len(labels), step), labels[::step]
+    ticks, names = range(0, len(labels), step), labels[::step]
     if side == "x":
-        axes.set_xticks(places, names, rotation=90, fontsize=7, parse_math=False)
+        axes.set_xticks(ticks, names, rotation=90, fontsize=7, parse_math=False)
     else:
-        axes.set_yticks(places, names, fontsize=7, parse_math=False)
+        axes.set_yticks(ticks, names, fontsize=7, parse_math=False)
 
 
 def _write(axes: Axes, x: float, y: float, text: str, *, color: str) -> None:
@@ -248,7 +248,7 @@ def _label(text: str) -> str:
 
 @cache
 def _glyphs() -> frozenset[int]:
-    """What the font of the pictures can write."""
+    """The characters that the font of the pictures has."""
     from matplotlib.font_manager import findfont, get_font
 
     return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())

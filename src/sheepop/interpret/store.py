@@ -1,7 +1,7 @@
 """A trace on disk: ``trace.safetensors`` with its tensors, and ``manifest.json`` with everything else.
 
-A short prompt's trace has the tensor of every probe, a long one's the residual stream only; the rest of a long one is
-computed again by the model. Whole tensors need not be read: `StoredTrace.read` gives slices.
+The trace of a short prompt has the tensor of every probe; that of a long prompt has only the residual stream, from
+which the model can recompute the rest. `StoredTrace.read` also reads slices of tensors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sheepop.interpret.trace import Trace
 FORMAT, FORMAT_VERSION = "sheepop-trace", 1
 EMBEDDED, RESIDUALS = "embedded", "residuals"
 _MANIFEST, _TENSORS = "manifest.json", "trace.safetensors"
-# A trace with all of its tensors may be so large on the disk.
+# The largest size on disk of a trace with all of its tensors.
 _WHOLE_BYTES = 2**28
 
 
 def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: str, **more: Any) -> None:
-    """Writes a trace into `directory`, which exists; `model` says where its weights are, `more` goes into the manifest.
+    """Writes a trace into an existing `directory`. The manifest has the path of the `model`, and the entries `more`.
 
-    The directory's files are checksummed by the caller, with `write_checksums`, when all of them are there.
+    The caller then writes the checksums of all files, with `write_checksums`.
     """
     tensors = {EMBEDDED: trace.embedded, RESIDUALS: trace.residuals}
     if trace.source is not None:
@@ -41,7 +41,7 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
     if is_whole:
         outside = [name for name in ("memory", "final", "logits") if name in trace.names]
         tensors |= trace.collect(["*"]) | {name: trace[name] for name in outside}
-    # Copies, because a probe that nothing stands before has the very tensor of the one before it.
+    # Copies, because two probes with nothing between them share one tensor.
     own = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     save_file(own, directory / _TENSORS)
     write_json(
@@ -65,14 +65,14 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
 
 @dataclass(frozen=True)
 class StoredTrace:
-    """A trace that was written; tensors are read when they are asked for."""
+    """A trace on disk; tensors are read on demand."""
 
     directory: Path
     manifest: dict[str, Any]
 
     @classmethod
     def open(cls, directory: str | Path) -> StoredTrace:
-        """Opens and verifies it; raises `DataError` for one that is damaged, none at all, or of a newer format."""
+        """Opens and verifies a trace; raises `DataError` if it is damaged, no trace, or of a newer format."""
         directory = Path(directory)
         if problems := damaged_files(directory):
             raise DataError(f"The trace in {directory} cannot be read: {problems[0]}. Trace the prompt again.")
@@ -88,17 +88,17 @@ class StoredTrace:
 
     @property
     def names(self) -> list[str]:
-        """The tensors that are there."""
+        """The names of the stored tensors."""
         with self._tensors() as file:
             return sorted(file.keys())
 
     def shape(self, name: str) -> list[int]:
-        """Of a tensor; raises `KeyError` where there is none of that name."""
+        """The shape of a tensor; raises `KeyError` for an unknown name."""
         with self._tensors() as file:
             return list(self._slice(file, name).get_shape())
 
     def read(self, name: str, *index: int | slice) -> Tensor:
-        """A tensor or a slice of it, and no more than that is read: ``read("logits", slice(0, 8))`` are eight rows."""
+        """Reads a tensor, or only a slice of it: ``read("logits", slice(0, 8))`` reads eight rows."""
         with self._tensors() as file:
             found: Tensor = self._slice(file, name)[index or (slice(None),)]
             return found
@@ -110,6 +110,6 @@ class StoredTrace:
             raise DataError(f"{self.directory / _TENSORS} cannot be read: {error}.") from None
 
     def _slice(self, file: Any, name: str) -> Any:
-        if name not in file.keys():  # noqa: SIM118 - it is no mapping
+        if name not in file.keys():  # noqa: SIM118 - it is not a mapping
             raise KeyError(f"{self.directory} has no tensor {name!r}; stored.names lists all of them")
         return file.get_slice(name)

@@ -1,4 +1,4 @@
-"""The tokens of a traced text: which ones they are, what they look like to people, and where they stand in the text."""
+"""The tokens of a traced text: their ids, their readable form, and their position in the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sheepop.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a prompt; ``begin:end`` are its bytes in the prompt's UTF-8, None where it stands for none of them."""
+    """A token of a prompt. ``begin:end`` is its span in the prompt's UTF-8 bytes, None if it has no bytes there."""
 
     position: int
     id: int
@@ -26,18 +26,18 @@ class Token:
     end: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; bytes are hexadecimal."""
+        """The token as plain data; bytes are hexadecimal."""
         return asdict(self)
 
 
 class TokenReader:
-    """What the ids of a tokenizer look like to people."""
+    """Turns token ids into readable text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def tokens(self, token_ids: Sequence[int], text: str) -> list[Token]:
-        """The tokens with these ids, which stand for `text`, with their places in it."""
+        """The tokens with these ids, which encode `text`, with their spans in it."""
         parts = [b"" if self._name_of(token_id) else self._tokenizer.token_bytes(token_id) for token_id in token_ids]
         given, joined = text.encode(), b"".join(parts)
         shift = len(joined) - len(given)
@@ -50,7 +50,7 @@ class TokenReader:
         return found
 
     def text_of(self, token_id: int) -> str:
-        """A token for people: its text, its name, or its bytes where they are no characters."""
+        """The readable form of a token: its text, its name, or its bytes if they are no valid UTF-8."""
         if name := self._name_of(token_id):
             return name
         part = self._tokenizer.token_bytes(token_id)
@@ -60,7 +60,7 @@ class TokenReader:
             return "".join(f"<{byte:02X}>" for byte in part)
 
     def _name_of(self, token_id: int) -> str:
-        """Of a special token, or of an id that the tokenizer lacks: many models have more rows than tokens."""
+        """The name of a special token, or of an id without a token, which many models have; else an empty text."""
         if token_id >= self._tokenizer.vocab_size and token_id not in self._specials:
             return f"<{token_id}>"
         return self._specials.get(token_id, "")
@@ -76,17 +76,17 @@ def read_traced(
     prompt: str | Sequence[int],
     target: str | Sequence[int] | None = None,
 ) -> Prompt:
-    """The tokens of a prompt to be traced; raises `UsageError` for one that is empty or too long.
+    """Encodes a prompt for a trace; raises `UsageError` if it is empty or too long.
 
-    Those of a `target`, which only an encoder-decoder reads apart from its prompt, stand behind what begins it.
+    Only an encoder-decoder has a `target`, whose tokens follow the token that begins every target.
     """
     has_encoder = isinstance(model, EncoderDecoder)
     read = read_prompt("The prompt", prompt, model, tokenizer, "refuse" if has_encoder else "window")
     if target is not None and len(target):
         if not has_encoder:
             raise UsageError("This model reads one text. Leave the target out; it is for an encoder-decoder.")
-        behind = encode_prompt("The target", target, tokenizer)
-        read = replace(read, token_ids=[*read.token_ids, *behind])
+        target_ids = encode_prompt("The target", target, tokenizer)
+        read = replace(read, token_ids=[*read.token_ids, *target_ids])
     if len(read.token_ids) > model.config.max_seq_len:
         name = "target" if has_encoder else "prompt"
         raise UsageError(

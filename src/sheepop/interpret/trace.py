@@ -1,12 +1,12 @@
-"""A trace: every number of one pass over a prompt, kept where it is small and computed again where it is not.
+"""A trace gives access to every tensor of one forward pass over a prompt.
 
-What is kept are the token ids and the residual stream between the blocks, (L + 1, T, D). The inside of a block is
-computed again from the residual stream before it when somebody asks, so a long prompt needs no more memory than one
-block. Attention is computed step by step, so the weights that are shown are those that made the residual stream.
-An encoder-decoder has two such streams, that of the source and that of the target.
+It stores the token ids and the residual stream between the blocks, (L + 1, T, D). The tensors inside a block are
+recomputed on demand from the residual stream before it, so a long prompt needs only the memory of one block. Attention
+is computed step by step, so the weights in the trace are those that produced the residual stream. An encoder-decoder
+has two such streams, one of the source and one of the target.
 
-Shapes: T tokens, S those of a source, D d_model, H heads, K kv heads, C head_dim, F d_ff, V vocab, L layers. There is
-no batch dimension.
+Shapes: T tokens, S source tokens, D d_model, H heads, K kv heads, C head_dim, F d_ff, V vocab, L layers. There is no
+batch dimension.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from sheepop.model.block import Block
 from sheepop.model.probe import named_probes, watch
 from sheepop.tokenizer import Tokenizer
 
-# Numbers that are held at a time where every position has one for each entry of the vocabulary.
+# The most logits in memory at a time.
 _LOGITS = 2**24
-# What is asked of a block is kept until another block is asked, up to so many bytes.
+# The tensors of the last requested block stay in memory if they have at most this many bytes.
 _KEPT_BYTES = 2**28
 _SHOWN = 10  # likeliest tokens
 Keep = Callable[[Tensor], Tensor]
 
 
 class Trace:
-    """One pass over a prompt. ``trace["blocks.0.attention.weights"]`` is the tensor that passed the probe of that name.
+    """One pass over a prompt. ``trace["blocks.0.attention.weights"]`` is the tensor at the probe of that name.
 
-    `target` is the stream that logits are read off, and `source` that of the encoder, where the network has one; its
-    states (S, D) behind the last norm are the `memory`.
+    The logits follow from the stream `target`. With an encoder, `source` is its stream, and `memory` are its states
+    (S, D) after the last norm.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Trace:
         prompt: str | Sequence[int],
         target: str | Sequence[int] | None = None,
     ) -> Trace:
-        """Reads `prompt`, a text or token ids; raises `UsageError` for one that is empty or too long.
+        """Traces a pass over `prompt`, a text or token ids; raises `UsageError` if it is empty or too long.
 
-        An encoder-decoder reads the prompt as its source, and `target` behind the token that begins every target.
+        An encoder-decoder reads the prompt as its source, and `target` after the token that begins every target.
         """
         read = read_traced(model, tokenizer, prompt, target)
         model = model.sharing_copy().eval()
@@ -93,12 +93,12 @@ class Trace:
 
     @property
     def config(self) -> ModelConfig:
-        """Of the model."""
+        """The configuration of the model."""
         return self.model.config
 
     @property
     def streams(self) -> list[Stream]:
-        """The source's, if there is one, and the target's, in the order in which they are computed."""
+        """The streams in the order of their computation: the source's, if there is one, and the target's."""
         return [self.target] if self.source is None else [self.source, self.target]
 
     @property
@@ -113,22 +113,22 @@ class Trace:
 
     @property
     def residuals(self) -> Tensor:
-        """The target's residual stream (L + 1, T, D) before each block, and behind the last."""
+        """The target's residual stream (L + 1, T, D) before each block and after the last."""
         return self.target.residuals
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """The number of blocks, L."""
         return len(self.blocks)
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """The number of tokens, T."""
         return len(self.token_ids)
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the target's stream, with those that begin every text."""
+        """The ids of the target's tokens, including those that begin every text."""
         return self.prompt.token_ids
 
     @cached_property
@@ -140,17 +140,17 @@ class Trace:
 
     @cached_property
     def source_tokens(self) -> list[Token]:
-        """Those of the source, none where there is no encoder."""
+        """The tokens of the source; none without an encoder."""
         return self._reader.tokens(self.prompt.source_ids or [], self.prompt.text)
 
     def text_of(self, token_id: int) -> str:
-        """A token for people: its text, its name, or its bytes where they are no characters."""
+        """The readable form of a token: its text, its name, or its bytes if they are no valid UTF-8."""
         return self._reader.text_of(token_id)
 
     @cached_property
     def names(self) -> list[str]:
-        """All that can be asked for, in the order in which it is computed."""
-        return sorted(named_probes(self.model), key=_place)
+        """The names of all tensors in the trace, in the order of their computation."""
+        return sorted(named_probes(self.model), key=_order)
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor at a probe, such as ``blocks.3.attention.scores``; raises `KeyError` for an unknown name."""
@@ -168,7 +168,7 @@ class Trace:
 
     @property
     def block_bytes(self) -> int:
-        """The size of all tensors inside of the largest block, about."""
+        """An estimate of the bytes of all tensors inside the largest block."""
         config, sources = self.config, len(self.prompt.source_ids or ())
         length = max(self.num_tokens, sources)
         scores = 2 * config.num_heads * length * (length + min(sources, self.num_tokens))
@@ -176,15 +176,15 @@ class Trace:
         return (scores + length * widths) * self.residuals.element_size()
 
     def forget(self) -> None:
-        """Frees the inside of the block that was asked for last; it is computed again when it is asked for."""
+        """Frees the tensors of the last requested block; a new request recomputes them."""
         self._block, self._kept = "", {}
 
     @torch.no_grad()
     def collect(self, patterns: Iterable[str], keep: Keep | Mapping[str, Keep] | None = None) -> dict[str, Tensor]:
-        """The tensors at all probes of blocks that match, each block computed once.
+        """The tensors at all matching probes of blocks; each block is computed once.
 
-        `keep` says what is kept of each tensor, one function for all or one by pattern, so that what is large need not
-        be held whole. Raises `KeyError` for a pattern that matches nothing.
+        `keep`, one function for all probes or one per pattern, reduces each tensor before it is stored, so that large
+        tensors need not stay in memory. Raises `KeyError` for a pattern that matches nothing.
         """
         found: dict[str, Tensor] = {}
         wanted: dict[str, dict[str, Keep]] = {}
@@ -216,7 +216,7 @@ class Trace:
         return stream.embedded if name.endswith("embedded") else stream.residuals[0]
 
     def run(self, input_ids: Tensor, model: Transformer | None = None, **options: Any) -> Tensor:
-        """The logits of a pass that no trace follows: of other target ids (B, T), or of another `model`."""
+        """The logits of an untraced pass over target ids (B, T), by this model or another."""
         model = model or self.model
         if self.prompt.source_ids is None:
             return cast(Tensor, model(input_ids, **options))
@@ -225,15 +225,15 @@ class Trace:
 
     @cached_property
     def final(self) -> Tensor:
-        """The states (T, D) that logits are read off: behind the final norm."""
+        """The states (T, D) after the final norm, which the output projection reads."""
         with torch.no_grad():
             return self.model.finish(self.residuals[-1][None])[0]
 
     @torch.no_grad()
     def log_probabilities(self, residual_TD: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Log-probabilities (t, V) in float32 or what is finer, for some positions at a time, with these.
+        """Yields slices of positions with their log-probabilities (t, V), in float32 or a finer type.
 
-        They are read off the last residual stream, or off another as if it were the last (the logit lens).
+        They follow from the last residual stream, or from another as if it were the last (the logit lens).
         """
         final = self.final if residual_TD is None else self.model.finish(residual_TD[None])[0]
         step = max(1, _LOGITS // self.config.vocabulary)
@@ -244,7 +244,7 @@ class Trace:
 
     @cached_property
     def predictions(self) -> list[Prediction]:
-        """What every position predicts of the next one."""
+        """The predictions of the next token at every position."""
         found: list[Prediction] = []
         follows = torch.tensor([*self.token_ids[1:], -1])
         for places, log_p in self.log_probabilities():
@@ -260,9 +260,9 @@ class Trace:
         return found
 
     def angles(self, path: str) -> Tensor:
-        """By how much the attention layer at `path`, ``blocks.0.attention``, turns queries and keys, in radians.
+        """The angles (T, R/2) in radians by which the attention layer at `path` rotates queries and keys.
 
-        They are (T, R/2), each between -pi and pi. Raises `KeyError` where nothing is turned.
+        A path is ``blocks.0.attention``; angles are between -pi and pi. Raises `KeyError` if nothing is rotated there.
         """
         for stream in self.streams:
             for layer, (block, _) in enumerate(stream.paths()):
@@ -275,9 +275,9 @@ class Trace:
 
     @torch.no_grad()
     def unmasked_scores(self, path: str) -> Tensor:
-        """The scores of the attention layer at `path`, ``blocks.0.attention``, before anything is hidden or added.
+        """The scores (H, T, T) of the attention layer at `path`, such as ``blocks.0.attention``, before mask and bias.
 
-        They are (H, T, T), scaled and capped. Raises `KeyError` where no attention layer has that path.
+        They are scaled and capped. Raises `KeyError` if no attention layer has that path.
         """
         q_HTC, k_KTC = (self[f"{path}.rotated_{name}"] for name in "qk")
         attention = cast(Attention, self.model.get_submodule(path))
@@ -287,16 +287,16 @@ class Trace:
 
     @torch.no_grad()
     def logits_behind(self, position: int) -> Tensor:
-        """The logits (V,) of the token behind `position`; raises `IndexError` for a position that is not there."""
+        """The logits (V,) of the token after `position`; raises `IndexError` for a position out of range."""
         return self.model.read_out(self.final[None, [range(self.num_tokens)[position]]])[0, 0]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the row of logits at `position` says of the token at ``position + 1``.
+    """The prediction, at `position`, of the token at ``position + 1``.
 
-    `token_id` is the one that stands there, None behind the last; `logprob` is in nats and `rank` counts from 1. `top`
-    are the likeliest tokens with their probabilities.
+    `token_id` is the actual token there, None after the last; `logprob` is in nats and `rank` counts from 1. `top` are
+    the likeliest tokens with their probabilities.
     """
 
     position: int
@@ -307,11 +307,11 @@ class Prediction:
     top: list[tuple[int, float]]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The prediction as plain data."""
         return asdict(self)
 
 
-# The order of the probes of a block; those of a layer of experts stand among the parts of the feed-forward network.
+# The order of the probes of a block; the probes of experts are below ``feed_forward``.
 _ATTENTION = ("q", "k", "v", "rotated_q", "rotated_k", "scores", "weights", "head_outputs")
 _STAGES = (
     "attention_input", *(f"attention.{name}" for name in _ATTENTION), "attention_output", "middle",
@@ -325,8 +325,8 @@ _PASS = (
 _ALL_WEIGHTS = "*attention.weights"
 
 
-def _place(name: str) -> tuple[int, int, int]:
-    """Where a probe stands in a pass."""
+def _order(name: str) -> tuple[int, int, int]:
+    """The position of a probe in a pass, as a key for sorting."""
     if _block_of(name) is None:
         return _PASS.index(name), 0, 0
     stack, layer, inside = name.split(".", 2)
@@ -335,19 +335,19 @@ def _place(name: str) -> tuple[int, int, int]:
 
 
 def _block_of(name: str) -> str | None:
-    """The path of the block that a probe stands in, such as ``blocks.0``."""
+    """The path of the block of a probe, such as ``blocks.0``; None outside blocks."""
     path, _, inside = name.rpartition(".")
     return ".".join(path.split(".")[:2]) if inside and path else None
 
 
 def _is_kept(name: str) -> bool:
-    """Whether a trace holds what passes this probe: what enters the first block, and what leaves each."""
+    """Whether a trace stores the tensor at this probe: the input of the first block, and the output of each."""
     block = _block_of(name)
     return name == f"{block}.output" or (block is None and name not in ("final", "logits"))
 
 
 def _look(value: Tensor) -> None:
-    """Watching is enough to have attention computed step by step."""
+    """Does nothing; a watched probe alone makes attention compute step by step."""
 
 
 def _whole(value: Tensor) -> Tensor:
@@ -355,7 +355,7 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def _keeper(found: dict[str, Tensor], name: str, cut: Keep) -> Callable[[Tensor], None]:
-    # Experts see the tokens of all rows one behind the other; everything else has a batch dimension.
+    # Experts get the tokens of all rows in one sequence; everything else has a batch dimension.
     is_flat = any(part in name for part in (".router.", ".experts.")) or name.endswith(".order")
 
     def keep(value: Tensor) -> None:

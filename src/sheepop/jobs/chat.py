@@ -12,6 +12,7 @@ from sheepop.evaluate.endpoint import Endpoint
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.generate import load_generator
 from sheepop.tokenizer import ChatTemplate
+from sheepop.tokenizer.messages import MessageError, plain_messages
 
 Message = dict[str, str]
 _CUT_OFF = "The answer is cut off. --max-new-tokens N allows longer answers, up to the model's context."
@@ -169,17 +170,12 @@ class Conversation:
     def load(self, path: Path) -> None:
         """Loads a conversation that `save` wrote; raises `DataError` for any other file."""
         found = read_json(path, DataError)
-        messages = found.get("messages") if isinstance(found, dict) else None
-        if not isinstance(messages, list) or not all(
-            isinstance(message, dict)
-            and isinstance(message.get("content"), str)
-            and message.get("role") in (("user", "assistant") if number else ("system", "user", "assistant"))
-            for number, message in enumerate(messages)
-        ):
-            raise DataError(
-                f'{path} does not hold a conversation. It needs {{"messages": [...]}}, each with a content and '
-                "the role user or assistant, or system for the first."
-            )
+        try:
+            messages = plain_messages(found.get("messages") if isinstance(found, dict) else None, "messages")
+            if any(message["role"] == "system" for message in messages[1:]):
+                raise MessageError("messages: only the first may be the system's")
+        except MessageError as error:
+            raise DataError(f"{path} does not hold a conversation. {error}.") from None
         self.system = next((message["content"] for message in messages if message["role"] == "system"), None)
         self.messages = [message for message in messages if message["role"] != "system"]
         self._file = path.resolve()

@@ -31,6 +31,32 @@ from sheepop.serve.config import ServerConfig
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import TrainingConfig
 
+_ROLLOUT = {
+    "divergence_weight": "kl_coef",
+    "divergence_ceiling": "kl_ceiling",
+    "entropy_weight": "entropy_coef",
+    "missing_end_penalty": "missing_eos_penalty",
+}
+_RENAMED = {
+    "tuning": {"neftune_alpha": "neftune_noise_alpha"},
+    "tuning.reward": {"centring": "center_rewards_coefficient"},
+    "tuning.dpo": {"loss": "loss_type"},
+    "tuning.ppo": {
+        **_ROLLOUT,
+        "divergence_target": "kl_target",
+        "divergence_horizon": "kl_horizon",
+        "discount": "gamma",
+        "decay": "gae_lambda",
+        "value_weight": "vf_coef",
+    },
+    "tuning.grpo": {**_ROLLOUT, "divergence_estimator": "kl_estimator", "mean_over": "loss_type"},
+}
+"""By section, the old names of keys and their present ones."""
+_RENAMED_VALUES = {
+    "tuning.ppo.value_model": {"apart": "separate"},
+    "tuning.grpo.loss_type": {"answers": "grpo", "tokens": "dapo", "longest": "dr_grpo"},
+}
+
 
 class SheepOpConfig(Config):
     """Every setting of a run. What is left null is derived or measured once and written to the run's config.yaml."""
@@ -85,14 +111,30 @@ def read_settings(
 ) -> dict[str, Any]:
     """Merges `base`, the file at `path`, `options` and ``key=value`` overrides; later ones win. Validates nothing.
 
-    A ``config.json`` of the original system is translated first. Raises `ConfigError` for what cannot be read.
+    A ``config.json`` of the original system and renamed keys are translated first. Raises `ConfigError` for what cannot
+    be read.
     """
     tree: dict[str, Any] = dict(base or {})
     if path is not None:
         found = read_config_file(path)
-        tree = merge(tree, translate_original(found) if is_original(found) else found)
+        tree = merge(tree, translate_original(found) if is_original(found) else with_current_keys(found))
     tree = merge(tree, options or {})
     return apply_overrides(tree, overrides)
+
+
+def with_current_keys(tree: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """A copy of a stored configuration with the present names of keys and values that were renamed."""
+    renamed, result = _RENAMED.get(section, {}), {}
+    for key, value in tree.items():
+        name = (
+            key if renamed.get(key) in tree else renamed.get(key, key)
+        )  # if both are given, validation rejects the old one
+        path = f"{section}.{name}" if section else name
+        if isinstance(value, Mapping):
+            result[name] = with_current_keys(value, path)
+        else:
+            result[name] = _RENAMED_VALUES[path].get(value, value) if path in _RENAMED_VALUES else value
+    return result
 
 
 def refuse_mistyped(overrides: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sheepop.core.facts import counted, plural
 from sheepop.core.machine import LIBRARIES, Machine, describe_machine, has_python_headers
-from sheepop.core.speed import matrix_peak
+from sheepop.core.speed import measure_matrix_peak
 from sheepop.report import flops
 
 Status = Literal["ok", "warning", "missing"]
@@ -96,7 +96,7 @@ def measure_peaks(machine: Machine) -> dict[str, float]:
 
     devices = dict.fromkeys(["cpu", *(accelerator.kind for accelerator in machine.accelerators)])
     return {
-        f"{device} {str(dtype).removeprefix('torch.')}": matrix_peak(dtype, device)
+        f"{device} {str(dtype).removeprefix('torch.')}": measure_matrix_peak(dtype, device)
         for device in devices
         for dtype in (torch.float32, torch.bfloat16)
     }
@@ -140,10 +140,11 @@ def check_bfloat16(peaks: dict[str, float]) -> Check:
 
 def check_sandbox() -> Check:
     """Whether generated programs can run in isolation."""
-    from sheepop.evaluate.sandbox import IsolationError, Sandbox
+    from sheepop.core.sandbox import IsolationError, Sandbox
 
     try:
-        return Check("Sandbox", "ok", f"generated programs run in isolation, with {Sandbox.find().launcher}")
+        Sandbox.find()
+        return Check("Sandbox", "ok", "generated programs run in isolation, with bubblewrap")
     except IsolationError as error:
         return Check("Sandbox", "missing", "none", "sheepop eval code does not work here.", str(error))
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.machine import usable_cores
+from sheepop.core.sandbox import Limits, Sandbox
 from sheepop.data import Corpus
 from sheepop.evaluate.answers import answers_of
 from sheepop.evaluate.choices import evaluate_choices
 from sheepop.evaluate.code import evaluate_code, read_problems
 from sheepop.evaluate.contamination import shares_in_training, with_contamination
-from sheepop.evaluate.honesty import holds_requests, judge_conduct, read_requests
+from sheepop.evaluate.honesty import evaluate_conduct, has_requests, judged_conduct, read_requests
+from sheepop.evaluate.judge import Judge
 from sheepop.evaluate.perplexity import evaluate_perplexity
 from sheepop.evaluate.questions import CLOZE, MADE, is_own, questions_of
 from sheepop.evaluate.report import REPORT
 from sheepop.evaluate.results import Evaluation, Table, over_seeds
-from sheepop.evaluate.sandbox import Limits, Sandbox
 from sheepop.evaluate.texts import Held, held_texts
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.baselines import Texts, compress
@@ -28,6 +29,7 @@ from sheepop.jobs.evaluate import How, Outcome, Subject, compare_reports, run_ev
 from sheepop.tokenizer import ChatTemplate
 
 _ANSWER_TOKENS = 128
+_JUDGE_WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Tasks:
     """Asks questions: the generated tasks `MADE`, ``cloze``, files of questions, and with `harness` any other task.
 
     Without `tasks` it asks all of `MADE`, and ``cloze`` if there is held-out text. `training` is the corpus that is
-    searched for the questions; None means the corpus of the model's run.
+    searched for the questions; None means the corpus of the model's run. `judge` opens the judge of answers to files of
+    requests.
     """
 
     tasks: Sequence[str]
@@ -90,6 +93,7 @@ class Tasks:
     training: Path | None
     harness: Callable[[Subject, Sequence[str], int], list[Evaluation]]
     console: Console
+    judge: Callable[[], AbstractContextManager[Judge]] | None = None
 
     def __call__(self, subject: Subject) -> list[Evaluation]:
         """One evaluation of each task."""
@@ -105,7 +109,7 @@ class Tasks:
         return [self._checked(each, corpus) if subject.generator.ranks.is_first else each for each in found]
 
     def _evaluate(self, subject: Subject, task: str, seed: int, corpus: Corpus | None) -> Evaluation:
-        if task.endswith(".jsonl") and Path(task).is_file() and holds_requests(task):
+        if task.endswith(".jsonl") and Path(task).is_file() and has_requests(task):
             return self._conduct(subject, task, seed)
         held_out = None if corpus is None else (document.text for document in corpus.documents("validation"))
         questions = questions_of(task, self.limit, seed, held_out)
@@ -120,13 +124,22 @@ class Tasks:
             )
 
     def _conduct(self, subject: Subject, task: str, seed: int) -> Evaluation:
-        """Judges the free answers of the model to the requests in a file."""
+        """Lets the model answer the requests of a file, and a judge classify its answers."""
+        if self.judge is None:
+            raise UsageError(
+                f"The answers to the requests of {task} need a judge. Name a server's address or a chat model with "
+                "sheepop eval tasks --by."
+            )
         requests = read_requests(task)[: self.limit]
         config = GenerationConfig(temperature=0.0, max_new_tokens=_ANSWER_TOKENS, on_overflow="window", seed=seed)
         with self.console.progress(Path(task).stem, len(requests), "answers") as progress:
             prompts = [request.prompt for request in requests]
             texts = answers_of(subject.generator, prompts, config, on_done=progress.advance)
-        return judge_conduct(Path(task).stem, requests, texts)
+        ranks, conducts = subject.generator.ranks, None
+        if ranks.is_first:
+            with self.judge() as judge, self.console.progress("Judging", len(requests), "answers") as progress:
+                conducts = judged_conduct(judge, requests, texts, workers=_JUDGE_WORKERS, on_done=progress.advance)
+        return evaluate_conduct(Path(task).stem, requests, texts, ranks.told(conducts))
 
     def _checked(self, found: Evaluation, corpus: Corpus | None) -> Evaluation:
         """Adds separate scores for the items in the training text; generated questions cannot be in it."""

@@ -69,7 +69,7 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
     known, _ = read_json_lines(known_rows)
     pairs = len(prompts) * len(models) * (len(models) - 1) // 2
     with (
-        _judge(asked, how) as judge,
+        open_judge(asked.judge, asked.judge_model, asked.api_key, how) as judge,
         storage_errors(known_rows),
         _made(known_rows).open("a", encoding="utf-8") as file,
         console.progress("Judging", pairs, "pairs") as progress,
@@ -89,13 +89,14 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
 
 
 @contextmanager
-def _judge(asked: Judging, how: How) -> Iterator[Judge]:
-    if asked.judge.startswith(_URLS):
-        yield Endpoint(asked.judge, model=asked.judge_model, api_key=asked.api_key, settings={"temperature": 0})
+def open_judge(judge: str, judge_model: str | None, api_key: str | None, how: How) -> Iterator[Judge]:
+    """Opens a judge: `judge_model` of the server at the address `judge`, or the chat model in the directory `judge`."""
+    if judge.startswith(_URLS):
+        yield Endpoint(judge, model=judge_model, api_key=api_key, settings={"temperature": 0})
         return
-    if asked.judge_model is not None or asked.api_key is not None:
+    if judge_model is not None or api_key is not None:
         raise UsageError("--judge-model and --api-key are only for a judge on a server (--by http://...).")
-    generator = load_generator(asked.judge, device=how.device, dtype=how.dtype)
+    generator = load_generator(judge, device=how.device, dtype=how.dtype)
     with ChatTemplate.of(generator.tokenizer) as template:
         yield LocalJudge(generator, template)
 

@@ -13,7 +13,7 @@ from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.scoring import Score, score_text
+from sheepop.generate.likelihood import Score, score_text
 from sheepop.jobs.exchange import is_model, require_apart, require_free
 from sheepop.model import Transformer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sheepop.generate.scoring import Score, score_text
+from sheepop.generate.likelihood import Score, score_text
 from sheepop.jobs.generate import load_adapted
 
 

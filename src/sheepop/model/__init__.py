@@ -1,4 +1,4 @@
-"""The network on one device: configuration, layers, loss, cost, cache protocol."""
+"""The network on one device: its configuration, layers, loss, cost and cache protocol."""
 
 from __future__ import annotations
 

@@ -18,11 +18,10 @@ from sheepop.model.probe import Probe
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """What all layers of one kind are given beside the residual stream.
+    """The inputs that all layers of one kind share, apart from the residual stream.
 
-    `attending` is the kernel of their attention, made ready for the pass. `memory` (B, S, D) are the states of an
-    encoder, and `memory_attending` is the kernel for attention to them. `document_ids` (B, T) tell documents of a row
-    apart, where there are several.
+    `attending` is the attention kernel, prepared for this pass. `memory` (B, S, D) are the encoder's states, and
+    `memory_attending` is the kernel that attends to them. `document_ids` (B, T) number the documents that share a row.
     """
 
     attending: Attending
@@ -33,10 +32,10 @@ class BlockInputs:
 
 
 class Block(nn.Module):
-    """Sublayers f on the residual stream x, (B, T, D) to (B, T, D): attention, cross-attention, feed-forward.
+    """The sublayers f of the residual stream x, (B, T, D) to (B, T, D): attention, cross-attention, feed-forward.
 
-    Norms stand before a sublayer, ``x + f(norm(x))``, behind it, ``x + output_norm(f(x))``, on both sides, or behind
-    the sum, ``norm(x + f(x))``, as `config.norm_position` says. Parallel branches are both taken off the same x.
+    `config.norm_position` places the norms: before a sublayer, ``x + f(norm(x))``, after it,
+    ``x + output_norm(f(x))``, both, or after the sum, ``norm(x + f(x))``. Parallel branches both read the same x.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, cross_attention: bool = False) -> None:
@@ -63,7 +62,7 @@ class Block(nn.Module):
             self.middle = Probe()
 
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
-        """The residual stream behind the sublayers, each on its own branch; and the routing, if there are experts."""
+        """Returns the residual stream after all sublayers, and the routing if the block has experts."""
         normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
         attended_BTD = self.attention(
             normed_BTD, inputs.attending, inputs.rotary, cache, document_ids=inputs.document_ids
@@ -85,7 +84,7 @@ class Block(nn.Module):
 
     @property
     def watched(self) -> bool:
-        """Whether someone looks at scores or weights of its attention."""
+        """Whether the scores or weights of its attention are observed."""
         return any(part is not None and part.watched for part in (self.attention, self.cross_attention))
 
     def _feed_forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing | None]:
@@ -98,7 +97,7 @@ class Block(nn.Module):
         return self.feed_forward_output(self._behind(found_BTD, self.feed_forward_output_norm)), routing
 
     def _norms(self, config: ModelConfig) -> tuple[nn.Module | None, nn.Module | None]:
-        """The norm before a sublayer (or behind the sum), and the one behind it."""
+        """Returns the norm before a sublayer (or after the sum), and the norm of its output."""
         return (
             None if self.position == "output" else build_norm(config),
             build_norm(config) if self.position in ("sandwich", "output") else None,

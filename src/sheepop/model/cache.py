@@ -1,4 +1,4 @@
-"""What the network asks of a store of keys and values, so that a new token runs it on one position only."""
+"""The interface of a key-value cache, with which the network computes only the new tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 
 
 class Cache(Protocol):
-    """What the network needs of a key-value store. How it lies in memory, and by which kernel, is the store's affair.
+    """A key-value cache as the network uses it. Memory layout and kernel are up to the implementation.
 
-    It knows which tokens come in a pass. The network begins with `begin`, asks `prepare` once for each kind of layer,
-    and lets every layer `attend`. One that `has_documents` takes rows of several, whose numbers (B, T) it is given with
-    the tokens.
+    In each pass the network calls `begin` once, `prepare` once for each kind of layer, and `attend` in every layer. A
+    cache with `has_documents` accepts rows of several documents, given by `document_ids` (B, T).
     """
 
     has_documents: ClassVar[bool] = False
 
     def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
-        """The positions (B, T) of the tokens that come, and how many tokens the longest text will have then.
+        """Returns the positions (B, T) of the new tokens, and the length of the longest sequence with them.
 
-        Raises `ValueError` where these are not B rows of T tokens.
+        Raises `ValueError` if the cache does not expect B rows of T tokens.
         """
 
     def preceding(self, place: str, new: Tensor, count: int) -> Tensor:
-        """The last `count` entries of every row (B, count, ...) at a place of the network, 0 where there are none.
+        """Returns the `count` entries before `new` in each row (B, count, ...) of the input called `place`.
 
-        `new` (B, T, ...) come next. Asked at each place in every pass or in none.
+        `new` (B, T, ...) are the entries of this pass; entries before a row begins are 0. A place must be read in every
+        pass or in none.
         """
 
     def prepare(self, kind: AttentionKind) -> Attending:
-        """Makes ready what the layers of a kind share in this pass: the new tokens see themselves and what is held."""
+        """Prepares the kernel that layers of this kind share in this pass, for new tokens over all tokens so far."""
 
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
     ) -> Tensor:
-        """Stores new keys and values of a layer and attends over all that it holds then (B, H, T, C)."""
+        """Stores a layer's new keys and values, then attends over all stored ones (B, H, T, C)."""
 
     def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, K, S, C) of an encoder's states in one layer: made by `project` once, then kept."""
+        """Returns a layer's keys and values (B, K, S, C) of the encoder's states: computed by `project` once, then
+        cached."""
 
 
 def shifted(new: Tensor, most: int, document_ids: Tensor | None, cache: Cache | None, place: str) -> list[Tensor]:
-    """What stands 1, 2, ... `most` places before each entry of `new` (B, T, ...), 0 where a row or document begins.
+    """Returns `new` (B, T, ...) shifted by 1, 2, ..., `most` positions, with 0 from before a row or document begins.
 
-    `document_ids` (B, T) number the documents of a row; `cache` knows what came before `new` at this place.
+    `document_ids` (B, T) number the documents of a row; `cache` provides the entries of `place` before `new`.
     """
     num_tokens = new.shape[1]
     held = new.new_zeros(len(new), most, *new.shape[2:]) if cache is None else cache.preceding(place, new, most)

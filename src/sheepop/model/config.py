@@ -1,4 +1,4 @@
-"""The network's configuration subtree, resolved at validation: preset first, then explicit keys, then derived sizes."""
+"""The `model` subtree of the configuration; validation applies the preset, then explicit keys, then derived sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Initialization = Literal[
 GATED = {"swiglu", "geglu", "geglu_tanh"}
 _WITH_STD = frozenset({"gpt2", "normal", "mup"})
 # Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers. Bounded, because a
-# configuration may come from a file of someone else's.
+# configuration may come from an untrusted file.
 _LARGEST = 2**31 - 1
 PositiveInt = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
 LayerCount = Annotated[int, Field(ge=1, le=10_000, strict=True)]
@@ -43,28 +43,28 @@ Layers = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(m
 
 
 class ExpertsConfig(Config):
-    """A mixture of experts in place of the feed-forward network of some layers (Shazeer et al. 2017)."""
+    """A mixture of experts that replaces the feed-forward network of some layers (Shazeer et al. 2017)."""
 
     count: Annotated[int, Field(ge=2, le=2**16, strict=True)]
-    """Experts in a layer."""
+    """Number of experts in a layer."""
     per_token: PositiveInt = 2
-    """Experts that the router chooses for each token; at most `count`."""
+    """Number of experts that the router chooses for each token; at most `count`."""
     d_ff: PositiveInt | None = None
-    """Width of one expert; `null` is `model.d_ff`."""
+    """Hidden width of one expert; `null` is `model.d_ff`."""
     shared: Annotated[int, Field(ge=0, le=2**16, strict=True)] = 0
-    """Experts that every token passes through in addition to those chosen."""
+    """Number of shared experts, which process every token in addition to those chosen."""
     layers: Layers | None = None
-    """The layers that have experts, counted from 0; `null` is all."""
+    """Indices of the layers with experts, counted from 0; `null` is all layers."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    """What the router makes of its logits: a `softmax` over the experts, or a `sigmoid` for each."""
+    """How the router turns logits into scores: a `softmax` over the experts, or a `sigmoid` of each."""
     normalize: bool = True
     """Whether the weights of the chosen experts are divided by their sum."""
     load_balancing_loss: float = Field(0.01, ge=0.0)
-    """Coefficient of the loss that evens out the loads (Fedus et al. 2021, equation 4)."""
+    """Coefficient of the loss that balances the experts' loads (Fedus et al. 2021, equation 4)."""
     router_z_loss: float = Field(0.001, ge=0.0)
     """Coefficient of the loss that keeps the router's logits small (Zoph et al. 2022, equation 5)."""
     bias_update_rate: float = Field(0.0, ge=0.0)
-    """Step by which the router's biases move towards even loads (Wang et al. 2024); 0 leaves them at 0."""
+    """Step by which each update moves the router's biases towards even loads (Wang et al. 2024); 0 keeps them at 0."""
 
     @model_validator(mode="after")
     def _check(self) -> ExpertsConfig:
@@ -74,135 +74,137 @@ class ExpertsConfig(Config):
 
 
 class NgramConfig(Config):
-    """Vectors for the last tokens together, looked up by their hash and added to the embedding of the last one.
+    """Vectors of n-grams, looked up by hash and added to the embedding of the n-gram's last token.
 
-    They cost no products, and hold what a small network would spend its layers on (Pagnoni et al. 2024, section 3.2.1).
+    They cost no matrix products and spare a small network the layers that would learn n-grams (Pagnoni et al. 2024,
+    section 3.2.1).
     """
 
     orders: Annotated[tuple[Annotated[int, Field(ge=2, le=8, strict=True)], ...], Field(min_length=1)] = (2, 3)
-    """How many tokens are taken together: each number has its own table of vectors."""
+    """The n-gram lengths in tokens; each length has its own table of vectors."""
     rows: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 65_536
-    """Vectors in each table; where there are more n-grams than rows, some share one."""
+    """Vectors in each table; n-grams whose hashes collide share one."""
 
     @model_validator(mode="after")
     def _check(self) -> NgramConfig:
         if list(self.orders) != sorted(set(self.orders)):
-            raise ValueError(f"orders = {list(self.orders)}: give each number once, the smallest first")
+            raise ValueError(f"orders = {list(self.orders)}: give each number once, in ascending order")
         return self
 
 
 class ModelConfig(Config):
-    """Sizes and choices of a transformer. What is left out is derived and written back."""
+    """Sizes and options of a transformer. Validation derives the sizes that are left out and stores them."""
 
     preset: str | None = None
-    """A named size; every other key given beside it wins over the preset's value; `null` is none."""
+    """A named size; keys that you set override its values; `null` is none."""
     architecture: Architecture = "decoder"
-    """`decoder`, a language model, or `encoder_decoder`, which reads a source and writes a target."""
+    """`decoder` is a language model; `encoder_decoder` reads a source sequence and writes a target sequence."""
     vocab_size: PositiveInt | None = None
-    """Rows of the embedding; `null` is the tokenizer's size, and a smaller number than that is refused."""
+    """Number of embedding rows, at least the tokenizer's size; `null` is the tokenizer's size."""
     d_model: PositiveInt = 256
-    """Width of the vectors that flow through the network."""
+    """Width of the residual stream."""
     num_layers: LayerCount = 6
-    """Number of blocks; of an `encoder_decoder`, of its decoder."""
+    """Number of blocks; for an `encoder_decoder`, of its decoder."""
     num_encoder_layers: LayerCount | None = None
-    """Blocks of the encoder of an `encoder_decoder`; `null` is `num_layers`."""
+    """`encoder_decoder` only: number of encoder blocks; `null` is `num_layers`."""
     num_heads: PositiveInt = 8
-    """Query heads of each attention layer."""
+    """Number of query heads in each attention layer."""
     num_kv_heads: PositiveInt | None = None
-    """Key and value heads, which must divide `num_heads`; `null` is `num_heads` (multi-head attention)."""
+    """Number of key-value heads, a divisor of `num_heads`; `null` is `num_heads` (multi-head attention)."""
     head_dim: PositiveInt | None = None
-    """Width of one head of queries and keys; `null` is `d_model / num_heads`, which must then be whole."""
+    """Width of a query and key head; `null` is `d_model / num_heads`, which must then be a whole number."""
     value_head_dim: PositiveInt | None = None
-    """Width of one head of values; `null` is `head_dim`."""
+    """Width of a value head; `null` is `head_dim`."""
     d_ff: PositiveInt | None = None
-    """Width of the feed-forward layer; `null` is 4 `d_model`, for gated activations 8/3 `d_model` up to a multiple
-    of 32."""
+    """Hidden width of the feed-forward layer; `null` is 4 `d_model`, or with a gated activation 8/3 `d_model`
+    rounded up to a multiple of 32."""
     max_seq_len: PositiveInt = 256
-    """The context: the most tokens that the network can look at."""
+    """Longest sequence in tokens (the context length)."""
 
     ngrams: NgramConfig | None = None
-    """Vectors of hashed n-grams beside those of tokens; `null` is none."""
+    """Hashed n-gram vectors, added to the token embeddings; `null` is none."""
 
     position_encoding: PositionEncoding = "sinusoidal"
-    """How positions enter; `rope` is rotary, `alibi` a bias of the scores by distance."""
+    """How the network encodes positions; `rope` is rotary, `alibi` a distance bias on the scores."""
     position_base: float = Field(10000.0, gt=1.0, le=1e15)
-    """The 10000 of the sinusoids and of the rotary angles."""
+    """Base of the `sinusoidal` and `rope` frequencies."""
     rotary_fraction: float = Field(1.0, gt=0.0, le=1.0)
-    """Of `rope`: the share of each head's columns that is rotated."""
+    """`rope` only: share of each head's columns that is rotated."""
     rotary_scaling: RotaryScaling | None = None
-    """Of `rope`: how angles are changed for a longer context; `null` leaves them unchanged."""
+    """`rope` only: how angles are scaled for a longer context; `null` does not scale them."""
     sliding_position_base: float | None = Field(None, gt=1.0, le=1e15)
-    """Of `rope`: the base of layers with a sliding window, whose angles are then not scaled; `null`: as in all
-    others."""
+    """`rope` only: base for layers with a sliding window, whose angles are then not scaled; `null` treats them like
+    the other layers."""
     embedding_scale: float | None = Field(None, gt=0.0, le=1e6)
-    """Multiplies the embeddings; `null` is the root of `d_model` under `sinusoidal` positions (under `mup` that of
+    """Factor for the embeddings; `null` is the root of `d_model` with `sinusoidal` positions (with `mup` that of
     `mup_base_d_model`), otherwise 1."""
     embedding_norm: bool = False
-    """A norm right after the embedding."""
+    """Whether a norm follows the embedding."""
 
     norm: NormKind = "layernorm"
-    """The kind of norm; the scale of `rmsnorm_zero_centered` is one more than its weight."""
+    """Kind of norm; `rmsnorm_zero_centered` scales by 1 + weight."""
     norm_position: NormPosition = "pre"
-    """Where norms stand; `pre`: x + f(norm(x)); `post`: norm(x + f(x)); `sandwich`: x + norm(f(norm(x))); `output`:
-    x + norm(f(x))."""
+    """Where the norms are. `pre`: x + f(norm(x)); `post`: norm(x + f(x)); `sandwich`: x + norm(f(norm(x)));
+    `output`: x + norm(f(x))."""
     norm_eps: float = Field(1e-5, gt=0.0)
     """Added under the root of the norm, to avoid division by zero."""
     norm_bias: bool | None = None
     """Whether `layernorm` has a bias; `null` is `bias`."""
     final_norm: bool | None = None
-    """A norm before the output projection; `null`: unless `norm_position` is `post`."""
+    """Whether a norm precedes the output projection; `null` is `true` unless `norm_position` is `post`."""
     qk_norm: QueryKeyNorm | None = None
-    """A norm of queries and keys, over each `head` or over the `width` of all heads together; `null` is none."""
+    """Norm of queries and keys, over each `head` or over the `width` of all heads together; `null` is none."""
 
     activation: Activation = "gelu"
-    """Of the feed-forward layer; `gelu_tanh` is an approximation, `swiglu`, `geglu` and `geglu_tanh` have a gate."""
+    """Activation of the feed-forward layer; `swiglu`, `geglu` and `geglu_tanh` are gated, `_tanh` approximates GELU."""
     feed_forward_bias: bool | None = None
-    """Biases of the feed-forward layer; `null` is `bias`."""
+    """Whether the feed-forward layer has biases; `null` is `bias`."""
     experts: ExpertsConfig | None = None
-    """A mixture of experts in place of the feed-forward layer; `null` is none."""
+    """A mixture of experts instead of the feed-forward layer; `null` is none."""
     parallel_residual: bool = False
-    """Both sublayers read the same vectors, and their outputs are added: x + attention(norm(x)) +
+    """Whether both sublayers read the same input and their outputs are added: x + attention(norm(x)) +
     feed_forward(norm'(x))."""
 
     short_convolution: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
-    """How many tokens, including its own, each channel of queries, keys and values is mixed over before attention;
-    `null` is none."""
+    """Width in tokens of a causal convolution over each channel of queries, keys and values before attention; `null`
+    is none."""
     attention_bias: bool | None = None
-    """Biases of queries, keys and values; `null` is `bias`."""
+    """Whether queries, keys and values have biases; `null` is `bias`."""
     attention_output_bias: bool | None = None
-    """The bias of attention's output; `null` is `bias`."""
+    """Whether attention's output projection has a bias; `null` is `bias`."""
     attention_scale: float | None = Field(None, gt=0.0, le=1e6)
-    """Multiplies the scores; `null` is 1 over the root of `head_dim`."""
+    """Factor for the attention scores; `null` is 1 / sqrt(`head_dim`)."""
     attention_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
-    """A number c bounds the scores s softly, c tanh(s / c); `null` does not bound them."""
+    """Caps the scores s softly at this number c: c tanh(s / c); `null` does not cap them."""
     attention_sinks: bool = False
-    """A learned logit per head that takes weight in the softmax and gives no value."""
+    """Whether each head has a learned logit that takes part in the softmax and contributes no value."""
     sliding_window: PositiveInt | None = None
-    """How many keys a query sees, including its own position; `null` is all."""
+    """Number of keys that a query attends to, its own position included; `null` is all."""
     sliding_layers: Layers | None = None
-    """The layers with that window, counted from 0; `null` is all."""
+    """Indices of the layers with the sliding window, counted from 0; `null` is all layers."""
     attention_backend: Backend = "auto"
-    """What computes attention: `sdpa` (fused kernels), `flex` (FlexAttention, on an NVIDIA GPU), `eager` (step by
-    step), or `auto`; one that cannot do what is asked for is refused."""
+    """Attention implementation: `sdpa` (fused kernels), `flex` (FlexAttention, on an NVIDIA GPU), `eager` (step by
+    step), or `auto`; a backend that lacks a needed feature is refused."""
 
     bias: bool = True
-    """Whether linear layers and LayerNorm have a bias, where no key of their own says otherwise."""
+    """Whether linear layers and LayerNorm have a bias, unless their own key overrides it."""
     dropout: float = Field(0.1, ge=0.0, lt=1.0)
-    """Share of activations and attention weights set to zero while training."""
+    """Share of activations and attention weights that training sets to zero."""
     tie_weights: bool = True
-    """Whether the output projection is the embedding."""
+    """Whether the output projection shares the embedding's weight."""
     logit_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
-    """A number c bounds the logits z softly, c tanh(z / c); `null` does not bound them."""
+    """Caps the logits z softly at this number c: c tanh(z / c); `null` does not cap them."""
 
     initialization: Initialization = "gpt2"
-    """How matrices begin; `gpt2` is `normal`, smaller where a residual branch ends, and `mup` follows the width."""
+    """How matrices are initialised; `gpt2` is `normal` with a smaller deviation at the end of residual branches,
+    `mup` scales with the width."""
     initial_std: float = Field(0.02, gt=0.0)
-    """Standard deviation of `gpt2`, `normal` and `mup`, and of embeddings (unless positions are sinusoidal) and
-    learned positions."""
+    """Standard deviation for `gpt2`, `normal` and `mup`, and for learned positions and embeddings (unless positions
+    are sinusoidal)."""
     mup_base_d_model: PositiveInt | None = None
-    """Of `mup`, which needs it: the `d_model` at which the learning rate was found."""
+    """`mup` only, required: the `d_model` at which the learning rate was tuned."""
     mup_base_head_dim: PositiveInt | None = None
-    """Of `mup`: the `head_dim` at that width; `null` is the same as now."""
+    """`mup` only: the `head_dim` of the network at `mup_base_d_model`; `null` is `head_dim`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -227,13 +229,13 @@ class ModelConfig(Config):
         gated = values.get("activation") in tuple(GATED)
         _fill(values, "d_ff", -(-8 * d_model // 3 // 32) * 32 if gated else 4 * d_model)
         sinusoidal = values.get("position_encoding", cls.model_fields["position_encoding"].default) == "sinusoidal"
-        # A muP network is scaled as the one its hyperparameters were found with.
+        # A muP network scales embeddings like the network its hyperparameters were tuned on.
         base = _size(cls, values, "mup_base_d_model") or d_model
         _fill(values, "embedding_scale", math.sqrt(base) if sinusoidal else 1.0)
         bias = values.get("bias", cls.model_fields["bias"].default)
         for name in ("feed_forward_bias", "attention_bias", "attention_output_bias"):
             _fill(values, name, bias)
-        # Not `bias and ...`: it may still be a text that means true or false.
+        # Not `bias and ...`: before validation, `bias` may still be a string that means true or false.
         is_layernorm = values.get("norm", cls.model_fields["norm"].default) == "layernorm"
         _fill(values, "norm_bias", bias if is_layernorm else False)
         _fill(values, "final_norm", values.get("norm_position", cls.model_fields["norm_position"].default) != "post")
@@ -256,7 +258,7 @@ class ModelConfig(Config):
         experts = None if self.experts is None else self.experts.layers
         for name, layers in (("sliding_layers", self.sliding_layers), ("experts.layers", experts)):
             if layers is not None and max(layers) >= self.num_layers:
-                yield f"{name} names layer {max(layers)}; the {self.num_layers} layers are counted from 0"
+                yield f"{name} names layer {max(layers)}, but the layers are 0 to {self.num_layers - 1}"
             if layers is not None and len(set(layers)) < len(layers):
                 yield f"{name} names a layer twice"
 
@@ -265,7 +267,7 @@ class ModelConfig(Config):
         if rotary and (self.rotary_dim < 2 or self.rotary_dim % 2):
             yield (
                 f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives {self.rotary_dim} "
-                f"rotated columns; rotary positions turn pairs of columns, so choose an even number"
+                f"rotated columns; rotary positions rotate pairs of columns, so choose an even number"
             )
         factors = None if self.rotary_scaling is None else self.rotary_scaling.pair_factors
         if rotary and factors is not None and 2 * len(factors) != self.rotary_dim:
@@ -275,10 +277,10 @@ class ModelConfig(Config):
             )
         for name in ("rotary_scaling", "sliding_position_base"):
             if getattr(self, name) is not None and not rotary:
-                yield f"{name} is for position_encoding: rope, not {self.position_encoding}"
+                yield f"{name} applies to position_encoding: rope, not to {self.position_encoding}"
         for name, unread in (("rotary_fraction", not rotary), ("position_base", not (rotary or sinusoidal))):
             if unread and getattr(self, name) != type(self).model_fields[name].default:
-                yield f"{name} is not read by position_encoding: {self.position_encoding}"
+                yield f"{name} has no effect with position_encoding: {self.position_encoding}"
         if self.sliding_window is None:
             for name in ("sliding_layers", "sliding_position_base"):
                 if getattr(self, name) is not None:
@@ -286,52 +288,52 @@ class ModelConfig(Config):
 
     def _choice_problems(self) -> Iterator[str]:
         if self.norm_bias and self.norm != "layernorm":
-            yield f"norm_bias is for norm: layernorm; {self.norm} has no bias"
+            yield f"norm_bias applies to norm: layernorm; {self.norm} has no bias"
         if self.parallel_residual and self.norm_position == "post":
             yield (
-                "parallel_residual adds both branches in one sum, but norm_position: post puts a norm after each; "
-                "choose another"
+                "parallel_residual adds both branches in one sum, but norm_position: post puts a norm after each "
+                "branch; choose another norm_position"
             )
         drawn_with_std = self.initialization in _WITH_STD or self.position_encoding != "sinusoidal"
         if not drawn_with_std and self.initial_std != type(self).model_fields["initial_std"].default:
             yield (
-                f"initial_std is not read by initialization: {self.initialization} under sinusoidal positions, "
-                "where the embedding has a scale of its own"
+                f"initial_std has no effect with initialization: {self.initialization} and sinusoidal positions, "
+                "which set the scale of the embedding themselves"
             )
         if (self.initialization == "mup") != (self.mup_base_d_model is not None):
-            yield "initialization: mup and mup_base_d_model need each other"
+            yield "initialization: mup and mup_base_d_model must be set together"
         if self.mup_base_head_dim is not None and self.initialization != "mup":
-            yield "mup_base_head_dim is for initialization: mup"
+            yield "mup_base_head_dim applies to initialization: mup"
         if self.mup_base_head_dim is not None and self.attention_scale is not None:
-            yield "attention_scale and mup_base_head_dim both set what scores are multiplied by; leave one out"
+            yield "attention_scale and mup_base_head_dim both set the factor of the scores; leave one out"
         lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, FEATURES)
         for feature in sorted(lacking):
             able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
             yield f"attention_backend: {self.attention_backend} has no {feature}; use {' or '.join(able)}"
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
-            yield "num_encoder_layers is for architecture: encoder_decoder"
+            yield "num_encoder_layers applies to architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
             for name in ("sliding_window", "experts", "ngrams", "short_convolution"):
                 if getattr(self, name) is not None:
-                    yield f"{name} is for architecture: decoder; an encoder-decoder has two stacks of layers"
+                    yield f"{name} applies to architecture: decoder; an encoder-decoder does not support it"
             if self.parallel_residual:
-                yield "parallel_residual leaves no place for attention to an encoder; it is for architecture: decoder"
+                yield "parallel_residual applies to architecture: decoder; it has no branch for cross-attention"
 
     @property
     def head_size(self) -> int:
-        """C, the width of one head of queries and keys, as a plain integer."""
+        """C, the width of a query and key head, as a plain integer."""
         assert self.head_dim is not None
         return self.head_dim
 
     @property
     def value_size(self) -> int:
-        """The width of one head of values, as a plain integer."""
+        """The width of a value head, as a plain integer."""
         assert self.value_head_dim is not None
         return self.value_head_dim
 
     @property
     def rotary_dim(self) -> int:
-        """Columns of every head that rotary positions turn."""
+        """R, the number of columns of each head that rotary positions rotate."""
         return int(self.head_size * self.rotary_fraction)
 
     @property
@@ -348,41 +350,41 @@ class ModelConfig(Config):
 
     @property
     def vocabulary(self) -> int:
-        """V, which must have been resolved before a network is built."""
+        """V, as a plain integer; raises `ValueError` before `vocab_size` is resolved."""
         if self.vocab_size is None:
             raise ValueError("model.vocab_size is not resolved yet; it is taken from the tokenizer")
         return self.vocab_size
 
     @property
     def width_multiplier(self) -> float:
-        """How many times wider a muP network is than the one its hyperparameters were found with; otherwise 1."""
+        """How many times wider a muP network is than the one its hyperparameters were tuned on; otherwise 1."""
         return 1.0 if self.mup_base_d_model is None else self.d_model / self.mup_base_d_model
 
     @property
     def score_scale(self) -> float | None:
-        """What scores are multiplied by; None is 1 / sqrt(C). A multiple of 1 / C under muP (Yang et al. 2022)."""
+        """The factor of the scores; None is 1 / sqrt(C). With muP it falls with 1 / C (Yang et al. 2022)."""
         if self.attention_scale is None and self.mup_base_head_dim is not None:
             return math.sqrt(self.mup_base_head_dim) / self.head_size
         return self.attention_scale
 
     @property
     def attention_features(self) -> frozenset[str]:
-        """What the attention of this network asks of its backend; see `sheepop.model.attention.features`."""
-        asked = {
+        """The features (see `sheepop.model.attention.features`) that this network needs from its attention backend."""
+        required = {
             "dropout": self.dropout > 0,
             "soft cap": self.attention_soft_cap is not None,
             "sinks": self.attention_sinks,
             "bidirectional attention": self.architecture == "encoder_decoder",
         }
-        return frozenset(feature for feature, needed in asked.items() if needed)
+        return frozenset(feature for feature, needed in required.items() if needed)
 
     def window(self, layer: int) -> int | None:
-        """How many keys a query of `layer` sees, itself included; None for all."""
+        """The number of keys that a query of `layer` attends to, its own included; None is all."""
         slides = self.sliding_layers is None or layer in self.sliding_layers
         return self.sliding_window if slides else None
 
     def has_experts(self, layer: int) -> bool:
-        """Whether the feed-forward network of `layer` is a mixture of experts."""
+        """Whether `layer` has a mixture of experts instead of a feed-forward network."""
         return self.experts is not None and (self.experts.layers is None or layer in self.experts.layers)
 
 
@@ -392,6 +394,6 @@ def _fill(values: dict[str, Any], name: str, derived: Any) -> None:
 
 
 def _size(cls: type[ModelConfig], values: dict[str, Any], name: str) -> int | None:
-    """The size as an integer, or None when it is not one (field validation then names the key)."""
+    """The size, or None if it is not a valid integer (field validation then reports the key)."""
     value = values.get(name, cls.model_fields[name].default)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST else None

@@ -23,22 +23,21 @@ from sheepop.model.transformer import Outputs, Transformer
 
 @dataclass(frozen=True)
 class Memory:
-    """What an encoder made of sources: states (B, S, D), and `mask` (B, S), False at padding, None without any."""
+    """The output of the encoder: states (B, S, D), and `mask` (B, S), False at padding (None without padding)."""
 
     states: Tensor
     mask: Tensor | None = None
 
     def rows(self, chosen: Tensor) -> Memory:
-        """The rows whose indices are `chosen` (B',), in this order."""
+        """Returns the rows with the indices `chosen` (B',), in this order."""
         return Memory(self.states[chosen], None if self.mask is None else self.mask[chosen])
 
 
 class EncoderDecoder(Transformer):
-    """A language model of targets given their sources. Both are read with one embedding and one kind of positions.
+    """A language model of target sequences given source sequences, which share one embedding and position encoding.
 
-    The decoder is the transformer that it inherits, with a third sublayer in each block that attends to the encoder's
-    states. Attention across the two sequences knows no positions beyond those in the states: places of one have no
-    distance to places of the other, so rotary angles and ALiBi are for attention within a sequence.
+    The decoder is the inherited transformer, with a third sublayer in each block that attends to the encoder's states.
+    Cross-attention uses no rotary angles and no ALiBi, because positions in two different sequences have no distance.
     """
 
     architecture: ClassVar[Architecture] = "encoder_decoder"
@@ -52,14 +51,14 @@ class EncoderDecoder(Transformer):
 
     @property
     def layers(self) -> tuple[Block, ...]:
-        """All blocks, in the order in which they run: the encoder's, then the decoder's."""
+        """All blocks, in execution order: the encoder's, then the decoder's."""
         return (*(cast(Block, block) for block in self.encoder_blocks), *super().layers)
 
     def encode(self, source_ids: Tensor, source_mask: Tensor | None = None) -> Memory:
-        """Source ids (B, S) to the states that the decoder looks at.
+        """Maps source ids (B, S) to the states that the decoder attends to.
 
-        `source_mask` (B, S) is False at padding, which stands behind the tokens of a row; a row has at least one
-        token. Raises `ValueError` for a source longer than `max_seq_len`, or an argument of another shape or kind.
+        `source_mask` (B, S) is False at padding, which follows the tokens of a row; a row has at least one token.
+        Raises `ValueError` for a source longer than `max_seq_len`, or an argument of the wrong shape or dtype.
         """
         if source_ids.ndim != 2:
             raise ValueError(f"source_ids must be (B, S), got shape {tuple(source_ids.shape)}")
@@ -69,7 +68,7 @@ class EncoderDecoder(Transformer):
                 "both are (B, S)"
             )
         if source_mask is not None and source_mask.dtype != torch.bool:
-            raise ValueError(f"source_mask has the dtype {source_mask.dtype}; make it boolean, True where a token is")
+            raise ValueError(f"source_mask has dtype {source_mask.dtype}; it must be boolean, True at tokens")
         length = source_ids.shape[1]
         if length > self.config.max_seq_len:
             raise ValueError(f"a source of {length} positions does not fit max_seq_len = {self.config.max_seq_len}")
@@ -84,21 +83,21 @@ class EncoderDecoder(Transformer):
         return BlockInputs(prepare_attention(kind, kind.sight(length, key_mask=source_mask)), self.angles(None, length))
 
     def finish_encoder(self, x_BSD: Tensor) -> Tensor:
-        """The states that the decoder looks at, from the residual stream behind the encoder's last block."""
+        """Returns the states that the decoder attends to, from the residual stream after the last encoder block."""
         return self.memory(x_BSD if self.encoder_norm is None else self.encoder_norm(x_BSD))
 
     def run_encoder_block(self, layer: int, x_BSD: Tensor) -> Tensor:
-        """As `run_block`, of the encoder; rows have no padding."""
+        """Runs one encoder block, as `run_block` does for the decoder; rows have no padding."""
         found_BSD, _ = self.encoder_blocks[layer](x_BSD, self._encoder_inputs(x_BSD.shape[1], None))
         return cast(Tensor, found_BSD)
 
     def run_target_block(self, layer: int, x_BTD: Tensor, memory: Memory) -> Tensor:
-        """As `run_block`, of the decoder, which looks at `memory`: one for all rows, or one for each."""
+        """Runs one decoder block, which attends to `memory`; its states have one row, or one for each row of x."""
         states = memory.states.expand(len(x_BTD), -1, -1)
         return self.run_block(layer, x_BTD, states, self._looking_at(memory, x_BTD.shape[1]))
 
     def _looking_at(self, memory: Memory, num_targets: int) -> Attending:
-        """The kernel of attention to `memory`; places of one sequence have no distance to places of the other."""
+        """Prepares the cross-attention kernel; it has no ALiBi slopes, since the two sequences have no distances."""
         kind = replace(self.attention_kind(causal=False), slopes=None)
         return prepare_attention(kind, kind.sight(num_targets, memory.states.shape[1], key_mask=memory.mask))
 
@@ -113,22 +112,22 @@ class EncoderDecoder(Transformer):
         source_mask: Tensor | None = None,
         memory: Memory | None = None,
     ) -> Outputs:
-        """Target ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`.
+        """Maps target ids (B, T) to normalised hidden states (B, T, D), the input of `lm_head`.
 
-        Their source is given as `source_ids` (B, S) with `source_mask`, as `encode` takes them, or as the `memory` that
-        `encode` gave. With a `cache` the targets go on where it ends, and the memory is projected to keys and values
-        in the first pass only, so it must be the same in all of them. Raises `ValueError` as `Transformer` does, for a
-        source that is missing or given twice, and for documents in a row.
+        The source is either `source_ids` (B, S) with `source_mask`, the arguments of `encode`, or `memory`, the result
+        of `encode`. With a `cache` the targets continue the cached ones; the memory must be the same in all passes,
+        since only the first one projects it to keys and values. Raises `ValueError` like `Transformer.run`, if the
+        source is missing or given twice, and for `document_ids`.
         """
         if (source_ids is None) == (memory is None):
-            raise ValueError("an encoder-decoder needs source_ids or the memory that encode made of them, not both")
+            raise ValueError("an encoder-decoder needs either source_ids or the memory that encode returned")
         if document_ids is not None:
-            raise ValueError("an encoder-decoder reads one target per row; document_ids are for a decoder")
+            raise ValueError("an encoder-decoder takes one target per row; document_ids are for a decoder")
         if memory is None:
             assert source_ids is not None
             memory = self.encode(source_ids, source_mask)
         if memory.states.shape[0] != input_ids.shape[0]:
-            raise ValueError(f"{input_ids.shape[0]} targets, but {memory.states.shape[0]} sources")
+            raise ValueError(f"there are {input_ids.shape[0]} targets, but {memory.states.shape[0]} sources")
         looking = self._looking_at(memory, input_ids.shape[1])
         return self._decode(input_ids, positions, None, cache, memory.states, looking)
 
@@ -141,9 +140,9 @@ class EncoderDecoder(Transformer):
         positions: Tensor | None = None,
         logits_to_keep: int | None = None,
     ) -> Tensor:
-        """Source ids (B, S) and target ids (B, T) to logits (B, T, V) of the token after each target position.
+        """Maps source ids (B, S) and target ids (B, T) to logits (B, T, V) of the token after each target position.
 
-        Padding behind a target needs no mask: nothing before it sees it. `positions` are those of the target.
+        Padding after a target needs no mask, since no token before it attends to it. `positions` are the target's.
         """
         hidden_BTD = self.hidden_states(target_ids, positions=positions, source_ids=source_ids, source_mask=source_mask)
         return self.read_out(hidden_BTD, logits_to_keep)

@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu_squared": relu_squared,
     "gelu": F.gelu,  # x Phi(x) with the exact erf (Hendrycks and Gimpel 2016)
     "gelu_tanh": _gelu_tanh,
-    # The activations of the gates (Shazeer 2020).
+    # Activations of the gate (Shazeer 2020).
     "swiglu": F.silu,
     "geglu": F.gelu,
     "geglu_tanh": _gelu_tanh,
@@ -33,12 +33,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def apply_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """``gate * up``, in the memory of `gate` where no backward pass will ask what it was."""
+    """``gate * up``, computed in place in `gate` if no backward pass needs it."""
     return gate * up if torch.is_grad_enabled() else gate.mul_(up)
 
 
 class FeedForward(nn.Module):
-    """``down(act(up(x)))``, or with a gate ``down(act(gate(x)) * up(x))``; (B, T, D) to (B, T, D)."""
+    """``down(act(up(x)))``, or with a gate ``down(act(gate(x)) * up(x))``, of (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class FeedForward(nn.Module):
             self.up = Probe()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Applies the network to every position on its own."""
+        """Applies the network to each position independently."""
         if self.gate_proj is None:
             hidden_BTF = self.activation(self.pre_activation(self.up_proj(x_BTD)))
         else:

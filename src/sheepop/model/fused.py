@@ -1,4 +1,4 @@
-"""Chains of cheap operations as one kernel on a GPU, where each of them alone would read and write all of memory."""
+"""Fuses chains of cheap operations into one GPU kernel, so that intermediate results are not written to memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Result = TypeVar("Result")
 
 
 def fuses(device: str) -> bool:
-    """Whether functions under `fused` become kernels of their own on this device: a GPU, with Triton installed."""
+    """Whether `fused` compiles functions on this device: a CUDA GPU with Triton installed."""
     return device == "cuda" and has_triton()
 
 
 def fused(function: Callable[P, Result]) -> Callable[P, Result]:
-    """`function`, whose first argument is a tensor: compiled where `fuses` says so, elsewhere as it is.
+    """Returns `function` compiled, if its first argument is a tensor on a device that `fuses`; elsewhere it runs as is.
 
-    Compiled once for all sizes, at the first call. Inside a network that is compiled already it is a part of it.
+    The first call compiles it, once for all sizes. Inside an already compiled network it is compiled with the rest.
     """
     compiled = functools.cache(lambda: torch.compile(function, dynamic=True))
 

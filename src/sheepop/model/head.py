@@ -1,4 +1,4 @@
-"""The output projection: hidden states go in, and logits, a loss or scores come out."""
+"""The output projection: from hidden states to logits, a loss or scores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sheepop.model.loss import (
 
 
 class OutputHead(nn.Linear):
-    """Hidden states (..., D) to logits (..., V), and to what is made of logits without holding all of them.
+    """Maps hidden states (..., D) to logits (..., V), or to losses without holding all logits at once.
 
-    Logits z are bounded to ``c tanh(z / c)`` with a `soft_cap` c. `cast` is a copy of the weight in the data type that
-    training steps multiply in, if that is not the weight's own; the gradient arrives in `weight` all the same. With a
-    `vocabulary` the weight that losses are computed with is a part of it.
+    A `soft_cap` c turns logits z into ``c tanh(z / c)``. `cast` is a copy of the weight in the data type of training
+    steps, if that differs from the weight's; the gradient still goes to `weight`. With a `vocabulary`, losses use a
+    weight that holds only some of its rows.
     """
 
     vocabulary: PartOfVocabulary | None = None
@@ -35,19 +35,19 @@ class OutputHead(nn.Linear):
 
     @property
     def own_weight(self) -> Tensor:
-        """The weight that losses are computed with."""
+        """The weight that losses use."""
         return self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The logits of hidden states."""
+        """Returns the logits of the hidden states."""
         return cap(super().forward(hidden), self.soft_cap)
 
     def keep_memory(self) -> None:
-        """From now on calls share the memory of what is large in them, so a gradient holds until `begin_step`."""
+        """Makes later calls reuse the memory of large tensors, so a gradient stays valid only until `begin_step`."""
         self._memory = LossMemory()
 
     def begin_step(self) -> None:
-        """Called before the first loss of a step: the memory of the last gradient is free if that is gone."""
+        """Must be called before the first loss of a step. Frees the gradient's memory for reuse if `grad` is None."""
         if self._memory is not None and self.weight.requires_grad and self.weight.grad is None:
             if self._gradient is None:
                 self._gradient = torch.empty_like(self.weight, requires_grad=False)
@@ -56,7 +56,7 @@ class OutputHead(nn.Linear):
     def cross_entropy(
         self, hidden: Tensor, labels: Tensor, terms: LossTerms | None = None, places: Places | None = None
     ) -> LossSums:
-        """The loss of hidden states (B, T, D) for labels (B, T); see `sheepop.model.linear_cross_entropy`."""
+        """Returns the loss of hidden states (B, T, D) for labels (B, T); see `sheepop.model.linear_cross_entropy`."""
         return linear_cross_entropy(
             hidden,
             self.own_weight,
@@ -83,5 +83,5 @@ class OutputHead(nn.Linear):
         )
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropy and number of right guesses; see `sheepop.model.score_tokens`."""
+        """Returns the summed cross-entropy and the number of correct predictions; see `sheepop.model.score_tokens`."""
         return score_tokens(hidden, self.weight, labels, soft_cap=self.soft_cap)

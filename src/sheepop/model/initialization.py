@@ -1,4 +1,4 @@
-"""Networks from their configuration, and their initial weights, each a pure function of (seed, parameter name)."""
+"""Builds networks and their initial weights; each weight is a pure function of (seed, parameter name)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ARCHITECTURES: dict[Architecture, type[Transformer]] = {
     network.architecture: network for network in (Transformer, EncoderDecoder)
 }
 
-# vector: biases, norms, sinks, convolutions of single channels. embedding: rows that are looked up. matrix: from
-# activations of the network's width to others of its width. router: to one score an expert. head: to logits. table:
-# rows that are looked up, a few of many.
+# vector: biases, norms, sinks, per-channel convolutions. embedding: rows that are looked up. matrix: between
+# activations whose width grows with the network's. router: to one score for each expert. head: to logits. table: rows
+# that are looked up, few of many in a step.
 Role = Literal["vector", "embedding", "matrix", "router", "head", "table"]
 
 _ROLES: dict[str, Role] = {
@@ -36,7 +36,7 @@ _ROLES: dict[str, Role] = {
 
 
 def parameter_role(name: str, shape: Sequence[int]) -> Role:
-    """The role of the parameter of this name in a state dict; the stacked biases of experts are vectors too."""
+    """Returns the role of the parameter with this state dict name; the stacked biases of experts are vectors too."""
     owner = name.removesuffix(".weight")
     if len(shape) < 2 or owner.endswith("_bias"):
         return "vector"
@@ -46,9 +46,9 @@ def parameter_role(name: str, shape: Sequence[int]) -> Role:
 
 @dataclass(frozen=True)
 class Matrix:
-    """What a scheme may ask of a matrix: inputs, outputs, its role, and where it ends a residual branch.
+    """The properties of a matrix that initialization schemes use.
 
-    There `branches` counts the branches that are summed up in its stack of layers; it is 0 for all other matrices.
+    `branches` is the number of residual branches in its stack of layers if the matrix ends one, otherwise 0.
     """
 
     fan_in: int
@@ -58,7 +58,7 @@ class Matrix:
 
 
 def _residual(matrix: Matrix) -> float:
-    """Divides by the root of the number of branches that are summed up (Radford et al. 2019, section 2.3)."""
+    """Returns 1 over the root of the number of summed residual branches (Radford et al. 2019, section 2.3)."""
     return 1 / math.sqrt(matrix.branches) if matrix.branches else 1.0
 
 
@@ -69,7 +69,7 @@ SCHEMES: dict[str, Callable[[ModelConfig, Matrix], float]] = {
     # Glorot and Bengio 2010, equations 12 and 16.
     "xavier_normal": lambda config, matrix: math.sqrt(2 / (matrix.fan_in + matrix.fan_out)),
     "xavier_uniform": lambda config, matrix: math.sqrt(2 / (matrix.fan_in + matrix.fan_out)),
-    # N(0, 1/n) and U(-1/sqrt(n), 1/sqrt(n)) for n inputs; the latter has a third of the variance.
+    # N(0, 1/n) and U(-1/sqrt(n), 1/sqrt(n)) for n inputs; the second has a third of the variance.
     "fan_in_normal": lambda config, matrix: math.sqrt(1 / matrix.fan_in),
     "fan_in_uniform": lambda config, matrix: math.sqrt(1 / (3 * matrix.fan_in)),
     # He et al. 2015, equation 10.
@@ -78,8 +78,8 @@ SCHEMES: dict[str, Callable[[ModelConfig, Matrix], float]] = {
         config.initial_std * config.width_multiplier ** _MUP_POWERS[matrix.role] * _residual(matrix)
     ),
 }
-# Yang et al. 2022, table 8: the variance of hidden matrices falls with the width, that of the head, behind its
-# multiplier, does not. Table 3: that of an output without a multiplier falls with the square of the width.
+# Yang et al. 2022, table 8: the variance of hidden matrices falls with the width; that of the head, whose input is
+# divided by the width multiplier, does not. Table 3: without that divisor it falls with the square of the width.
 _MUP_POWERS: dict[Role, float] = {"matrix": -0.5, "router": -1.0, "head": 0.0}
 _UNIFORM = frozenset({"xavier_uniform", "fan_in_uniform"})
 _ENDS_BRANCH = ("o_proj", "down_proj")
@@ -87,20 +87,20 @@ _DRAWS = frozenset({nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
 
 
 def blank_model(config: ModelConfig) -> Transformer:
-    """The network of `config`, with weights that are not set yet; see `build_model`.
+    """Returns the network of `config` with uninitialised weights; see `build_model`.
 
-    Norms scale by 1 and shift by 0; what PyTorch would draw at random is left as it lies in memory.
+    Norms scale by 1 and shift by 0; weights that PyTorch would draw at random stay uninitialised memory.
     """
     with _Undrawn():
         return ARCHITECTURES[config.architecture](config)
 
 
 def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> Transformer:
-    """A network with initial weights in float32 on `device`.
+    """Returns a network with initial weights in float32 on `device`.
 
     Matrices follow `config.initialization`; biases, sinks, convolutions and vectors of n-grams are 0, norms scale by 1.
-    Embeddings and learned positions are N(0, `initial_std`^2); under sinusoidal positions, where the embedding is
-    multiplied by the root of its width, N(0, 1 / width), so that token vectors and sinusoids have like size.
+    Embeddings and learned positions are N(0, `initial_std`^2). With sinusoidal positions, which multiply embeddings by
+    the root of their width, embeddings are N(0, 1 / width), so that token vectors and sinusoids are of similar size.
     """
     model = blank_model(config)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
 
 
 def _num_branches(config: ModelConfig, name: str) -> int:
-    """Two branches in a layer; three in a decoder that attends to an encoder, whose layers are a stack of their own."""
+    """Returns the branches in the stack: two in each layer, three in each decoder layer of an encoder-decoder."""
     if name.startswith("encoder_blocks."):
         return 2 * (config.num_encoder_layers or 0)
     return (3 if config.architecture == "encoder_decoder" else 2) * config.num_layers
@@ -150,9 +150,9 @@ def _draw(parameter: Tensor, std: float, uniform: bool, seed: int, name: str) ->
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves out the random numbers that modules begin with, which are overwritten.
+    """Skips the random initialization of PyTorch's modules, whose values would be overwritten.
 
-    They take time, and on the meta device PyTorch loads its whole compiler to draw none.
+    It takes time, and on the meta device it makes PyTorch load its whole compiler.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""Logits a few rows at a time: how many together, in which arithmetic and memory, and what the weight gains by them."""
+"""Logits computed in chunks of rows: chunk sizes, data types, memory, and the gradient of the output weight."""
 
 from __future__ import annotations
 
@@ -13,70 +13,70 @@ from sheepop.model.fused import fuses
 
 IGNORE_INDEX = -100
 
-# Which of N positions: their indices, or all of them as ``slice(None)``.
+# Indices of some of N positions, or ``slice(None)`` for all of them.
 Places = Tensor | slice
 
-# Rows whose logits are computed by one matrix product, in bytes: enough rows for the product to be efficient.
+# Bytes of the logits of one chunk, which one matrix product computes: enough rows for the product to be efficient.
 _CHUNK_BYTES = {"cpu": 128 << 20}
 _CHUNK_BYTES_ELSEWHERE = 256 << 20
 # On an NVIDIA GPU a chunk adds its product of R rows to the weight's gradient, which is read and written in float32:
-# 8 V D bytes beside 2 R V D operations. At 295 operations a byte (an H100's 989 TFLOP/s over 3.35 TB/s) that takes
-# 4 * 295 / R of the product's time, a seventh at this many rows and a twentieth of the chunk's three products.
+# 8 V D bytes for 2 R V D operations. At 295 operations a byte (an H100's 989 TFLOP/s over 3.35 TB/s) that takes
+# 4 * 295 / R of the product's time, a seventh for this many rows, and a twentieth of the chunk's three products.
 _CHUNK_ROWS_CUDA = 8192
-_CHUNK_SHARE_CUDA = 32  # one part of so many of a GPU's memory, at most: 2.5 GB of 80
-# Rows that go through exponential, sum and scaling together, in bytes: on a CPU they stay in its cache meanwhile, on a
-# GPU where no kernel does all of it at once they are copied to float32.
+_CHUNK_SHARE_CUDA = 32  # a chunk takes at most 1/32 of a GPU's memory: 2.5 GB of 80
+# Bytes of the rows that go through exponential, sum and scaling together: on a CPU they stay in its cache; on a GPU
+# without a fused kernel they are copied to float32.
 _BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
 
 def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
-    """``c tanh(logits / c)`` (Gemma 2, 2024), or the logits as they are."""
+    """Returns ``c tanh(logits / c)`` (Gemma 2, 2024), or the unchanged logits if there is no soft cap."""
     if soft_cap is None:
         return logits
-    bounded = (logits / soft_cap).tanh_()  # of new memory, which a large vocabulary makes dear
+    bounded = (logits / soft_cap).tanh_()  # in place, because a large vocabulary makes each copy expensive
     return bounded * soft_cap if torch.is_grad_enabled() else bounded.mul_(soft_cap)
 
 
 @dataclass
 class LossMemory:
-    """Memory that losses hand on to each other: on a CPU, fresh pages cost more than numbers.
+    """Buffers that loss calls reuse: on a CPU, allocating new pages costs more than the arithmetic.
 
-    `gradient` (V, D) is where the next call makes the gradient of the weight; it is then the caller's, who may put it
-    back here once nobody reads it any more. `logits` are those of a chunk, which nobody but the call itself reads.
+    `gradient` (V, D) receives the weight's gradient in the next call and then belongs to the caller, which may put it
+    back when it is no longer read. `logits` are those of a chunk, which only the call itself reads.
     """
 
     logits: Tensor | None = None
     gradient: Tensor | None = None
 
     def take_logits(self, rows: int, size: int, like: Tensor) -> Tensor:
-        """Memory of `rows` times `size` numbers of the data type of `like` and beside it."""
+        """Returns a buffer (rows, size) with the data type and device of `like`."""
         known = self.logits
         if known is None or known.shape[0] < rows or known.shape[1] != size or known.dtype != like.dtype:
             known = self.logits = like.new_empty(rows, size)
         return known[:rows]
 
     def take_gradient(self, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-        """Memory of the shape of the weight, which is not handed out again."""
+        """Returns a buffer with the shape of the weight, which later calls do not reuse."""
         known, self.gradient = self.gradient, None
         if known is None or known.shape != weight_VD.shape or known.dtype != dtype:
             return torch.empty_like(weight_VD, dtype=dtype)
-        # A tensor of its own, which autograd takes as the gradient without a copy.
+        # A new tensor on the same memory, which autograd takes as the gradient without a copy.
         return known.detach()
 
 
 def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:
-    """What a loss holds of the logits of `num_tokens` tokens at a time, at most."""
+    """Returns the largest number of bytes of logits that a loss over `num_tokens` tokens holds at a time."""
     return _chunk_rows(num_tokens, vocab_size, dtype, device, None) * vocab_size * dtype.itemsize
 
 
 def supervised_places(labels_N: Tensor) -> Places:
-    """Where labels are not -100; on a GPU the host waits for the answer."""
+    """Returns where labels are not -100; on a GPU this synchronises with the host."""
     supervised = labels_N != IGNORE_INDEX
     return slice(None) if bool(supervised.all()) else supervised.nonzero()[:, 0]
 
 
 def product_dtype(weight_VD: Tensor, weight_cast: Tensor | None) -> torch.dtype:
-    """The data type of products with the weight: autocast's, else that of its copy, if there is one."""
+    """Returns the data type of products with the weight: that of autocast, of `weight_cast`, or of the weight."""
     device = weight_VD.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -85,7 +85,7 @@ def product_dtype(weight_VD: Tensor, weight_cast: Tensor | None) -> torch.dtype:
 
 @dataclass(frozen=True)
 class LogitChunks:
-    """The logits of hidden states under `weight`, chunk by chunk."""
+    """Computes the logits of hidden states under `weight`, chunk by chunk."""
 
     dtype: torch.dtype  # of matrix products
     exact: torch.dtype  # of exponentials and sums
@@ -96,13 +96,13 @@ class LogitChunks:
     def of(
         cls, weight_VD: Tensor, weight_cast: Tensor | None, dtype: torch.dtype, memory: LossMemory | None
     ) -> LogitChunks:
-        """With products in `dtype`, for which the weight is cast unless `weight_cast` is its copy."""
+        """Returns chunks with products in `dtype`; the weight is cast unless `weight_cast` is given."""
         weight = weight_VD if weight_cast is None else weight_cast
         exact = torch.float32 if dtype.itemsize < 4 else dtype
         return cls(dtype, exact, weight.detach().to(dtype), memory or LossMemory())
 
     def rows(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
-        """The supervised rows in parts of about equal size."""
+        """Yields the supervised rows in chunks of about equal size."""
         count = labels_N.numel() if isinstance(places, slice) else places.numel()
         size = _chunk_rows(count, self.weight.shape[0], self.dtype, self.weight.device.type, chunk_bytes)
         for start in range(0, count, max(1, size)):
@@ -110,17 +110,17 @@ class LogitChunks:
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """The logits of a chunk (R, V), in the memory of the chunk before."""
+        """Returns the logits of a chunk (R, V), which overwrite those of the chunk before."""
         memory = self.memory.take_logits(hidden_RD.shape[0], self.weight.shape[0], hidden_RD)
         return torch.mm(hidden_RD, self.weight.t(), out=memory)
 
     def blocks(self, logits_RV: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Logits, and what else there is of every row, cut into as many rows as are worked through together."""
+        """Splits logits and other per-row tensors into blocks of rows that are processed together."""
         rows = self.block_rows(logits_RV)
         return zip(*(torch.split(tensor, rows) for tensor in (logits_RV, *by_row)), strict=True)
 
     def block_rows(self, matrix: Tensor) -> int:
-        """How many rows of a matrix are worked through together."""
+        """Returns how many rows of a matrix are processed together."""
         device = matrix.device.type
         limit = None if fuses(device) else _BLOCK_BYTES.get(device)
         return matrix.shape[0] if limit is None else max(1, limit // (matrix.shape[1] * self.exact.itemsize))
@@ -129,8 +129,8 @@ class LogitChunks:
 class WeightGradient:
     """The sum over chunks of ``dlogits^T hidden`` (V, D).
 
-    Products in half precision are added up in float32: on an NVIDIA GPU by the product itself, elsewhere a few rows of
-    the vocabulary at a time, so that on a CPU a product is still in its cache when it is added.
+    Products in half precision are summed in float32: on an NVIDIA GPU by the matrix product itself, elsewhere for a few
+    rows of the vocabulary at a time, so that a product is still in the CPU's cache when it is added.
     """
 
     def __init__(self, chunks: LogitChunks) -> None:
@@ -145,7 +145,7 @@ class WeightGradient:
         if self._chunks.dtype == self._chunks.exact:
             self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
             return
-        if _adds_exactly(gradients_RV.device.type):
+        if gradients_RV.device.type == "cuda":
             exact = self._chunks.exact
             torch.addmm(self._sum, gradients_RV.t(), hidden_RD, exact, beta=0.0 if first else 1.0, out=self._sum)
             return
@@ -155,17 +155,12 @@ class WeightGradient:
             part.copy_(product) if first else part.add_(product)
 
     def result(self, weight_VD: Tensor) -> Tensor:
-        """In the weight's data type; zeros when there was no chunk."""
+        """Returns the sum in the weight's data type; zeros if there was no chunk."""
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
 
 
-def _adds_exactly(device: str) -> bool:
-    """Whether a product of two matrices in half precision is added to one in float32 without being rounded."""
-    return device == "cuda"
-
-
 def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None) -> int:
-    """How many of `count` rows of logits are computed at a time: chunks of about equal size."""
+    """Returns how many of `count` rows of logits are computed at a time, in chunks of about equal size."""
     row = vocab_size * dtype.itemsize
     if chunk_bytes is None and device == "cuda":
         most = min(_CHUNK_ROWS_CUDA, _cuda_memory() // _CHUNK_SHARE_CUDA // row)
@@ -177,5 +172,5 @@ def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, ch
 
 @functools.cache
 def _cuda_memory() -> int:
-    """All of the GPU's memory in bytes, whatever of it is free: the size of chunks is a part of a run's arithmetic."""
+    """Returns the GPU's total memory in bytes, not the free memory: the chunk size affects a run's rounding."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -1,8 +1,8 @@
 """The training objective: cross-entropy of the next token, summed over supervised positions.
 
-`linear_cross_entropy` takes hidden states and the output projection instead of logits, and works through a few rows at
-a time: the logits of all N positions, in float32 the largest tensor of a training step, never exist.
-`linear_log_probabilities` does the same for objectives that weigh positions by what they find out later.
+`linear_cross_entropy` takes hidden states and the output projection instead of logits, and processes them in chunks of
+rows, so that the logits of all N positions, the largest float32 tensor of a training step, never exist.
+`linear_log_probabilities` does the same for objectives that compute the weights of positions from these probabilities.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from sheepop.model.logits import (
     supervised_places,
 )
 
-# Logits that are scored together, in bytes: they are copied to float32.
+# Bytes of logits that `score_tokens` computes at a time; they are copied to float32.
 _SCORED_BYTES = 128 << 20
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """``-sum log softmax(logits)[label]`` over labels that are not -100, in float32.
+    """Returns ``-sum log softmax(logits)[label]`` over labels that are not -100, in float32.
 
-    `logits` (..., V) and `labels` (...) are already aligned: a label is the token after its position. The sum,
-    not the mean, is returned so that a step made of several micro-batches can divide by all of its tokens.
+    `logits` (..., V) and `labels` (...) are already aligned: a label is the token after its position. It is a sum, not
+    a mean, so that a step of several micro-batches can divide by all of its tokens.
     """
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean of `cross_entropy_sum` over supervised positions (0 when there are none)."""
+    """Returns the mean of `cross_entropy_sum` over supervised positions (0 if there are none)."""
     return cross_entropy_sum(logits, labels) / (labels != IGNORE_INDEX).sum().clamp(min=1)
 
 
@@ -51,12 +51,12 @@ class LossSums(NamedTuple):
 
     objective: Tensor  # what is minimised, z-loss and label smoothing included
     cross_entropy: Tensor  # the plain cross-entropy, without a gradient
-    measured: Mapping[str, Tensor] = MappingProxyType({})  # what else was summed up, of any shape, without a gradient
+    measured: Mapping[str, Tensor] = MappingProxyType({})  # further sums, of any shape, without a gradient
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What is added to the cross-entropy of a token with logits z (V,) and ``Z = logsumexp(z)``.
+    """Terms added to the cross-entropy of a token with logits z (V,) and ``Z = logsumexp(z)``.
 
     `z_loss` is the coefficient of ``Z^2``, which keeps logits from drifting (Chowdhery et al. 2022, section 5).
     `label_smoothing` is the share of the target spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
@@ -67,18 +67,21 @@ class LossTerms:
 
 
 class PartOfVocabulary(Protocol):
-    """What is made of logits (R, V) of which others have further columns."""
+    """Computes losses from logits (R, V) that are some columns of the vocabulary, while other ranks have the rest."""
 
     def losses_then_gradients(
         self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
     ) -> Tensor:
-        """Sums of objective and cross-entropy (2,) over the rows; gradients take the place of logits."""
+        """Returns the sums of objective and cross-entropy (2,) over the rows, and overwrites logits by gradients."""
 
     def columns(self, labels_R: Tensor) -> Tensor:
-        """Which of these columns are those of the labels; the number of none where others have it."""
+        """Returns the index of each label's column among these, or an index outside them if another rank has it."""
 
     def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of labels and log-sum-exp of all columns, from what these say: any logit where others have it."""
+        """Combines label logits and log-sum-exps of these columns into those of all columns.
+
+        `label_R` is ignored where another rank has the label's column.
+        """
 
 
 def linear_cross_entropy(
@@ -94,16 +97,16 @@ def linear_cross_entropy(
     memory: LossMemory | None = None,
     vocabulary: PartOfVocabulary | None = None,
 ) -> LossSums:
-    """The loss of `hidden` (..., D) under the output projection `weight_VD`, for `labels` (...), -100 for none.
+    """Returns the loss of `hidden` (..., D) under the output projection `weight_VD` for `labels` (...), -100 for none.
 
-    The gradients are computed together with the loss, chunk by chunk, so going backward only multiplies them by the
-    incoming gradient; they can be asked for once. Under autocast the products are taken in its data type; a copy
-    of the weight in that type may be handed in as `weight_cast`. Sums and exponentials are in float32.
+    The forward pass also computes the gradients, chunk by chunk; the backward pass only multiplies them by the incoming
+    gradient, and can run once. Autocast sets the data type of the products; `weight_cast` is an optional copy of the
+    weight in that type. Sums and exponentials are in float32.
 
-    `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` when all are: finding them makes
-    the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a
-    time, and `memory` keeps them, and what else is large, for the next call. Where the rows of the weight are a part of
-    a vocabulary, `vocabulary` knows of the rest. Raises `ValueError` when shapes do not fit.
+    `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` if all are; if None they are
+    computed, which synchronises with a GPU. `soft_cap` c turns logits z into ``c tanh(z / c)``. `chunk_bytes` limits
+    the logits held at a time, and `memory` reuses large buffers across calls. If the weight holds only some rows of the
+    vocabulary, `vocabulary` combines them with the rest. Raises `ValueError` if shapes do not fit.
     """
     _check_shapes(hidden, weight_VD, labels)
     labels_N = labels.flatten()
@@ -134,11 +137,11 @@ def linear_log_probabilities(
     memory: LossMemory | None = None,
     vocabulary: PartOfVocabulary | None = None,
 ) -> Tensor:
-    """``log softmax(logits)[label]`` of every position, of the shape of `labels`, 0 where the label is -100.
+    """Returns ``log softmax(logits)[label]`` in the shape of `labels`, 0 where the label is -100.
 
-    Arguments and arithmetic are those of `linear_cross_entropy`; the result is in float32 (or in float64). Its gradient
-    may be any weighting of the positions (DPO, PPO, GRPO): going backward computes the logits of a chunk again, so
-    beside hidden states one number a position is kept. Gradients may be asked for more than once.
+    Arguments and arithmetic are those of `linear_cross_entropy`; the result is in float32 (or float64). The incoming
+    gradient may weight positions in any way (DPO, PPO, GRPO): the backward pass recomputes the logits chunk by chunk,
+    so only the hidden states and one number for each position are saved. It can run more than once.
     """
     _check_shapes(hidden, weight_VD, labels)
     labels_N = labels.flatten()
@@ -159,9 +162,9 @@ def linear_log_probabilities(
 def score_tokens(
     hidden: Tensor, weight_VD: Tensor, labels: Tensor, *, soft_cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The summed cross-entropy and the number of right guesses, chunk by chunk; no gradients.
+    """Returns the summed cross-entropy and the number of correct predictions, computed in chunks without gradients.
 
-    Shapes as in `linear_cross_entropy`. A guess is the likeliest token, of equals the first.
+    Shapes as in `linear_cross_entropy`. The prediction is the most likely token, the first one in a tie.
     """
     with torch.no_grad():
         hidden_ND, labels_N = hidden.flatten(0, -2), labels.flatten()
@@ -185,7 +188,7 @@ def _check_shapes(hidden: Tensor, weight_VD: Tensor, labels: Tensor) -> None:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Hidden states (N, D), weight (V, D), labels (N,) to two sums; the gradients are made on the way forward."""
+    """Maps hidden states (N, D), weight (V, D) and labels (N,) to two sums, and computes gradients in the forward."""
 
     @staticmethod
     def forward(
@@ -228,7 +231,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("the gradients of linear_cross_entropy were already taken; compute the loss again")
+            raise RuntimeError("the backward pass of linear_cross_entropy can run only once; compute the loss again")
         (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
         for gradient in (grad_hidden, grad_weight):
             if gradient is not None:
@@ -237,7 +240,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _LinearLogProbabilities(torch.autograd.Function):
-    """Hidden states (N, D), weight (V, D), labels (N,) to log p (N,); the logits are computed again on the way back."""
+    """Maps hidden states (N, D), weight (V, D) and labels (N,) to log p (N,), and recomputes logits in the backward."""
 
     @staticmethod
     def forward(
@@ -268,7 +271,7 @@ class _LinearLogProbabilities(torch.autograd.Function):
                 if vocabulary is not None:
                     label_R, log_sum_R = vocabulary.joined(labels_N[rows], label_R, log_sum_R)
                 log_p_N[rows], log_sum_N[rows] = label_R - log_sum_R, log_sum_R
-        # Saved tensors are checked: a weight that is changed before the way back would give other logits.
+        # Autograd refuses saved tensors that changed in place, such as a weight, whose logits would differ by now.
         ctx.save_for_backward(hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N)
         ctx.how = places, dtype, soft_cap, chunk_bytes, memory, vocabulary
         return log_p_N
@@ -301,10 +304,10 @@ class _LinearLogProbabilities(torch.autograd.Function):
 def _losses_then_gradients(
     logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
 ) -> Tensor:
-    """Sums of objective and cross-entropy (2,); `logits_RV` is overwritten by the gradient of the objective.
+    """Returns sums of objective and cross-entropy (2,), and overwrites `logits_RV` with the objective's gradient.
 
     With ``p = softmax(z)``, ``Z = logsumexp(z)``, smoothing e and z-loss c the gradient of a row is
-    ``(1 + 2 c Z) p - e / V``, less ``1 - e`` at the label; a soft cap multiplies it by ``1 - (z / cap)^2``.
+    ``(1 + 2 c Z) p - e / V``, minus ``1 - e`` at the label; a soft cap multiplies it by ``1 - (z / cap)^2``.
     """
     z_RV = cap(logits_RV.to(exact), soft_cap)
     slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
@@ -331,7 +334,7 @@ def _losses_then_gradients(
 def _label_and_sum(
     logits_RV: Tensor, labels_R: Tensor, soft_cap: float | None, exact: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The logit of the label (R,) and the log-sum-exp of all (R,)."""
+    """Returns the logit of the label (R,) and the log-sum-exp of all logits (R,)."""
     z_RV = cap(logits_RV.to(exact), soft_cap)
     largest = z_RV.amax(1, keepdim=True)
     total = (z_RV - largest).exp().sum(1, keepdim=True)
@@ -346,9 +349,9 @@ def _weighted_gradients(
     soft_cap: float | None,
     exact: torch.dtype,
 ) -> None:
-    """Overwrites `logits_RV` by the gradient of ``sum w log p(label)``: ``-w softmax(z)``, plus w at the label.
+    """Overwrites `logits_RV` with the gradient of ``sum w log p(label)``: ``-w softmax(z)``, plus w at the label.
 
-    `log_sum_R` is that of `_label_and_sum`. A soft cap multiplies the gradient by ``1 - (z / cap)^2``.
+    `log_sum_R` comes from `_label_and_sum`. A soft cap multiplies the gradient by ``1 - (z / cap)^2``.
     """
     z_RV = cap(logits_RV.to(exact), soft_cap)
     slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
@@ -360,10 +363,10 @@ def _weighted_gradients(
 def _losses_then_gradients_at_once(
     logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
 ) -> Tensor:
-    """`_losses_then_gradients` as a kernel wants it: all that is read is logits, and nothing of their size is kept.
+    """`_losses_then_gradients` in a form that compiles to one kernel without temporary tensors the size of the logits.
 
-    A row of logits is read for its sum and again for its gradient, which is written in their place. It stays in the
-    processor's cache between the two.
+    The kernel reads each row of logits for its sum and again for its gradient, which overwrites the row. The row stays
+    in the processor's cache in between.
     """
     z_RV = cap(logits_RV.to(exact), soft_cap)
     keep, spread, size = 1.0 - terms.label_smoothing, terms.label_smoothing, z_RV.shape[1]
@@ -382,7 +385,7 @@ def _losses_then_gradients_at_once(
 
 
 def _chosen(columns_R: Tensor, like_RV: Tensor) -> Tensor:
-    """1 in one column of each row, and 0 elsewhere: compared, where a kernel would have to wait for a scatter."""
+    """Returns 1 in one column of each row and 0 elsewhere, by a comparison, which fuses better than a scatter."""
     return (torch.arange(like_RV.shape[1], device=like_RV.device) == columns_R[:, None]).to(like_RV.dtype)
 
 

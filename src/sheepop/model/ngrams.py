@@ -1,4 +1,4 @@
-"""Embeddings of hashed n-grams: vectors for the last tokens together, beside the embedding of the last one."""
+"""Embeddings of hashed n-grams, which are added to the embedding of the n-gram's last token."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch.nn import functional
 from sheepop.model.cache import Cache, shifted
 from sheepop.model.config import NgramConfig
 
-# Odd, so that no bit of a token is lost: the odd number at the golden ratio's fractional part times 2^62.
+# The golden ratio's fractional part times 2^62, made odd so that multiplying loses no bit of a token.
 _MULTIPLIER = 0x278DDE6E5FD29F05
 _SHIFT = 29
 
 
 class NgramEmbedding(nn.Module):
-    """One table of vectors for each order n; the rows of a token are found by hashing it with the n - 1 before it.
+    """A table of vectors for each order n, indexed by the hash of a token and the n - 1 tokens before it.
 
-    The tables lie behind one another in `table` (N * rows, D) for N orders, and begin at 0: a row means nothing until
-    its n-gram was seen. Where a document begins its n-grams begin too.
+    `table` (N * rows, D) concatenates the tables of N orders and is initialised with 0, so that an n-gram that training
+    has not seen adds nothing. N-grams do not cross the boundary of a document.
     """
 
     def __init__(self, config: NgramConfig, d_model: int) -> None:
@@ -28,22 +28,20 @@ class NgramEmbedding(nn.Module):
         self.table = nn.Parameter(torch.empty(len(config.orders) * config.rows, d_model))
 
     def forward(self, input_ids: Tensor, document_ids: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """The sum of the vectors of every token (B, T, D).
+        """Returns the sum of the n-gram vectors of each token (B, T, D); the gradient is sparse while `is_sparse`.
 
-        While it `is_sparse` the gradient is, of the rows that were looked up.
-
-        `document_ids` (B, T) number the documents of a row; `cache` knows the tokens before `input_ids` (B, T).
+        `document_ids` (B, T) number the documents of a row; `cache` provides the tokens before `input_ids` (B, T).
         """
         sparse = self.is_sparse and self.table.requires_grad and torch.is_grad_enabled()
         places_NBT = self.places(input_ids, document_ids, cache)
         return functional.embedding(places_NBT, self.table, sparse=sparse).sum(0)
 
     def places(self, input_ids: Tensor, document_ids: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """The row of `table` for every order and token (N, B, T)."""
-        tokens = input_ids + 1  # 0 is none: before a text begins
+        """Returns the row of `table` for each order and token (N, B, T)."""
+        tokens = input_ids + 1  # 0 stands for no token, before a sequence begins
         hashed, places = tokens, []
         for earlier in shifted(tokens, max(self.orders) - 1, document_ids, cache, "ngrams"):
-            # Overflow wraps around, alike on every device.
+            # Overflow wraps around in the same way on every device.
             hashed = hashed * _MULTIPLIER + earlier
             hashed = hashed ^ (hashed >> _SHIFT)
             places.append(hashed)

@@ -1,4 +1,4 @@
-"""Normalisation layers, one table row each."""
+"""The kinds of normalisation, each a row of `NORMS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sheepop.model.config import ModelConfig
 
 
 class ZeroCenteredRMSNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * (1 + weight)``, so that decay draws the scale to 1 (Gemma, 2024)."""
+    """``x / sqrt(mean(x^2) + eps) * (1 + weight)``, so that weight decay pulls the scale towards 1 (Gemma, 2024)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -20,8 +20,8 @@ class ZeroCenteredRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises the last dimension; half precision is scaled in float32, where 1 + weight keeps the weight."""
-        # What changes nothing is not called: small tensors wait for calls, not for arithmetic.
+        """Normalises the last dimension. Half precision is scaled in float32, where 1 + weight does not round."""
+        # No needless conversions: for small tensors the calls cost more than the arithmetic.
         is_half = x.dtype.itemsize < torch.float32.itemsize
         normed = F.rms_norm(x.float() if is_half else x, self.weight.shape, None, self.eps)
         scaled = torch.addcmul(normed, normed, self.weight.to(normed.dtype))
@@ -38,5 +38,5 @@ NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
 
 
 def build_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
-    """The normalisation of `config.norm` over the last dimension, D unless `width` says otherwise."""
+    """The norm of kind `config.norm` over the last dimension, of size `width` (D if None)."""
     return NORMS[config.norm](config, config.d_model if width is None else width)

@@ -1,4 +1,4 @@
-"""Named model sizes. Each row is plain configuration; keys given beside a preset win over its values."""
+"""Named model sizes. Each row is plain configuration; keys set by the user override it."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Named places in a network where its numbers can be read or changed while it runs.
+"""Probes: named points in a network where values can be read or changed while it runs.
 
-A probe is the identity. Every number that matters passes one: the embedding, with and without positions, norms,
-queries, keys and values before and after rotation, scores, weights, head outputs, both branches of a block, the
-residual stream, the feed-forward layer inside, the final norm, the logits. Its name is the path of the module that
-owns it and its own, ``blocks.0.attention.scores``. Every probe of a network is passed in every forward pass: where
-nothing is rotated, ``rotated_q`` sees what enters the scores all the same.
+A probe is the identity function. There is one at every important value: the embedding, with and without positions,
+norms, queries, keys and values before and after rotation, scores, weights, head outputs, both branches of a block, the
+residual stream, the inside of the feed-forward layer, the final norm, the logits. Its full name is the path of its
+module and its own name, ``blocks.0.attention.scores``. Every forward pass calls every probe of a network: without
+rotary positions, ``rotated_q`` still sees the queries that enter the scores.
 
-A feed-forward layer shows its ``pre_activation``, with a gate also what the gate is multiplied by, ``up``, and its
-``hidden`` units. A layer of experts shows, for the N tokens of all rows, ``router.logits`` (N, E), the experts that
-were chosen, ``router.chosen`` (N, k), and their weights, ``router.weights`` (N, k). Inside of its ``experts`` rows are
-sorted by expert: ``order`` (N k,) says of each row that it is choice ``order % k`` of token ``order // k``. What comes
-out is ``routed_output`` and ``shared_output`` (B, T, D).
+A feed-forward layer has probes for its ``pre_activation``, for the factor of the gate, ``up`` (only with a gate), and
+for its ``hidden`` units. A layer of experts has, for the N tokens of all rows, ``router.logits`` (N, E), the chosen
+experts, ``router.chosen`` (N, k), and their weights, ``router.weights`` (N, k). The rows inside ``experts`` are sorted
+by expert: row i is choice ``order[i] % k`` of token ``order[i] // k``, where ``order`` (N k,) is a probe. The outputs
+are ``routed_output`` and ``shared_output`` (B, T, D).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Sees the tensor at a probe; what it returns goes on in its place, None leaves it as it is.
+# Receives the tensor at a probe and returns its replacement, or None to keep it.
 Observer = Callable[[Tensor], Tensor | None]
 
 
 class Probe:
-    """The identity, until someone watches. No module: a call costs less than that of a module would.
+    """The identity function, unless it is watched. It is not a module, because calling a module costs more.
 
-    Observers belong to the context that `watch` was entered in, not to the probe: of two threads or tasks that run one
-    network at the same time, each sees its own pass. A copy of a network, such as the one that training steps run on,
-    has the probes of the original, so whoever watches the model sees what trains.
+    Observers belong to the context in which `watch` was entered, not to the probe: if two threads or tasks run one
+    network at the same time, each observes its own pass. A copy of a network, such as the one that training steps run,
+    shares the probes of the original, so watching the model shows what trains.
     """
 
     __slots__ = ()
 
     def __call__(self, value: Tensor) -> Tensor:
-        """The tensor as it came, or as the observers changed it."""
+        """Returns the tensor unchanged, or as the observers changed it."""
         if not _contexts:
             return value
         for observe in self.observers:
@@ -52,35 +52,32 @@ class Probe:
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Probe:
-        """The probe itself; see above."""
+        """Returns the probe itself, so that copies of a network share it."""
         return self
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Who looks at this probe in the present context, in the order in which they are called.
-
-        Nobody, where the compiler looks: see `watch`.
-        """
+        """This probe's observers in the current context, in call order; empty while the compiler traces."""
         if not _contexts or torch.compiler.is_compiling():
             return ()
         return _watched.get().get(self, ())
 
 
-# Of all contexts that watch something: while there is none, a probe costs no more than this look.
+# All open `watch` contexts: if there are none, a probe costs no more than this check.
 _contexts: list[object] = []
-# The compiler's stance is one of the whole process: the first context changes it, and the last one changes it back.
+# The compiler's stance is global to the process: the first context changes it, and the last one restores it.
 _uncompiled: list[AbstractContextManager[Any]] = []
 _lock = threading.Lock()
 _watched: ContextVar[Mapping[Probe, tuple[Observer, ...]]] = ContextVar("watched probes", default=MappingProxyType({}))
 
 
 def someone_watches() -> bool:
-    """Whether any probe is watched at all, in whatever context."""
+    """Whether any probe is watched, in any context."""
     return bool(_contexts)
 
 
 def named_probes(model: nn.Module) -> dict[str, Probe]:
-    """All probes of `model`, in the order of its modules."""
+    """Returns all probes of `model` by name, in the order of its modules."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in model.named_modules()
@@ -91,11 +88,11 @@ def named_probes(model: nn.Module) -> dict[str, Probe]:
 
 @contextmanager
 def watch(model: nn.Module, observers: Mapping[str, Observer]) -> Iterator[None]:
-    """Calls each observer with the tensor that passes the probe of its name, until the context is left.
+    """Calls each observer with the tensor at the probe of its name, until the context exits.
 
-    Names may be patterns, ``blocks.*.attention.weights``. Attention is computed step by step while its scores or
-    weights are watched, and what was compiled is run as it is written: compiled code has no probes. Raises `KeyError`
-    for a name that no probe has.
+    Names may be patterns, ``blocks.*.attention.weights``. While scores or weights are watched, attention is computed
+    step by step; while anything is watched, compiled modules run uncompiled, because compiled code has no probes.
+    Raises `KeyError` for a name that matches no probe.
     """
     probes = named_probes(model)
     watched = dict(_watched.get())
@@ -113,7 +110,7 @@ def watch(model: nn.Module, observers: Mapping[str, Observer]) -> Iterator[None]
 
 @contextmanager
 def record(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """The tensors that pass the probes of these names (or patterns), the last of each, detached."""
+    """Records the last tensor, detached, at each probe that matches one of these names or patterns."""
     values: dict[str, Tensor] = {}
 
     def keeper(name: str) -> Observer:
@@ -132,7 +129,7 @@ def record(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]
 def _open(context: object) -> None:
     with _lock:
         _contexts.append(context)
-        # The compiler takes seconds to load; before it is loaded, nothing is compiled.
+        # Loading the compiler takes seconds; if it is not loaded, nothing is compiled.
         if not _uncompiled and "torch._dynamo" in sys.modules:
             _uncompiled.append(torch.compiler.set_stance("force_eager"))
             _uncompiled[0].__enter__()

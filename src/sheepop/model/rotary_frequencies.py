@@ -1,4 +1,4 @@
-"""How fast each rotary pair turns: the plain frequencies, and those of every `RotaryScaling`."""
+"""The rotation frequency of each rotary pair, without scaling and with each `RotaryScaling`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sheepop.model.rotary_scaling import RotaryScaling
 
 
 def rotary_frequencies(rotary_dim: int, base: float, scaling: RotaryScaling | None = None) -> tuple[Tensor, float]:
-    """Angles per position (rotary_dim / 2), float64, and the factor for their cosines and sines.
+    """Returns the angles per position (rotary_dim / 2), float64, and a factor for their cosines and sines.
 
-    Without `scaling` pair i turns by ``base^(-2i / rotary_dim)`` per position (Su et al. 2021, section 3.2.2).
+    Without `scaling` pair i rotates by ``base^(-2i / rotary_dim)`` per position (Su et al. 2021, section 3.2.2).
     """
     if scaling is None:
         return _plain(rotary_dim, base), 1.0
@@ -21,7 +21,7 @@ def rotary_frequencies(rotary_dim: int, base: float, scaling: RotaryScaling | No
         case "linear":
             return _plain(rotary_dim, base) / scaling.factor, 1.0
         case "ntk":
-            # A single pair is the fastest one, which stays as it is.
+            # A single pair is the fastest one, which is not scaled.
             exponent = rotary_dim / (rotary_dim - 2) if rotary_dim > 2 else 0.0
             return _plain(rotary_dim, base * scaling.factor**exponent), 1.0
         case "yarn":
@@ -36,7 +36,7 @@ def rotary_frequencies(rotary_dim: int, base: float, scaling: RotaryScaling | No
 
 
 def _plain(rotary_dim: int, base: float) -> Tensor:
-    # An explicit device: the angles hold values even when the network is laid out on the meta device.
+    # An explicit device, so that the angles have values even if the network is built on the meta device.
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device="cpu") / rotary_dim
     return base**-exponents
 
@@ -46,7 +46,7 @@ def _yarn(rotary_dim: int, base: float, scaling: RotaryScaling) -> Tensor:
     assert original is not None and beta_fast is not None and beta_slow is not None
 
     def pair_that_turns(times: float) -> float:
-        """The (fractional) pair that makes `times` turns over the original context."""
+        """Returns the (fractional) index of the pair that makes `times` turns over the original context."""
         return rotary_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
@@ -54,7 +54,7 @@ def _yarn(rotary_dim: int, base: float, scaling: RotaryScaling) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     pairs = torch.arange(rotary_dim // 2, dtype=torch.float64, device="cpu")
-    # A ramp of no width would divide by zero.
+    # A ramp of width 0 would divide by zero.
     interpolated = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)
     kept = _plain(rotary_dim, base)
     return kept / scaling.factor * interpolated + kept * (1 - interpolated)

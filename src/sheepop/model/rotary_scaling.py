@@ -1,4 +1,4 @@
-"""The settings of rotary positions for contexts longer than the one a network was trained on."""
+"""Settings that scale rotary positions for contexts longer than the training context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sheepop.core.config import Config
 
 Kind = Literal["linear", "ntk", "yarn", "llama3", "longrope"]
 PairFactors = Annotated[tuple[Annotated[float, Field(gt=0.0, le=1e6)], ...], Field(min_length=1, max_length=2**15)]
-# The keys that each kind reads beside `factor`, with their defaults; None has to be given.
+# The keys that each kind reads besides `factor`, with their defaults; None marks a required key.
 _KEYS: dict[str, dict[str, Any]] = {
     "linear": {},
     "ntk": {},
@@ -28,37 +28,37 @@ _KEYS: dict[str, dict[str, Any]] = {
 
 
 class RotaryScaling(Config):
-    """How the angles of rotary positions are changed for a context `factor` times as long.
+    """How the angles of rotary positions are scaled for a context `factor` times as long.
 
-    linear: every position is divided by `factor` (Chen et al. 2023, position interpolation). ntk: the base grows so
-    that the slowest pair turns `factor` times slower and the fastest as before. yarn: slow pairs are interpolated,
-    fast ones kept, those between mixed (Peng et al. 2023, sections 3.2 to 3.4). llama3: pairs are told apart by
-    their wavelength (Llama 3.1, 2024). longrope: every pair turns slower by a factor of its own that was searched for
-    (Ding et al. 2024, section 3); one table of factors, for texts of any length.
+    linear: divides every position by `factor` (Chen et al. 2023, position interpolation). ntk: raises the base so that
+    the slowest pair rotates `factor` times slower and the fastest as before. yarn: interpolates slow pairs, keeps fast
+    ones and mixes the ones between (Peng et al. 2023, sections 3.2 to 3.4). llama3: does so by the wavelength of a pair
+    (Llama 3.1, 2024). longrope: slows each pair by its own factor, found by search (Ding et al. 2024, section 3); one
+    table of factors for sequences of any length.
     """
 
     kind: Kind
-    """Which angles turn slower: all (`linear`), by a larger base (`ntk`), the slow ones (`yarn`, `llama3`), or each
-    by a factor of its own (`longrope`)."""
+    """Which pairs rotate slower: all (`linear`), all but the fastest (`ntk`), the slow ones (`yarn`, `llama3`), or
+    each by its own factor (`longrope`)."""
     factor: float = Field(ge=1.0, le=1e6)
-    """The length of the context as a multiple of the training context."""
+    """Length of the context as a multiple of the training context."""
     original_max_seq_len: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = None
-    """Of `yarn`, `llama3` and `longrope`, which need it: the context of the original training, in tokens."""
+    """`yarn`, `llama3` and `longrope` only, required: context length of the original training, in tokens."""
     beta_fast: float | None = Field(None, gt=0.0)
-    """Of `yarn`: turns over that context above which a pair is kept; `null` is 32."""
+    """`yarn` only: a pair with more turns than this over the original context is not scaled; `null` is 32."""
     beta_slow: float | None = Field(None, gt=0.0)
-    """Of `yarn`: turns over that context below which a pair is interpolated; `null` is 1."""
+    """`yarn` only: a pair with fewer turns than this over the original context is interpolated; `null` is 1."""
     attention_factor: float | None = Field(None, gt=0.0)
-    """Of `yarn` and `longrope`: multiplies cosines and sines; `null` is 0.1 ln(`factor`) + 1, and for `longrope`
-    the root of 1 + ln(`factor`) / ln(`original_max_seq_len`)."""
+    """`yarn` and `longrope` only: factor for cosines and sines; `null` is 0.1 ln(`factor`) + 1, for `longrope` the
+    root of 1 + ln(`factor`) / ln(`original_max_seq_len`)."""
     truncate: bool | None = None
-    """Of `yarn`: whether the bounds between kept and interpolated are rounded to whole pairs; `null` is `true`."""
+    """`yarn` only: whether the bounds of the mixed pairs are rounded to whole pairs; `null` is `true`."""
     low_freq_factor: float | None = Field(None, gt=0.0)
-    """Of `llama3`: turns over that context below which a pair is interpolated; `null` is 1."""
+    """`llama3` only: a pair with fewer turns than this over the original context is interpolated; `null` is 1."""
     high_freq_factor: float | None = Field(None, gt=0.0)
-    """Of `llama3`: turns over that context above which a pair is kept; `null` is 4."""
+    """`llama3` only: a pair with more turns than this over the original context is not scaled; `null` is 4."""
     pair_factors: PairFactors | None = None
-    """Of `longrope`, which needs them: what the angle of each pair of columns is divided by."""
+    """`longrope` only, required: the divisor of each column pair's angle."""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,9 +79,9 @@ class RotaryScaling(Config):
     def _check(self) -> RotaryScaling:
         for name in type(self).model_fields.keys() - {"kind", "factor"} - _KEYS[self.kind].keys():
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} is not read by kind: {self.kind}")
+                raise ValueError(f"{name} has no effect with kind: {self.kind}")
         if self.kind == "longrope" and self.attention_factor is None:
-            raise ValueError("kind: longrope needs attention_factor where original_max_seq_len = 1")
+            raise ValueError("kind: longrope needs attention_factor if original_max_seq_len = 1")
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             less, more = getattr(self, low), getattr(self, high)
             if less is not None and less >= more:

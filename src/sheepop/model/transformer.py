@@ -1,4 +1,4 @@
-"""The transformer: embedding, positions, blocks, final norm, output projection. By itself it is decoder-only.
+"""The decoder-only transformer: embedding, positions, blocks, final norm, output projection.
 
 Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv heads, C head_dim, F d_ff, V vocab.
 """
@@ -27,14 +27,14 @@ from sheepop.model.probe import Probe, someone_watches
 
 
 class Outputs(NamedTuple):
-    """What a forward pass gives: normalised hidden states (B, T, D), and the routing of every layer with experts."""
+    """The results of a forward pass: normalised hidden states (B, T, D), and the routing of each layer with experts."""
 
     hidden_states: Tensor
     routings: tuple[Routing, ...]
 
 
 class Transformer(nn.Module):
-    """A causal language model. Built on one device; weights are set by `sheepop.model.initialization`."""
+    """A causal language model on one device, whose weights `sheepop.model.initialization` sets."""
 
     architecture: ClassVar[Architecture] = "decoder"
     slopes: Tensor | None
@@ -42,10 +42,10 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if config.architecture != self.architecture:
-            raise ValueError(f"architecture {config.architecture} is built by sheepop.model.blank_model")
+            raise ValueError(f"{type(self).__name__} cannot be {config.architecture}; use sheepop.model.blank_model")
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
-        # A plain number: sinusoids have amplitude 1, and embeddings must not be drowned (Vaswani et al. 2017, 3.4).
+        # Sinusoids have amplitude 1, and must not drown the embeddings (Vaswani et al. 2017, 3.4).
         self.embedding_scale = float(config.embedding_scale or 1.0)
         self.ngrams = None if config.ngrams is None else NgramEmbedding(config.ngrams, config.d_model)
         self.embedding_norm = build_norm(config) if config.embedding_norm else None
@@ -68,23 +68,24 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Makes the output projection and the embedding one parameter, when the configuration says so."""
+        """Makes the output projection and the embedding share one parameter, if `tie_weights` is set."""
         if self.config.tie_weights:
             self.lm_head.weight = self.embedding.weight
 
     def sharing_copy(self, replaced: Mapping[nn.Parameter, nn.Parameter] | None = None) -> Self:
-        """The same network with modules of its own over the same parameters and buffers, but for those in `replaced`.
+        """Returns a copy with its own modules that shares all parameters and buffers except those in `replaced`.
 
-        What is set on its modules, training or evaluation mode, compiled code, hooks, leaves the original alone.
+        The mode (training or evaluation), compiled code and hooks of the copy do not affect the original.
         """
         shared: dict[int, object] = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
-        # A deep copy takes what it finds in its memory for a copy that is made already.
+        # A deep copy does not copy objects that its memo already lists.
         return copy.deepcopy(self, shared | {id(tensor): found for tensor, found in (replaced or {}).items()})
 
     def compile_blocks(self, *, with_attention: bool = True) -> None:
-        """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's.
+        """Compiles the blocks one by one, which share one compilation that is quicker than that of the whole network.
 
-        Attention that asks a cache by the number of its layer would be compiled for each: it can be left as it is.
+        Set `with_attention` to False for use with a cache: attention passes it the layer's number, so that each layer
+        would be compiled separately.
         """
         self.compiled = with_attention
         for block in self.layers:
@@ -94,32 +95,32 @@ class Transformer(nn.Module):
             block.compile()
 
     def pack_projections(self) -> None:
-        """Makes queries, keys and values of every layer one product; see `Attention.pack_projections`."""
+        """Computes queries, keys and values of each layer by one product; see `Attention.pack_projections`."""
         for block in self.layers:
             block.attention.pack_projections()
 
     @property
     def layers(self) -> tuple[Block, ...]:
-        """All blocks, in the order in which they run."""
+        """All blocks, in execution order."""
         return tuple(cast(Block, block) for block in self.blocks)
 
     @property
     def mixtures(self) -> dict[int, MixtureOfExperts]:
-        """The mixtures of experts by layer."""
+        """The mixtures of experts, by layer index."""
         layers = {layer: block.feed_forward for layer, block in enumerate(self.blocks)}
         return {layer: module for layer, module in layers.items() if isinstance(module, MixtureOfExperts)}
 
     @property
     def exact_parameters(self) -> list[nn.Parameter]:
-        """Those that stay float32 where steps compute with rounded weights.
+        """The parameters that stay in float32 when steps compute in half precision.
 
-        A rounded router chooses other experts, and of a table few rows are read.
+        Rounding a router would change its choices, and casting a table would convert rows that no batch reads.
         """
         tables = [] if self.ngrams is None else [self.ngrams.table]
         return [*(mixture.router.weight for mixture in self.mixtures.values()), *tables]
 
     def hidden_states(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """The hidden states (B, T, D) that `run` gives for the same arguments."""
+        """Returns the hidden states (B, T, D) of `run` with the same arguments."""
         return self.run(input_ids, **inputs).hidden_states
 
     def run(
@@ -130,11 +131,11 @@ class Transformer(nn.Module):
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Outputs:
-        """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`, and the routings of experts.
+        """Maps token ids (B, T) to normalised hidden states (B, T, D), the input of `lm_head`, and expert routings.
 
-        `positions` (B, T) or (1, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds of the
-        row; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError` for a sequence longer
-        than `max_seq_len`, or an argument of another shape.
+        `positions` (B, T) or (1, T), each below `max_seq_len`, default to 0, 1, 2, ..., or continue after the tokens in
+        `cache`. `document_ids` (B, T) restrict attention to runs of equal ids. Raises `ValueError` for a sequence
+        longer than `max_seq_len`, or an argument of the wrong shape.
         """
         return self._decode(input_ids, positions, document_ids, cache)
 
@@ -147,7 +148,7 @@ class Transformer(nn.Module):
         memory: Tensor | None = None,
         memory_attending: Attending | None = None,
     ) -> Outputs:
-        """As `run`; `memory` and its kernel are those of `BlockInputs`."""
+        """Does the work of `run`; `memory` and `memory_attending` are those of `BlockInputs`."""
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must be (B, T), got shape {tuple(input_ids.shape)}")
         rows, num_tokens = input_ids.shape
@@ -184,16 +185,16 @@ class Transformer(nn.Module):
     def enter(
         self, input_ids: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """The residual stream (B, T, D) that enters the first block, of token ids (B, T) in numbered `documents`."""
+        """Returns the residual stream (B, T, D) before the first block; `documents` (B, T) are numbered from 0."""
         ngrams_BTD = None if self.ngrams is None else self.ngrams(input_ids, documents, cache)
         return self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
 
     def run_block(
         self, layer: int, x_BTD: Tensor, memory: Tensor | None = None, memory_attending: Attending | None = None
     ) -> Tensor:
-        """The residual stream (B, T, D) behind a block, from that before it; rows are whole and begin at position 0.
+        """Runs one block on the residual stream (B, T, D); each row is a whole sequence that begins at position 0.
 
-        `memory` and its kernel are those of `BlockInputs`.
+        `memory` and `memory_attending` are those of `BlockInputs`.
         """
         window, num_tokens = self.windows[layer], x_BTD.shape[1]
         kind = self.attention_kind(window)
@@ -209,10 +210,10 @@ class Transformer(nn.Module):
         probes: tuple[Probe, Probe] | None = None,
         ngrams_BTD: Tensor | None = None,
     ) -> Tensor:
-        """Token ids (B, T) to the residual stream (B, T, D) that enters the first block.
+        """Maps token ids (B, T) to the residual stream (B, T, D) before the first block.
 
-        `probes` see it before and after positions are added, `embedded` and `positioned` when None. `ngrams_BTD` are
-        added to the vectors of the tokens.
+        Adds `ngrams_BTD` to the token vectors. The two `probes` see the stream before and after positions are added;
+        None means `embedded` and `positioned`.
         """
         embedded, positioned = probes or (self.embedded, self.positioned)
         x_BTD = self.embedding(input_ids)
@@ -230,25 +231,25 @@ class Transformer(nn.Module):
     def angles(
         self, window: int | None, num_tokens: int, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines of the angles by which layers with this window rotate; None where nothing is rotated."""
+        """Returns cosines and sines of the rotary angles of layers with this window; None without rotary positions."""
         sliding = self.sliding_rotary_positions if window is not None else None
         rotary = self.rotary_positions if sliding is None else sliding
         return None if rotary is None else rotary(num_tokens, positions)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type that its blocks compute in, that of their weights; autocast may choose another."""
+        """The data type of the blocks' weights, in which they compute unless autocast is on."""
         return next(weight.dtype for weight in self.blocks.parameters() if weight.is_floating_point())
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return self.embedding.weight.device
 
     def attention_kind(self, window: int | None = None, *, causal: bool = True, cached: bool = False) -> AttentionKind:
-        """What the attention of the layers with this window sees, and what it asks of its kernel."""
+        """Returns what attention in layers with this window may see and what it needs from its kernel."""
         config, device = self.config, self.device
-        autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)  # shapes alone have no autocast
+        autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)  # the meta device has no autocast
         return AttentionKind(
             window=window,
             slopes=self.slopes,
@@ -267,7 +268,7 @@ class Transformer(nn.Module):
         )
 
     def finish(self, x_BTD: Tensor) -> Tensor:
-        """The final norm; under muP the head's input is scaled down with the width (Yang et al. 2022, table 8)."""
+        """Applies the final norm; muP then divides by the width multiplier (Yang et al. 2022, table 8)."""
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)
         if self.config.width_multiplier != 1.0:
@@ -283,12 +284,12 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         logits_to_keep: int | None = None,
     ) -> Tensor:
-        """Token ids (B, T) to logits (B, T, V), or of the last `logits_to_keep` positions only."""
+        """Maps token ids (B, T) to logits (B, T, V), or to those of the last `logits_to_keep` positions."""
         hidden_BTD = self.hidden_states(input_ids, positions=positions, document_ids=document_ids, cache=cache)
         return self.read_out(hidden_BTD, logits_to_keep)
 
     def read_out(self, hidden_BTD: Tensor, logits_to_keep: int | None = None) -> Tensor:
-        """What `hidden_states` gave to logits (B, T, V), or to those of the last `logits_to_keep` positions."""
+        """Maps hidden states (B, T, D) to logits (B, T, V), or to those of the last `logits_to_keep` positions."""
         if logits_to_keep is not None:
             if logits_to_keep < 1:
                 raise ValueError(f"logits_to_keep must be at least 1, got {logits_to_keep}")

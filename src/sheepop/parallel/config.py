@@ -1,4 +1,4 @@
-"""How a model and its batches are laid out over ranks; the ranks themselves are started by torchrun."""
+"""How a model and its batches are laid out over ranks; torchrun or `sheepop launch` starts the ranks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ class ParallelConfig(Config):
     """How many ranks share a step, and which parts of the training state each of them keeps."""
 
     data: int | None = Field(None, ge=1, strict=True)
-    """Ranks, or groups of tensor ranks, that each compute their share of every batch; `null` is all there are."""
+    """Data ranks (groups of the ranks below), which each compute some rows of a batch; `null` uses all processes."""
     tensor: int = Field(1, ge=1, strict=True)
-    """Ranks that split the matrices of every block among them, and compute a forward pass together."""
+    """Ranks that split the matrices of every block and compute each pass together."""
     context: int = Field(1, ge=1, strict=True)
-    """Ranks that have parts of the tokens of every row, which attention brings together."""
+    """Ranks that have parts of the tokens of every row, and exchange them in attention."""
     context_method: Literal["ulysses", "ring"] = "ulysses"
-    """How: `ulysses` exchanges tokens for heads, of which ranks then have some each; `ring` hands keys and values on
-    from rank to rank, for any number of heads, and rows of one document with plain causal attention."""
+    """How attention exchanges tokens: `ulysses` exchanges tokens for heads, which the ranks must divide; `ring` sends
+    keys and values from rank to rank, for any number of heads, one document a row and plain causal attention."""
     expert: int = Field(1, ge=1, strict=True)
-    """Neighbouring ranks, whatever else they share, that have some of the experts each and send tokens to them."""
+    """Neighbouring ranks, also ranks of the other kinds, that have some of the experts each and send tokens to them."""
     pipeline: int = Field(1, ge=1, strict=True)
-    """Ranks, or groups of others, that have some of the layers each, and hand micro-batches on to the next."""
+    """Ranks, or groups of the others, that have some of the layers each, and send micro-batches on to the next."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
-    """In which order the ranks of a pipeline compute: `gpipe` all forward passes first, `1f1b` forward and backward
-    passes in turn, `interleaved` the same with two stages a rank, `zero_bubble` with gradients of weights put off to
-    where a rank would wait (ZB-V)."""
+    """The order in which the ranks of a pipeline compute: `gpipe` runs all forward passes first, `1f1b` alternates
+    forward and backward passes, `interleaved` does so with two stages a rank, and `zero_bubble` (ZB-V) also postpones
+    gradients of weights to when a rank would wait."""
     zero: Literal[0, 1, 2, 3] = 0
-    """What ranks share instead of each keeping all of it (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2` also
-    gradients, `3` also weights (FSDP)."""
+    """What data ranks share instead of each keeping a copy (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2`
+    also gradients, `3` also weights (FSDP)."""
     shard: int | None = Field(None, ge=2, strict=True)
     """Data ranks that share one copy of that state; groups of them are replicas (HSDP). `null` is all of them."""
 
     patience: float = Field(1800.0, gt=0)
-    """Seconds that a step may take before every rank writes down where it stands, and all of them end."""
+    """Seconds that a step may take before every rank writes its stack traces to a file and the run ends."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -57,15 +57,15 @@ class ParallelConfig(Config):
 
     @property
     def fewest_micro_batches(self) -> int:
-        """How many a step needs for every rank of a pipeline to have one; of fewer ZB-V leaves gradients out."""
+        """The micro-batches that a step needs to occupy every rank of a pipeline; with fewer ZB-V loses gradients."""
         return self.pipeline * (2 if self.puts_off_weights else 1)
 
     @property
     def num_stages(self) -> int:
-        """Into how many parts a pipeline cuts the layers."""
+        """The number of stages that a pipeline cuts the layers into."""
         return self.pipeline * (2 if self.schedule in ("interleaved", "zero_bubble") else 1)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank of a pipeline has, by number: of two, the second lies behind all first ones."""
+        """Returns the numbers of a rank's stages; a second stage is behind the first stages of all ranks."""
         behind = 2 * self.pipeline - 1 - rank if self.schedule == "zero_bubble" else self.pipeline + rank
         return (rank,) if self.num_stages == self.pipeline else (rank, behind)

@@ -1,6 +1,6 @@
-"""Layers that compute with a part of their parameters: what a rank of several that share a layer has of it.
+"""Layers that compute with one rank's part of their parameters.
 
-A layer gets a class that computes with the rank's part; nothing else of the network knows of it.
+`give_part` changes the class of a layer to one that computes with the part; the rest of the network is unchanged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.func import functional_call
 
 @dataclass(frozen=True)
 class SharingRanks:
-    """The ranks that share layers, this one number `rank` of `size`.
+    """A group of ranks that share layers or the tokens of a row; this process is number `rank` of `size`.
 
-    With a `mesh`, to train, parts are DTensors over it.
+    With a `mesh`, which training needs, parts of parameters are DTensors over it.
     """
 
     group: dist.ProcessGroup
@@ -31,20 +31,27 @@ class SharingRanks:
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> SharingRanks:
-        """Those of a mesh with one dimension, for training."""
+        """The ranks of a mesh with one dimension, for training."""
         return cls(mesh.get_group(), mesh.get_local_rank(), mesh.size(), mesh)
 
     def part(self, parameter: Tensor, dimension: int) -> Tensor:
-        """What this rank has of a parameter that is split along `dimension`."""
+        """Returns this rank's part of a parameter that is split along `dimension`."""
         part = parameter.detach().chunk(self.size, dimension)[self.rank].contiguous()
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Shard(dimension)], run_check=False)
 
+    def columns(self, num_tokens: int) -> slice:
+        """Returns which of a row's tokens are this rank's; raises `ValueError` if the ranks cannot have equal parts."""
+        if num_tokens % self.size:
+            raise ValueError(f"rows of {num_tokens} tokens cannot be shared evenly by {self.size} ranks")
+        each = num_tokens // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
     def __deepcopy__(self, memory: dict[int, Any]) -> SharingRanks:
-        return self  # processes are no part of a model, whose layers know them
+        return self  # a process group cannot be copied, and copies of a layer use the same one
 
 
 def give_part(layer: nn.Module, kind: type[nn.Module], ranks: SharingRanks, dimensions: Mapping[str, int]) -> None:
-    """Makes `layer` one of `kind`, with its part of the parameters that are split along these dimensions."""
+    """Adds the class `kind` to `layer` and cuts the named parameters to this rank's part along their dimensions."""
     for name, dimension in dimensions.items():
         parameter = getattr(layer, name)
         if parameter is not None:
@@ -54,7 +61,7 @@ def give_part(layer: nn.Module, kind: type[nn.Module], ranks: SharingRanks, dime
     layer.__class__ = _class_of(kind, type(layer))  # type: ignore[arg-type]
 
 
-@functools.cache  # compiled code tells classes apart
+@functools.cache  # torch.compile compiles again for each new class
 def _class_of(kind: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
     return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
 
@@ -65,17 +72,15 @@ class LayerPart(nn.Module):
     ranks: SharingRanks
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the layer computes by itself, with the parameters that are here."""
+        """Runs the forward pass of the original class with `parts()` as parameters."""
         return functional_call(_Plain(self), self.parts(), inputs, named)
 
     def parts(self) -> dict[str, Tensor]:
-        """The parameters of its own, as they are here."""
+        """Returns the layer's own parameters as local tensors, by their names in `_Plain`."""
         return {f"layer.{name}": here(parameter) for name, parameter in self.named_parameters(recurse=False)}
 
 
 class _Plain(nn.Module):
-    """The layer as it is by itself."""
-
     def __init__(self, layer: LayerPart) -> None:
         super().__init__()
         self.layer = layer
@@ -85,5 +90,5 @@ class _Plain(nn.Module):
 
 
 def here(parameter: Tensor) -> Tensor:
-    """What this rank has of a parameter."""
+    """Returns the local tensor of a parameter that may be a DTensor."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter

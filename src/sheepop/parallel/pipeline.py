@@ -1,10 +1,10 @@
-"""Pipeline parallelism: ranks have some of the layers each, and micro-batches go from one to the next and back.
+"""Pipeline parallelism: each rank has some of the layers, and micro-batches go from one stage to the next and back.
 
-In which order a rank computes, and what it sends meanwhile, is torch's part: all forward passes before all backward
-passes (Huang et al. 2019, "GPipe"), one of each in turn (Narayanan et al. 2019, "PipeDream", 1F1B), the same with
-several stages a rank (Narayanan et al. 2021, section 2.2), or with the gradients of weights put off to where a rank
-would wait (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ZB-V). What is sent is the residual stream and its
-gradient; every rank has the tokens of its rows.
+Torch orders the passes of a rank and sends its tensors. The orders are: all forward passes before all backward passes
+(Huang et al. 2019, "GPipe"), one of each in turn (Narayanan et al. 2019, "PipeDream", 1F1B), the same with several
+stages a rank (Narayanan et al. 2021, section 2.2), or with the gradients of weights postponed to when a rank would wait
+(Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ZB-V). Stages exchange the residual stream and its gradient; every
+rank has the tokens of its rows.
 """
 
 from __future__ import annotations
@@ -13,39 +13,37 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.cache import Cache
 from sheepop.model.experts import Routing
+from sheepop.parallel.collectives import exchanged
 from sheepop.parallel.config import ParallelConfig
 
-# When a rank is lost the others would print the whole order, beside the error that says so.
+# If a rank is lost, the others would log the whole order in addition to the error.
 logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)
 
 _ONE_STAGE = {"gpipe": schedules.ScheduleGPipe, "1f1b": schedules.Schedule1F1B}
-SCHEDULES_OF_STAGES = {
-    "interleaved": schedules.ScheduleInterleaved1F1B,
-    "zero_bubble": schedules.ScheduleZBVZeroBubble,
-}
-"""Torch's schedules of several stages a rank, by the names that `ParallelConfig` has."""
+_SEVERAL_STAGES = {"interleaved": schedules.ScheduleInterleaved1F1B, "zero_bubble": schedules.ScheduleZBVZeroBubble}
 OF_THE_FIRST = ("embedding", "ngrams", "embedding_norm", "added_positions")
 OF_THE_LAST = ("final_norm", "lm_head", REWARD_HEAD)
-"""The parts of a network outside its layers that only its first and its last stage have."""
+"""The modules outside the layers that only the first and only the last stage have."""
 Inputs = Callable[[int], Mapping[str, Any]]
-"""What the network reads of a micro-batch, by its number: the arguments of `Transformer.run`."""
+"""Maps the number of a micro-batch to the arguments of `Transformer.run`."""
 
 
 def check_pipeline(config: ModelConfig, parallel: ParallelConfig) -> None:
-    """Raises `ConfigError` for a network that cannot be cut into so many stages."""
+    """Raises `ConfigError` for a network that cannot be cut into the stages of `parallel`."""
     if parallel.pipeline == 1:
         return
     if config.num_layers < parallel.num_stages:
@@ -67,22 +65,17 @@ def check_pipeline(config: ModelConfig, parallel: ParallelConfig) -> None:
 
 
 def layers_of(stage: int, num_stages: int, num_layers: int) -> range:
-    """The layers of a stage: as many as others have, or one more in the first ones, since the last has the head."""
+    """Returns the layers of a stage; if they do not divide, the first stages have one more: the last has the head."""
     each, more = divmod(num_layers, num_stages)
     first = stage * each + min(stage, more)
     return range(first, first + each + (stage < more))
 
 
-def numbers_of(config: ParallelConfig, group: dist.ProcessGroup) -> tuple[int, ...]:
-    """Which stages are this rank's."""
-    return config.stages_of(dist.get_rank(group))
-
-
 def in_flight(config: ParallelConfig, rank: int, count: int) -> tuple[int, ...]:
-    """How many of `count` micro-batches each stage of a rank keeps at a time, where these are the most.
+    """Returns the most of `count` micro-batches that each stage of a rank keeps at a time.
 
-    ``1f1b`` goes forwards until the first micro-batch comes back (Narayanan et al. 2019); with two stages there are as
-    many passes before (Narayanan et al. 2021, section 2.2; Qi et al. 2024, section 6).
+    ``1f1b`` runs forward passes until the first micro-batch comes back (Narayanan et al. 2019). With two stages a rank,
+    the number of passes before that follows Narayanan et al. 2021, section 2.2, and Qi et al. 2024, section 6.
     """
     size = config.pipeline
     if config.schedule == "gpipe":
@@ -98,10 +91,10 @@ def in_flight(config: ParallelConfig, rank: int, count: int) -> tuple[int, ...]:
 
 
 class Stage(Transformer):
-    """Some of the layers of a network; the first stage has the embedding too, and the last one norm and head.
+    """Some layers of a network; the first stage also has the embedding, and the last one the final norm and the head.
 
-    `inputs_of` says what it reads of a micro-batch beside what the stage before it hands on, `arithmetic` in which
-    context, and `loss_of_experts` what its layers with experts add to the loss.
+    `inputs_of` gives the inputs of a micro-batch other than the residual stream, `arithmetic` is the context of its
+    passes, and `loss_of_experts` computes what its layers with experts add to the loss.
     """
 
     inputs_of: Inputs
@@ -113,7 +106,7 @@ class Stage(Transformer):
 
     @classmethod
     def of(cls, network: Transformer, layers: range) -> Stage:
-        """Those of `network`, with modules of its own but for the layers and what else holds weights."""
+        """Returns the stage with `layers` of `network`; the modules that hold weights are shared with it."""
         stage = copy.copy(network)
         stage._modules, stage._buffers = network._modules.copy(), network._buffers.copy()
         stage.__class__ = cls
@@ -127,16 +120,16 @@ class Stage(Transformer):
         return stage
 
     def name_in_network(self, name: str) -> str:
-        """What a parameter of this stage is called in the whole network."""
+        """Returns the name that a parameter of this stage has in the whole network."""
         words = name.split(".")
         if words[0] == "blocks":
             words[1] = str(int(words[1]) + self.layers_here.start)
         return ".".join(words)
 
     def forward(self, arrived: Tensor, number: Tensor) -> Tensor:  # type: ignore[override]
-        """The residual stream (B, T, D) behind these layers, normalised behind the last.
+        """Returns the residual stream (B, T, D) after these layers, normalised after the last.
 
-        `arrived` is that before them, in the first stage a number that says nothing.
+        `arrived` is the residual stream before them; the first stage ignores it.
         """
         self._arrived = arrived
         with self.arithmetic():
@@ -150,22 +143,22 @@ class Stage(Transformer):
     def enter(
         self, input_ids: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """What arrived, unless this is the first stage."""
+        """Returns the residual stream that arrived, or in the first stage the embeddings."""
         return super().enter(input_ids, positions, documents, cache) if self.is_first else self._arrived
 
     def finish(self, x_BTD: Tensor) -> Tensor:
-        """The final norm, in the last stage."""
+        """Applies the final norm in the last stage."""
         return super().finish(x_BTD) if self.is_last else x_BTD
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         return next(self.parameters()).device
 
 
 @dataclass
 class Pipeline:
-    """The stages of this rank and the ways of micro-batches through them; `group` are the ranks of one pipeline.
+    """This rank's stages, and torch's schedule for them; the ranks of one pipeline are `group`.
 
     The residual stream has the data type `dtype`.
     """
@@ -177,6 +170,7 @@ class Pipeline:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
+        self._numbers = self.config.stages_of(dist.get_rank(self.group))
         self._shape: tuple[int, ...] = ()
         self._schedule: Any = None
 
@@ -184,16 +178,16 @@ class Pipeline:
     def of(
         cls, network: Transformer, config: ParallelConfig, group: dist.ProcessGroup, device: str, dtype: torch.dtype
     ) -> Pipeline:
-        """This rank's part of `network`."""
-        layers = [layers_of(number, config.num_stages, len(network.blocks)) for number in numbers_of(config, group)]
+        """Returns this rank's part of `network`."""
+        numbers = config.stages_of(dist.get_rank(group))
+        layers = [layers_of(number, config.num_stages, len(network.blocks)) for number in numbers]
         return cls(config, group, [Stage.of(network, each) for each in layers], device, dtype)
 
     def run(self, count: int, shape: tuple[int, int], inputs_of: Inputs, end: Callable[[Tensor, int], Tensor]) -> None:
-        """Forward and backward passes of `count` micro-batches, which add to the gradients of the stages.
+        """Runs forward and backward passes of `count` micro-batches of `shape` (B, T), and adds to the gradients.
 
-        The residual stream has the `shape` (B, T) between stages.
-
-        `end` takes the hidden states of one behind the last stage, and gives their gradient.
+        `end` takes the last stage's hidden states of a micro-batch and its number, and returns their gradient. Raises
+        `ValueError` for too few micro-batches.
         """
         if count < self.config.fewest_micro_batches:
             raise ValueError(
@@ -212,11 +206,9 @@ class Pipeline:
         except RuntimeError as error:
             if error.__cause__ is None:
                 raise
-            raise error.__cause__ from None  # torch wraps what a stage raises into a list of its tensors
+            raise error.__cause__ from None  # torch wraps the error of a stage into one that lists its tensors
 
     def _build(self, count: int, shape: tuple[int, int]) -> Any:
-        """The schedule for micro-batches of a shape."""
-
         def example(position: int) -> Tensor:
             if position == 0:
                 return torch.empty(1, dtype=torch.int64, device="meta")
@@ -233,21 +225,21 @@ class Pipeline:
                 output_args=example(number + 1),
                 group=self.group,
             )
-            for number, stage in zip(numbers_of(self.config, self.group), self.stages, strict=True)
+            for number, stage in zip(self._numbers, self.stages, strict=True)
         ]
         settings: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
         if self.config.schedule in _ONE_STAGE:
             return _ONE_STAGE[self.config.schedule](stages[0], count, **settings)
-        return SCHEDULES_OF_STAGES[self.config.schedule](stages, count, **settings)
+        return _SEVERAL_STAGES[self.config.schedule](stages, count, **settings)
 
     def _loss(self, hidden_BTD: Tensor, number: Tensor) -> Tensor:
-        """A scalar whose gradient is that of the loss; head and loss are gone back through by then."""
-        found: Tensor = _Known.apply(hidden_BTD, self._end(hidden_BTD, int(number)))  # type: ignore[no-untyped-call]
-        return found
+        """Returns 0 as a loss whose gradient is the right one; the backward pass of head and loss has run by then."""
+        gradient = self._end(hidden_BTD, int(number))
+        return exchanged(hidden_BTD, _zero, _known, gradient)
 
 
 class _With(torch.autograd.Function):
-    """Hands on the first, and lets the gradient of the second, a part of the loss, go back beside that of the first."""
+    """Returns x; in the backward pass the second argument, a part of the loss, gets its gradient too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -259,15 +251,90 @@ class _With(torch.autograd.Function):
         return gradients[0], ctx.one
 
 
-class _Known(torch.autograd.Function):
-    """A number whose gradient is known."""
+def _zero(x: Tensor, gradient: Tensor) -> Tensor:
+    return x.new_zeros(())
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        return x.new_zeros(())
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient, None
+def _known(_: Tensor, gradient: Tensor) -> Tensor:
+    return gradient
+
+
+# Kinds of work, by torch's names.
+FORWARD, BACKWARD, OF_INPUTS, OF_WEIGHTS = "FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"
+# A backward pass takes twice the time of a forward pass: half for gradients of inputs, half for those of weights.
+_UNITS = {FORWARD: 1.0, BACKWARD: 2.0, OF_INPUTS: 1.0, OF_WEIGHTS: 1.0}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A pass of a micro-batch through a stage; `kind` is forward, backward, or one of the two halves of backward."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """The work of a rank from `start` to `end`; the unit is a rank's forward pass of one micro-batch."""
+
+    rank: int
+    work: Work
+    start: float
+    end: float
+
+
+def timeline(config: ParallelConfig, count: int) -> list[Span]:
+    """Returns the spans of a step of `count` micro-batches in the order of `config.schedule`, each as early as it can.
+
+    A forward pass waits for the previous stage, a backward pass for the next stage; communication takes no time.
+    """
+    orders = {rank: _order(config, count, rank) for rank in range(config.pipeline)}
+    unit, last = config.pipeline / config.num_stages, config.num_stages - 1
+    free, ends, found = dict.fromkeys(orders, 0.0), dict[Work, float](), list[Span]()
+    while any(orders.values()):
+        ready = [rank for rank, left in orders.items() if left and ends.keys() >= _before(left[0], last)]
+        assert ready, "the order of a pipeline comes to a halt"
+        for rank in ready:
+            work = orders[rank].pop(0)
+            start = max([free[rank], *(ends[before] for before in _before(work, last))])
+            free[rank] = ends[_done(work)] = start + unit * _UNITS[work.kind]
+            found.append(Span(rank, work, start, free[rank]))
+    return found
+
+
+def waiting(spans: Sequence[Span]) -> float:
+    """Returns the time that ranks wait within a step, relative to the time that they compute."""
+    computing = sum(span.end - span.start for span in spans)
+    return max(span.end for span in spans) * len({span.rank for span in spans}) / computing - 1
+
+
+def _done(work: Work) -> Work:
+    """Returns the part of `work` that other passes wait for: of a backward pass the gradients of its inputs."""
+    return replace(work, kind=OF_INPUTS) if work.kind == BACKWARD else work
+
+
+def _before(work: Work, last: int) -> set[Work]:
+    """Returns the work that a pass waits for."""
+    if work.kind == OF_WEIGHTS:
+        return {replace(work, kind=OF_INPUTS)}
+    if work.kind == FORWARD:
+        return {replace(work, stage=work.stage - 1)} if work.stage else set()
+    behind = {Work(OF_INPUTS, work.stage + 1, work.micro_batch)} if work.stage < last else set()
+    return {replace(work, kind=FORWARD), *behind}
+
+
+def _order(config: ParallelConfig, count: int, rank: int) -> list[Work]:
+    """Returns the work of a rank in a step, in order; torch knows it for schedules of several stages a rank."""
+    if config.schedule in _SEVERAL_STAGES:
+        actions = get_schedule_ops(_SEVERAL_STAGES[config.schedule], config.pipeline, count)[rank]
+        return [
+            Work(action.computation_type.name, action.stage_index, action.microbatch_index)
+            for action in actions
+            if action is not None and action.microbatch_index is not None
+        ]
+    ahead = count if config.schedule == "gpipe" else min(count, config.pipeline - 1 - rank)
+    forward = [Work(FORWARD, rank, number) for number in range(count)]
+    backward = [Work(BACKWARD, rank, number) for number in range(count)]
+    turns = [work for pair in zip(forward[ahead:], backward, strict=False) for work in pair]
+    return [*forward[:ahead], *turns, *backward[count - ahead :]]

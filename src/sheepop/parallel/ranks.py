@@ -1,4 +1,4 @@
-"""The processes of one run: who is there, what they say to each other, and that an error is said once."""
+"""The processes of one run: how they join, exchange words and tensors, and report an error once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import ConfigError, DeviceError, EndedWithOthers, RanksError, SheepOpError, first_few
-from sheepop.parallel.meeting import ARRIVAL, arrival, has_agent, met, unfound, variable
+from sheepop.parallel.rendezvous import ARRIVAL, arrival, has_agent, met, unfound, variable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,10 +27,10 @@ _FAILED = "failed"
 
 
 class Ranks:
-    """This process as number `rank` of `size` that run the same command; `restarts` counts how often all began anew.
+    """This process as number `rank` of `size` that run the same command, after `restarts` restarts of all of them.
 
-    Words go through a store that the launcher keeps, from any thread and as slowly as may be; tensors through the
-    process group, once `connect` has made it.
+    Words go through a store, from any thread and without a time limit; tensors go through the process group that
+    `connect` makes.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, restarts: int = 0, store: Store | None = None) -> None:
@@ -41,23 +41,22 @@ class Ranks:
 
     @property
     def are_several(self) -> bool:
-        """Whether there is anybody else."""
+        """Whether there is more than one rank."""
         return self.size > 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this one speaks and writes for all of them."""
+        """Whether this is the rank that prints and writes for all."""
         return self.rank == 0
 
     @classmethod
     @contextmanager
     def joined(cls) -> Iterator[Ranks]:
-        """The ranks that torchrun started this process with, until the block ends; alone without torchrun.
+        """Joins the ranks that torchrun started, until the block ends; without torchrun this process is alone.
 
-        Of the errors and signals that end several of them one is said, by the first that met one; the others end in
-        silence. They wait for each other for as many seconds as the environment's ``SHEEPOP_ARRIVAL`` says, or five
-        minutes. Raises `ConfigError` for an environment that has only some of torchrun's variables, and `DeviceError`
-        where the others are not found.
+        If several ranks end by errors or signals, only the first to fail reports its own. They wait for each other at
+        the start for the seconds in the environment's ``SHEEPOP_ARRIVAL``, or five minutes. Raises `ConfigError` if
+        some of torchrun's variables are missing, and `DeviceError` if the ranks do not find each other.
         """
         restarts = variable("TORCHELASTIC_RESTART_COUNT", 0)
         if variable("WORLD_SIZE", 1) == 1:
@@ -68,7 +67,7 @@ class Ranks:
 
         rank, size, _ = (variable(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         within = arrival()
-        # The store of the launcher outlives a restart, and with it what was said before.
+        # The launcher's store outlives a restart, with the words of earlier attempts.
         ranks = cls(rank, size, restarts, PrefixStore(f"attempt-{restarts}", met(rank, size, within)))
         try:
             with ranks._speaking_once():
@@ -77,7 +76,7 @@ class Ranks:
                 board = ranks.board("end")
                 board.arrive()
                 if ranks.is_first and not has_agent():
-                    board.await_all(size, within=_LINGER)  # who still reads: the store ends with this process
+                    board.await_all(size, within=_LINGER)  # others may still read; the store ends with this process
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -90,13 +89,13 @@ class Ranks:
             missing = [f"rank {rank}" for rank in range(self.size) if not board.has(str(rank))]
             raise DeviceError(
                 f"Of {self.size} ranks {first_few(missing, 3)} did not come within {within.total_seconds():g} seconds "
-                f"({ARRIVAL}). See that all of them were started, and what those said."
+                f"({ARRIVAL}). Check that all of them were started, and read their output."
             )
 
     def connect(self, device: str) -> None:
-        """Makes the process group, in which a GPU belongs to one rank, by its number on the machine.
+        """Makes the process group; on a machine with GPUs each rank uses the one with its local number.
 
-        Raises `DeviceError` for more ranks than GPUs, or a rank that never comes.
+        Raises `DeviceError` if there are fewer GPUs than ranks, or if a rank never comes.
         """
         if not self.are_several:
             return
@@ -113,7 +112,7 @@ class Ranks:
             torch.cuda.set_device(local)
         elif device != "cpu":
             raise DeviceError(f"Several ranks compute on cpu or cuda, not on {device}.")
-        # What hosts say goes through gloo, a GPU's tensors through NCCL.
+        # Gloo exchanges tensors in host memory, NCCL those on GPUs.
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         try:
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
@@ -121,7 +120,7 @@ class Ranks:
             raise DeviceError(unfound(error)) from None
 
     def told(self, value: Any) -> Any:
-        """What the first rank gives here, as JSON, on all of them, however long it takes."""
+        """Returns the first rank's `value`, a JSON value, on all ranks; waits without a time limit."""
         if self._store is None:
             return value
         board = self.board(f"told-{self._turn()}")
@@ -130,31 +129,31 @@ class Ranks:
         return json.loads(board.hear("value"))
 
     def gathered(self, value: Any) -> list[Any]:
-        """What every rank gives here, as JSON, on all of them."""
+        """Returns the `value`, a JSON value, of every rank, on all ranks."""
         if self._store is None:
             return [value]
         board = self.board(f"gathered-{self._turn()}")
         board.tell(str(self.rank), json.dumps(value))
         found = [json.loads(board.hear(str(rank))) for rank in range(self.size)]
-        if self._gathered is not None:  # which all have read, since they have told this
+        if self._gathered is not None:  # all ranks have read the previous values, since they have given these
             self._gathered.forget(str(self.rank))
         self._gathered = board
         return found
 
     def shared(self, count: int, compute: Callable[[range], Sequence[Any]]) -> list[Any]:
-        """What `count` pieces of work give, in their order, on all ranks, each of which computes some in a row.
+        """Divides `count` pieces of work among the ranks; returns all results, in order, on all ranks.
 
-        `compute` gives what the pieces with the numbers that it hears give, as JSON.
+        `compute` takes the numbers of some pieces and returns their results as JSON values.
         """
         here = range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
         own = compute(here)
         if len(own) != len(here):
             raise ValueError(f"{len(here)} pieces of work gave {len(own)} results")
-        return [each for told in self.gathered(list(own)) for each in told]
+        return [each for results in self.gathered(list(own)) for each in results]
 
     @contextmanager
     def first_ahead(self) -> Iterator[None]:
-        """A block that the first rank goes through before the others, who find what it has stored."""
+        """Runs the block on the first rank before the others, so that they find the files it has written."""
         if self._store is None:
             yield
             return
@@ -167,7 +166,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that all ranks get through before any goes on."""
+        """Waits at the end of the block until all ranks have come to it."""
         yield
         if self._store is not None:
             board = self.board(f"together-{self._turn()}")
@@ -175,13 +174,13 @@ class Ranks:
             board.await_all(self.size)
 
     def board(self, name: str) -> Board:
-        """Where ranks leave word for each other about one piece of work, beside what else they do."""
+        """Returns the board with this name, the same on all ranks, which any thread may use."""
         from torch._C._distributed_c10d import HashStore
 
         return Board(self._store or HashStore(), name)
 
     def greatest(self, value: float) -> float:
-        """The greatest of what all ranks give."""
+        """Returns the greatest `value` of all ranks."""
         if not self.are_several:
             return value
         import torch
@@ -192,7 +191,7 @@ class Ranks:
         return float(found)
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum of the tensors of all ranks, the same bits on each."""
+        """Returns the sum of the tensors of all ranks, with the same bits on each."""
         if not self.are_several:
             return tensor
         import torch.distributed as dist
@@ -202,7 +201,7 @@ class Ranks:
         return found
 
     def require_same(self, what: str, fingerprint: str) -> None:
-        """Raises `ConfigError` on a rank whose `fingerprint` is not that of the first one."""
+        """Raises `ConfigError` on a rank whose `fingerprint` differs from the first rank's."""
         if self.told(fingerprint) != fingerprint:
             raise ConfigError(
                 f"{what} not those of the first rank. Start all ranks with the same command and the same files."
@@ -214,12 +213,11 @@ class Ranks:
 
     @contextmanager
     def _speaking_once(self) -> Iterator[None]:
-        assert self._store is not None
         board = self.board("errors")
         try:
             yield
         except (Exception, KeyboardInterrupt, SystemExit) as error:
-            # A launcher ends the others when one has ended, and then that one has said why.
+            # A launcher ends the other ranks when one has ended; that one has reported the error.
             if isinstance(error, SystemExit) and (code := self._code_of(board)) is not None:
                 raise EndedWithOthers(code) from None
             found = loss_of_ranks(error) or error
@@ -228,7 +226,7 @@ class Ranks:
                 board.fail(found)
                 if self.is_first and not has_agent():
                     board.await_all(self.size, within=_LINGER, heeds_failures=False)  # the store ends with this process
-            except RuntimeError:  # it has gone with the first rank, and nobody knows whether that said why
+            except RuntimeError:  # the store has ended with the first rank, which may not have reported the error
                 speaks = self.rank == 1
             if not speaks:
                 _linger()
@@ -239,8 +237,7 @@ class Ranks:
 
     def _code_of(self, board: Board) -> int | None:
         try:
-            code = board.failed()
-            if code is not None:
+            if (code := board.failed()) is not None:
                 board.arrive()
         except RuntimeError:
             return None
@@ -251,9 +248,9 @@ ALONE = Ranks()
 
 
 class Board:
-    """Words about one piece of work, in the store of the ranks. Waiting takes no part in what the group computes.
+    """Words of ranks about one piece of work, in their store; no collective of the process group takes part.
 
-    Whoever waits is ended by `SystemExit` as soon as some rank has failed at anything.
+    Waiting raises `SystemExit` as soon as some rank has failed at anything.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -261,40 +258,40 @@ class Board:
         self.is_given_up = False
 
     def tell(self, key: str, text: str) -> None:
-        """Leaves `text` there."""
+        """Stores `text` under `key`."""
         self._store.set(f"{self._name}/{key}", text)
 
     def hear(self, key: str) -> str:
-        """Waits for what another rank leaves there."""
+        """Waits for the text under `key` and returns it."""
         self._wait(lambda: self.has(key))
         return bytes(self._store.get(f"{self._name}/{key}")).decode()
 
     def has(self, key: str) -> bool:
-        """Whether something was left there."""
+        """Whether there is a text under `key`."""
         return bool(self._store.check([f"{self._name}/{key}"]))
 
     def forget(self, key: str) -> None:
-        """Takes away what this rank has left there."""
+        """Deletes the text under `key`."""
         self._store.delete_key(f"{self._name}/{key}")
 
     def arrive(self) -> int:
-        """Says that this rank has done its part; how many have."""
+        """Counts this rank as arrived, and returns how many have arrived."""
         return int(self._store.add(f"{self._name}/arrived", 1))
 
     def count(self) -> int:
-        """How many have arrived."""
+        """Returns how many ranks have arrived."""
         return int(self._store.add(f"{self._name}/arrived", 0))
 
     def await_all(self, count: int, *, within: timedelta | None = None, heeds_failures: bool = True) -> bool:
-        """Waits until `count` ranks have arrived, for a time if one is given; whether they have."""
+        """Waits until `count` ranks have arrived, or for the time `within`; returns whether they have."""
         return self._wait(lambda: self.count() >= count, within, heeds_failures=heeds_failures)
 
     def fail(self, error: BaseException) -> None:
-        """Says that this rank has failed, so that nobody waits for it."""
+        """Stores that this rank has failed, which ends every rank that waits."""
         self._store.set(_FAILED, str(_exit_code(error)))
 
     def failed(self) -> int | None:
-        """The exit code of a rank that has failed, if one has."""
+        """Returns the exit code of a rank that has failed, None if none has."""
         return int(bytes(self._store.get(_FAILED))) if self._store.check([_FAILED]) else None
 
     def _wait(
@@ -313,9 +310,9 @@ class Board:
 
 
 def _linger() -> None:
-    """Waits to be ended: the launcher ends all ranks when one has, which should be the one that speaks."""
+    """Waits for the launcher to end this rank, so that the rank with the error is the first to end."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a word
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends the process without a message
     time.sleep(_LINGER.total_seconds())
 
 
@@ -328,18 +325,13 @@ def _exit_code(error: BaseException) -> int:
 
 
 def loss_of_ranks(error: BaseException) -> RanksError | None:
-    """What to say of an error of messages between ranks, and None of any other; gloo raises no kind of its own."""
+    """Returns an error that reports lost ranks if `error` is a failed exchange, else None; gloo has no class for it."""
     import torch.distributed as dist
 
     text = str(error)
     is_of_gloo = isinstance(error, RuntimeError) and ("gloo" in text or "Connection closed by peer" in text)
     if not isinstance(error, dist.DistError) and not is_of_gloo:
         return None
-    return RanksError(
-        f"The other ranks were lost ({_reason(error)}). One of them was ended, or the network between them failed."
-    )
-
-
-def _reason(error: BaseException) -> str:
-    """What happened, of a message that begins with a place in gloo's source and goes on with advice."""
-    return re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0]
+    # The text may start with a place in gloo's source, and go on with advice.
+    reason = re.sub(r"^\[[^]]*\] ", "", text.splitlines()[0]).partition(". ")[0]
+    return RanksError(f"The other ranks were lost ({reason}). One of them was ended, or the network failed.")

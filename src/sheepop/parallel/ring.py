@@ -1,10 +1,10 @@
 """Ring attention: every rank keeps its queries, and keys and values go from rank to rank (Liu et al. 2023).
 
-Of the keys that have arrived, a rank's queries see all where they stand before its own, none where they stand behind,
-and their triangle where they are its own; the results are merged by the logsumexps of their scores. The ring is torch's
-own context parallelism, over the flash attention of the device. Ranks have tokens side by side, so that the last one
-has all n blocks of keys to look at and the first one block: torch's other order, which evens that out, would tear apart
-what convolutions and n-grams need in one piece.
+A rank's queries see all keys of earlier ranks, no keys of later ranks, and the causal triangle of their own; the
+results are merged by the logsumexps of their scores. The ring is torch's own context parallelism, over the flash
+attention of the device. Tokens are split over ranks in their order, so the last of n ranks computes n blocks and the
+first computes one: torch's load-balancing order would tear apart the neighbouring tokens that convolutions and n-grams
+need.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sheepop.model import ModelConfig
 from sheepop.model.attention.fused import repeat_heads
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.context import SharedRows
+from sheepop.parallel.ulysses import SharedRows
 
 _TOKENS = 2  # the dimension of (B, H, T, C)
-_CAPABILITY = (8, 0)  # of the GPUs that compute FlashAttention: Ampere
-_MULTIPLE, _WIDEST = 8, 256  # of its heads
+_CAPABILITY = (8, 0)  # Ampere, the first GPUs that FlashAttention supports
+_MULTIPLE, _WIDEST = 8, 256  # the head dimensions that FlashAttention supports
 
 
 def check_ring(config: ModelConfig, parallel: ParallelConfig) -> None:
@@ -51,14 +51,14 @@ def check_ring(config: ModelConfig, parallel: ParallelConfig) -> None:
 
 
 def check_ring_here(config: ModelConfig, parallel: ParallelConfig, device: str, precision: str) -> None:
-    """Raises `ConfigError` where the flash attention of `device` does not compute this network in `precision`."""
+    """Raises `ConfigError` if the flash attention of `device` does not compute this network in `precision`."""
     if parallel.context_method != "ring" or device == "cpu":
         return
     if (refused := _lacking(config, device, precision)) is not None:
         raise ConfigError(
             "parallel.context_method = ring is computed by FlashAttention, which needs an NVIDIA GPU (Ampere or "
-            f"newer), two bytes a number, and heads of a multiple of {_MULTIPLE} up to {_WIDEST}, and has nothing for "
-            f"{refused}. Use parallel.context_method=ulysses."
+            f"newer), 16-bit numbers, and a head dimension that is a multiple of {_MULTIPLE} up to {_WIDEST}. It has "
+            f"nothing for {refused}. Use parallel.context_method=ulysses."
         )
 
 
@@ -73,12 +73,12 @@ def _lacking(config: ModelConfig, device: str, precision: str) -> str | None:
 
 
 class RingRows(SharedRows):
-    """As `SharedRows`, of one document a row; keys and values come by instead of being exchanged for heads."""
+    """As `SharedRows`, for rows of one document each; keys and values go round instead of an exchange for heads."""
 
     has_documents = False
 
     def prepare(self, kind: AttentionKind) -> Attending:
-        """The ring, for the tokens and the heads that are here."""
+        """Returns the ring, for this rank's tokens and heads."""
         if kind.features or kind.window is not None:
             raise ValueError(f"a ring has no {' and no '.join(sorted(kind.features)) or 'windows'}")
         return Ring(self._ranks.group)
@@ -86,37 +86,37 @@ class RingRows(SharedRows):
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
     ) -> Tensor:
-        """Attention of the queries that are here to all keys before them."""
+        """Attends from this rank's queries to all keys before them."""
         return attending.attend(q_BHTC, k_BKTC, v_BKTC, score)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Causal attention over the ranks of `group`, each of which has as many tokens, in their order."""
+    """Causal attention over the ranks of `group`, which have equally many tokens each, in their order."""
 
     group: dist.ProcessGroup
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """There is no mask."""
+        """Empty: there is no mask."""
         return ()
 
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
-        """(B, H, T, C), of the T tokens that are here; keys and values are sent as they are, K heads."""
+        """Returns (B, H, T, C) for this rank's T tokens; keys and values are sent with K heads, not repeated to H."""
         found: Tensor = _Ring.apply(q_BHTC, k_BKSC, v_BKSC, self.group, score.scale)  # type: ignore[no-untyped-call]
         return found
 
 
 class _Ring(torch.autograd.Function):
-    """Once round forwards; and once round backwards, with the gradients of keys and values behind them."""
+    """One round forwards; one round backwards, in which the gradients of keys and values travel along."""
 
     @staticmethod
     def forward(
         ctx: Any, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, group: dist.ProcessGroup, scale: float | None
     ) -> Tensor:
-        with _side_by_side():
+        with _in_token_order():
             out, logsumexp, *ctx.rest = engine._templated_ring_attention(
-                group, _TOKENS, cast(Any, _attended), q_BHTC, k_BKTC, v_BKTC, is_causal=True, scale=scale
+                group, _TOKENS, cast(Any, _attend), q_BHTC, k_BKTC, v_BKTC, is_causal=True, scale=scale
             )
         ctx.group, ctx.scale = group, scale
         ctx.save_for_backward(q_BHTC, k_BKTC, v_BKTC, out, logsumexp)
@@ -124,8 +124,8 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        given = (ctx.group, _TOKENS, cast(Any, _went_back), gradients[0], "gradient", *ctx.saved_tensors)
-        with _side_by_side():
+        given = (ctx.group, _TOKENS, cast(Any, _attend_backward), gradients[0], "gradient", *ctx.saved_tensors)
+        with _in_token_order():
             of_q, of_k, of_v = cast(Any, engine._templated_ring_attention_backward)(
                 *given, is_causal=True, scale=ctx.scale, rest=ctx.rest
             )
@@ -133,8 +133,8 @@ class _Ring(torch.autograd.Function):
 
 
 @contextmanager
-def _side_by_side() -> Iterator[None]:
-    """Lets torch's ring send to the neighbour, and take the tokens of ranks in their order."""
+def _in_token_order() -> Iterator[None]:
+    """Sets torch's ring to send to the neighbour and to take the ranks' tokens in their order."""
     options = engine._cp_options
     before = options.enable_load_balance, options.rotate_method
     options.enable_load_balance, options.rotate_method = False, engine._RotateMethod.ALL_TO_ALL
@@ -144,11 +144,10 @@ def _side_by_side() -> Iterator[None]:
         options.enable_load_balance, options.rotate_method = before
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None) -> Sequence[Any]:
-    """What queries find in a block of keys, the logsumexps of their scores, and what `_went_back` needs besides.
+def _attend(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None) -> Sequence[Any]:
+    """Returns attention to one block of keys, the logsumexps of its scores, and what `_attend_backward` takes as rest.
 
-    FlashAttention of a GPU also numbers the rows it was given, and the dropout that there is not. Everything but the
-    call of that operation, here and in `_went_back`, is the same on a CPU.
+    On a GPU the rest are cumulative lengths and the state of the dropout, which is off.
     """
     heads, aten = query.shape[1], torch.ops.aten
     given = (query, repeat_heads(key, heads), repeat_heads(value, heads))
@@ -157,7 +156,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, sca
     return tuple(aten._scaled_dot_product_flash_attention(*given, 0.0, is_causal, False, scale=scale)[:8])
 
 
-def _went_back(
+def _attend_backward(
     *,
     query: Tensor,
     key: Tensor,
@@ -169,7 +168,7 @@ def _went_back(
     scale: float | None,
     rest: Sequence[Any],
 ) -> Sequence[Tensor]:
-    """The gradients that queries, keys and values have by a block; `out` and `logsumexp` are those of all blocks."""
+    """Returns one block's gradients of queries, keys and values; `out` and `logsumexp` are those of all blocks."""
     heads, aten = query.shape[1], torch.ops.aten
     given = (gradient, query, repeat_heads(key, heads), repeat_heads(value, heads), out, logsumexp)
     if query.device.type == "cpu":

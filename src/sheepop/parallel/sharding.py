@@ -1,8 +1,8 @@
-"""Data parallelism, as torch's FSDP2 lays it out: DDP, ZeRO 1 to 3 and HSDP are one mesh and two switches.
+"""Data parallelism on torch's FSDP2: DDP, ZeRO 1 to 3 and HSDP are one mesh and two switches.
 
 The mesh is (replicas, pieces of a copy). Weights, optimizer state and gradients are cut along their first dimension
-(Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP"); with pieces of 1 every rank has all of it, and what
-is left is the all-reduce of gradients that DDP is (Li et al. 2020).
+(Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP"). With one piece every rank has everything, and the
+all-reduce of gradients is DDP (Li et al. 2020).
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import EXPERT_PIECE, EXPERT_REPLICA, PIECE, REPLICA
 
+# Torch warns that it gathers over one mesh dimension after the other, which is intended and changes no bit.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+_EXACT = MixedPrecisionPolicy(cast_forward_inputs=False)
+
 
 def shard(
     model: Transformer,
@@ -35,36 +39,31 @@ def shard(
     dtype: torch.dtype | None,
     experts: DeviceMesh | None = None,
 ) -> FSDPModule:
-    """Lays `model` out over the data ranks of `mesh`, in place.
+    """Shards `model` over the data ranks of `mesh`, in place; experts use the mesh `experts` if one is given.
 
-    The parameters of a block are one group, and those outside of blocks another; experts that are laid out otherwise
-    have the mesh `experts`.
-
-    With `dtype` blocks compute in it, from float32 weights, and gradients are added up in float32. Embedding, output
-    head and what is exact stay float32. Gradients are summed over the ranks.
+    The parameters of each block are one group, and those outside blocks another. With `dtype`, blocks compute in it
+    from float32 weights, and gradients are reduced in float32; embedding, output head and layers that must be exact
+    stay float32. Gradients are summed over ranks, not averaged.
     """
     mesh = mesh[REPLICA, PIECE]
     computes = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    frees = config.zero == 3
+    how: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.zero == 3, "mp_policy": computes}
     for mixture in model.mixtures.values():
-        fully_shard(mixture.router, mesh=mesh, reshard_after_forward=frees, mp_policy=_EXACT)
+        fully_shard(mixture.router, **{**how, "mp_policy": _EXACT})
         if experts is not None:
+            cut = partial(_cut_of_experts, pieces=experts[EXPERT_PIECE].size())
             fully_shard(
-                mixture.experts,
-                mesh=experts[EXPERT_REPLICA, EXPERT_PIECE],
-                reshard_after_forward=frees,
-                mp_policy=computes,
-                shard_placement_fn=partial(_cut_of_experts, pieces=experts[EXPERT_PIECE].size()),
+                mixture.experts, **{**how, "mesh": experts[EXPERT_REPLICA, EXPERT_PIECE]}, shard_placement_fn=cut
             )
     values = getattr(model, VALUE_MODEL, None)
     for block in (*model.layers, *(() if values is None else values.layers)):
-        fully_shard(block, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
-    # What is computed behind the forward pass finds its weights whole, as all of the outermost group.
-    apart = {model.embedding, model.lm_head, model.blocks, model.ngrams}
-    apart |= {getattr(model, name, None) for name in (REWARD_HEAD, VALUE_HEAD, VALUE_MODEL)}
+        fully_shard(block, **how)
+    # These are used after the forward pass, so they stay in the outermost group, which is whole until backward.
+    outermost = {model.embedding, model.lm_head, model.blocks, model.ngrams}
+    outermost |= {getattr(model, name, None) for name in (REWARD_HEAD, VALUE_HEAD, VALUE_MODEL)}
     for child in model.children():
-        if child not in apart and any(True for _ in child.parameters()):
-            fully_shard(child, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
+        if child not in outermost and any(True for _ in child.parameters()):
+            fully_shard(child, **how)
     root: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=_EXACT)
     register_fsdp_forward_method(model, "run")
     for module in model.modules():
@@ -75,24 +74,19 @@ def shard(
 
 
 def _cut_of_experts(parameter: nn.Parameter, pieces: int) -> Shard:
-    """Whole experts for each piece, or else a part of every one."""
+    """Cuts the width of every expert if `pieces` divides it but not the number of experts, else between experts."""
     count, width = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape[:2]
     return Shard(1 if count % pieces and width % pieces == 0 else 0)
 
 
-# Gathering over one dimension of a mesh after the other is what is asked for; it changes no bit.
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-_EXACT = MixedPrecisionPolicy(cast_forward_inputs=False)
-
-
 @dataclass(frozen=True)
 class Pieces:
-    """This rank's pieces of the parameters of a model, and how whole tensors are made of pieces and cut into them.
+    """This rank's pieces of a model's parameters; makes whole tensors of pieces, and pieces of whole tensors.
 
-    A tensor is named after its parameter, or ``parameter/slot``. It is cut as the parameter is, along the `dimensions`
-    that a slot of this name has of it, which are all where none are given. What has another shape is whole already,
-    such as a count of steps. Parameters that are `absent`, with the shape of the whole, belong to other ranks of a
-    `pipeline`, and are empty here.
+    A tensor is named after its parameter, or ``parameter/slot`` for the state of an optimizer. It is cut as the
+    parameter is, along those of the parameter's dimensions that `dimensions` lists for the slot (all if it lists none).
+    A tensor of another shape, such as a count of steps, is always whole. `absent` parameters, with their whole shapes,
+    belong to other ranks of the `pipeline`.
     """
 
     parameters: Mapping[str, DTensor]
@@ -107,7 +101,7 @@ class Pieces:
         spread: Iterable[tuple[Tensor, DTensor]],
         pipeline: dist.ProcessGroup | None = None,
     ) -> Pieces:
-        """Those of parameters with `names`; where a weight has two places here, the first one's."""
+        """Returns the pieces of the parameters with `names`; of a weight that is here twice, the first piece."""
         found: dict[str, DTensor] = {}
         for parameter, piece in spread:
             found.setdefault(names[parameter], piece)
@@ -115,11 +109,11 @@ class Pieces:
         return cls(found, absent, pipeline)
 
     def shape(self, parameter: str) -> torch.Size:
-        """That of a whole parameter, here or not."""
+        """Returns the shape of a whole parameter, here or not."""
         return self.absent[parameter] if parameter in self.absent else self.parameters[parameter].shape
 
     def cuts(self, parameter: str) -> dict[int, list[dist.ProcessGroup]]:
-        """By each dimension that a parameter is cut along: the ranks with the other pieces, as the mesh has them."""
+        """Returns for each dimension that a parameter is cut along the groups of ranks with the other pieces."""
         spread, found = self.parameters[parameter], dict[int, list[dist.ProcessGroup]]()
         for number, how in enumerate(spread.placements):
             if not isinstance(how, Replicate) and spread.device_mesh.size(number) > 1:
@@ -127,11 +121,11 @@ class Pieces:
         return found
 
     def is_here(self, name: str) -> bool:
-        """Whether a tensor is one of this rank's, or of no parameter."""
+        """Whether a tensor belongs to a parameter of this rank, or to none."""
         return _parameter_of(name) not in self.absent
 
     def whole(self, name: str, piece: Tensor) -> Tensor:
-        """The tensor that ranks have a piece of. All that do must ask for the same ones in the same order."""
+        """Gathers a tensor from its pieces; all ranks that have one must gather the same tensors in the same order."""
         parameter, shape = self.parameters.get(_parameter_of(name)), self._shape(name, piece)
         if parameter is None or shape is None:
             return piece.detach()
@@ -147,17 +141,17 @@ class Pieces:
         return spread.full_tensor()
 
     def wholes(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by name, those of all ranks of a pipeline, on all of them in the same order."""
+        """Yields names and whole tensors of all ranks of a pipeline, on all of them in the same order."""
         here = {name: tensor for name, tensor in tensors.items() if self.is_here(name)}
         if self.pipeline is None:
             yield from ((name, self.whole(name, tensor)) for name, tensor in here.items())
             return
         forms = {name: (self._shape(name, tensor) or tensor.shape, tensor.dtype) for name, tensor in here.items()}
         device, rank, done = next(iter(self.parameters.values())).device, dist.get_rank(self.pipeline), set()
-        for owner, told in enumerate(self.told(forms)):
-            for name, (shape, dtype) in told.items():
+        for owner, owned in enumerate(self.told(forms)):
+            for name, (shape, dtype) in owned.items():
                 if name in done:
-                    continue  # of the first and the last stage, or what all have
+                    continue  # shared by the first and the last stage, or by all
                 done.add(name)
                 is_here = owner == rank
                 whole = self.whole(name, here[name]) if is_here else torch.empty(shape, dtype=dtype, device=device)
@@ -166,7 +160,7 @@ class Pieces:
                 yield name, whole
 
     def told(self, value: Any) -> list[Any]:
-        """What each rank of the pipeline gives, as it would be pickled."""
+        """Returns the `value`, which is pickled, of each rank of the pipeline."""
         if self.pipeline is None:
             return [value]
         found: list[Any] = [None] * dist.get_world_size(self.pipeline)
@@ -174,7 +168,7 @@ class Pieces:
         return found
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        """What this rank has of `whole`."""
+        """Returns this rank's piece of `whole`, empty if its parameter is on another rank of the pipeline."""
         if whole.ndim and not self.is_here(name):
             return whole.new_empty(0)
         parameter = self.parameters.get(_parameter_of(name))
@@ -190,19 +184,19 @@ class Pieces:
         return whole[tuple(places[dimension] for dimension in dimensions)].contiguous()
 
     def place(self, name: str) -> dict[str, int]:
-        """Which piece of a parameter is here, by the dimensions of ranks that it is cut over."""
+        """Returns the number of this rank's piece of a parameter, for each mesh dimension that it is cut over."""
         return {dimension: number for dimension, number, is_cut in self._coordinates(name) if is_cut}
 
     def is_counted(self, name: str) -> bool:
-        """Whether this rank's piece is the one that counts, of those that replicas have."""
+        """Whether this rank's piece counts in sums; of the replicas of a piece the first one does."""
         return all(is_cut or number == 0 for _, number, is_cut in self._coordinates(name))
 
     def laid_over(self, name: str) -> Sequence[str]:
-        """The dimensions of ranks that a parameter is laid out over."""
+        """Returns the mesh dimensions that a parameter is laid out over."""
         return [dimension for dimension, _, _ in self._coordinates(name)]
 
     def _coordinates(self, name: str) -> list[tuple[str, int, bool]]:
-        """This rank's dimensions and numbers in them, and whether a parameter is cut over each."""
+        """Returns each mesh dimension, this rank's number in it, and whether the parameter is cut over it."""
         spread = self.parameters[name]
         names, numbers = spread.device_mesh.mesh_dim_names or (), spread.device_mesh.get_coordinate() or ()
         return [
@@ -211,7 +205,7 @@ class Pieces:
         ]
 
     def _shape(self, name: str, piece: Tensor) -> torch.Size | None:
-        """The shape of the whole that `piece` is cut from, None where it is whole."""
+        """Returns the shape of the tensor that `piece` is cut from, None if it is whole."""
         parameter = self.parameters.get(_parameter_of(name))
         if parameter is None:
             return None
@@ -220,7 +214,6 @@ class Pieces:
         return _some(parameter.shape, dimensions) if is_cut else None
 
     def _dimensions(self, name: str, parameter: DTensor) -> tuple[int, ...]:
-        """Those of a parameter that a tensor has."""
         return self.dimensions.get(name.partition("/")[2], tuple(range(parameter.ndim)))
 
 
@@ -233,7 +226,7 @@ def _some(shape: torch.Size, dimensions: Iterable[int]) -> torch.Size:
 
 
 def _along(how: Placement, dimensions: tuple[int, ...]) -> Placement:
-    """How a tensor is cut that has only these dimensions of a parameter."""
+    """Returns the placement of a tensor that has only these dimensions of a parameter with the placement `how`."""
     dimension = getattr(how, "dim", None)
     if dimension not in dimensions:
         return Replicate()
@@ -242,6 +235,6 @@ def _along(how: Placement, dimensions: tuple[int, ...]) -> Placement:
 
 
 def same_on_all(parameters: Iterable[Tensor]) -> None:
-    """Gives every rank the values of the first, in place."""
+    """Copies the first rank's values to all ranks, in place."""
     for parameter in parameters:
         dist.broadcast(parameter.detach(), 0)

@@ -1,7 +1,7 @@
-"""What a rank has of a network, in bytes: its layers with its part of their weights, and what they keep in a step.
+"""The memory of a pipeline stage on one rank, in bytes: its part of the weights, and what its layers keep in a step.
 
-What a block keeps for the backward pass is counted on the network itself (`saved_activations`), with the heads,
-features and tokens that a rank has.
+What a block saves for the backward pass is counted by running the network on fake tensors (`saved_activations`), with
+the heads, features and tokens that a rank has.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ import torch
 from torch import Tensor
 
 from sheepop.model import ModelConfig, Transformer
-from sheepop.model.accounting.saved_activations import (
-    Activations,
-    Mode,
-    count_activations,
-    count_going_back,
-)
+from sheepop.model.accounting.saved_activations import Activations, Mode, count_activations, count_going_back
 from sheepop.model.logits import logits_bytes
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import OF_THE_FIRST, OF_THE_LAST, layers_of
-from sheepop.parallel.tensor import divides_vocabulary
+from sheepop.parallel.tensor import config_of_part, divides_vocabulary
 
 FLOAT = 4
 _EXPERTS = ".experts."
@@ -32,9 +27,9 @@ _EXPERTS = ".experts."
 
 @dataclass(frozen=True)
 class StepShape:
-    """Of the steps of a rank: `micro_batches` of `rows` with `num_tokens`, whole rows, and how they are computed.
+    """The steps of a rank: `micro_batches` of `rows` whole rows with `num_tokens` each, and how they are computed.
 
-    The first `recomputed_blocks` are computed again on the way back, all when None, unless `recomputed` is ``none``.
+    The first `recomputed_blocks` (all if None) are recomputed in the backward pass, unless `recomputed` is ``none``.
     """
 
     rows: int
@@ -47,27 +42,27 @@ class StepShape:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number between layers, and of those of a block's weights that it computes with."""
+        """Bytes of a number between layers, and of a number of the weights that a block computes with."""
         return 2 if self.precision == "bf16" else FLOAT
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """What products are computed in, those of the output head as well."""
+        """The dtype of matrix products, including that of the output head."""
         return {"fp32": torch.float32, "fp16": torch.float16}.get(self.precision, torch.bfloat16)
 
     def recomputes(self, layer: int) -> bool:
-        """Whether a layer is computed again on the way back."""
+        """Whether a layer is recomputed in the backward pass."""
         return self.recomputed != "none" and (self.recomputed_blocks is None or layer < self.recomputed_blocks)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A group of parameters that is gathered and handed over together.
+    """Counts of a group of parameters that is gathered and reduced together.
 
-    `numbers` are those that a rank computes with, `padded` with what makes equal pieces, of which `kept` are a rank's.
-    To gather all of it a rank sends `to_gather` numbers, to add up gradients `to_add`. Experts that are laid out
-    otherwise are gathered apart, so `at_once` are the most. What is computed with takes `itemsize` bytes a number, all
-    else is float32.
+    A rank computes with `numbers`; `padded` counts those of equal pieces, of which a rank keeps `kept`. It sends
+    `to_gather` numbers to gather all of the group, and `to_add` to sum gradients. Experts with another mesh are
+    gathered apart from the rest, and `at_once` is the larger of the two. Ranks compute with numbers of `itemsize`
+    bytes; all else is float32.
     """
 
     numbers: float
@@ -79,51 +74,45 @@ class Weights:
     itemsize: int = FLOAT
 
     def and_more(self, other: Weights) -> Weights:
-        """These and others."""
-        return Weights(
-            self.numbers + other.numbers,
-            self.padded + other.padded,
-            self.kept + other.kept,
-            self.to_gather + other.to_gather,
-            self.to_add + other.to_add,
-            max(self.at_once, other.at_once),
-            self.itemsize,
-        )
+        """Returns the sums of these and `other`, and the larger `at_once`."""
+        names = ("numbers", "padded", "kept", "to_gather", "to_add")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return replace(self, **sums, at_once=max(self.at_once, other.at_once))
 
     @property
     def is_cut(self) -> bool:
-        """Whether there are pieces."""
+        """Whether ranks have pieces."""
         return self.kept < self.padded
 
     @property
     def whole(self) -> float:
-        """Gathered, to compute with."""
+        """Bytes of the gathered weights."""
         return self.padded * self.itemsize
 
     @property
     def gathering(self) -> float:
-        """What the most of it is gathered into."""
+        """Bytes of the largest buffer that weights are gathered into."""
         return self.at_once * self.itemsize
 
     @property
     def piece(self) -> float:
-        """What one rank has of it, or of its gradient."""
+        """Bytes of one rank's piece of the weights, or of their gradient."""
         return FLOAT * self.kept
 
     @property
     def fresh(self) -> float:
-        """The gradient of a pass."""
+        """Bytes of the gradient of one pass."""
         return self.numbers * self.itemsize
 
     @property
     def added(self) -> float:
-        """The sum of the gradients of several."""
+        """Bytes of the sum of the gradients of several passes."""
         return FLOAT * self.numbers
 
     def handing_over(self, gradient: float) -> float:
-        """The gradient and what ranks need to add it up: it is copied, and then only the copy and a piece are there.
+        """Returns the most bytes while ranks sum a gradient: it and its copy, then the copy and a piece.
 
-        Where there are no pieces the copy is divided by 1, into one more.
+        If there are no pieces, the copy is divided by 1 into another copy.
         """
         buffer = FLOAT * self.padded
         return max(gradient + buffer, buffer + self.piece + (0.0 if self.is_cut else buffer))
@@ -131,10 +120,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class BlockMemory:
-    """Of a block: its weights, what it keeps of a micro-batch, and what going back through it takes beside.
+    """A block: its weights, the bytes `kept` of a micro-batch, and those of its backward pass.
 
-    `again` comes back where it is computed once more. `apart` are the gradients of what products and norms give, which
-    wait for those of weights to be computed from them, where these are put off.
+    `again` are the bytes that recomputation brings back, and `back` those that the backward pass adds. `apart` are the
+    gradients of the results of products and norms, which wait if gradients of weights are postponed.
     """
 
     weights: Weights
@@ -147,10 +136,10 @@ class BlockMemory:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Of a stage, or of the whole network as one: its blocks, the weights outside them, and what is kept there.
+    """A stage, or the whole network as one stage: its blocks, the weights outside them, and bytes of a micro-batch.
 
-    `stream` is the residual stream of a micro-batch between layers. At the end of a network `loss` is there while a
-    loss is computed, `head` is the gradient of the output head, and `lasting` is memory that the end keeps.
+    `stream` is the residual stream between layers, and `rest` is kept outside blocks. In the last stage `loss` exists
+    while a loss is computed, `head` is the gradient of the output head, and `lasting` is memory that the head keeps.
     """
 
     blocks: Sequence[BlockMemory]
@@ -166,23 +155,23 @@ class StageMemory:
 
     @property
     def groups(self) -> list[Weights]:
-        """All its weights."""
+        """All weights of the stage."""
         return [self.outside, *(block.weights for block in self.blocks)]
 
     @property
     def kept(self) -> float:
-        """What it keeps of a micro-batch, with what it gave, or the gradient of the loss; what it was given apart."""
+        """Bytes kept of a micro-batch with the stage's output, or the gradient of the loss, but without its input."""
         inside = sum(block.kept for block in self.blocks) + self.rest
         return inside + self.stream - (0.0 if self.is_first else self.stream)
 
     @property
     def apart(self) -> float:
-        """What waits for gradients of weights; the first stage goes back at once."""
+        """Bytes that wait for postponed gradients of weights; the first stage postpones none."""
         return 0.0 if self.is_first else sum(block.apart for block in self.blocks)
 
 
 def stages_of(model: Transformer, layout: Layout, step: StepShape) -> list[StageMemory]:
-    """The stages of `model`, which may be without numbers, as a rank of each has them; all of it where there is one."""
+    """Returns the stages of `model`, which may be on the meta device, each as a rank of it has it."""
     activations, back = _activations(model.config, layout.config, step)
     apart = 2 * activations.block_input
     blocks = []
@@ -203,14 +192,9 @@ def stages_of(model: Transformer, layout: Layout, step: StepShape) -> list[Stage
 
 
 def _stage(
-    model: Transformer,
-    layout: Layout,
-    step: StepShape,
-    blocks: Sequence[BlockMemory],
-    rest: int,
-    number: int,
+    model: Transformer, layout: Layout, step: StepShape, blocks: Sequence[BlockMemory], rest: int, number: int
 ) -> StageMemory:
-    """Stage `number`, with these blocks; `rest` is what a whole network keeps outside them."""
+    """Returns stage `number` with these blocks; a whole network keeps `rest` bytes outside them."""
     config, parallel = model.config, layout.config
     is_first, is_last = number == 0, number == parallel.num_stages - 1
     gone = {*(() if is_first else OF_THE_FIRST), *(() if is_last else OF_THE_LAST)}
@@ -239,7 +223,7 @@ _Split = Callable[[str, Tensor, int], tuple[int, int]]
 
 
 def _weights(parameters: Iterable[tuple[str, Tensor]], layout: Layout, itemsize: int, split: _Split) -> Weights:
-    """Those of a tensor rank, in pieces of whole rows; experts apart."""
+    """Counts a tensor rank's weights, in pieces of whole rows, without experts."""
     pieces, numbers, padded = layout.num_pieces, 0.0, 0.0
     for name, parameter in parameters:
         if _EXPERTS in name:
@@ -252,7 +236,7 @@ def _weights(parameters: Iterable[tuple[str, Tensor]], layout: Layout, itemsize:
 
 
 def _experts(parameters: Iterable[tuple[str, Tensor]], layout: Layout, itemsize: int) -> Weights:
-    """Those of the experts that a rank has; see `Layout.expert_mesh` and `sharding.shard`."""
+    """Counts the weights of a rank's experts; see `Layout.expert_mesh` and `sharding.shard`."""
     pieces, numbers, padded = layout.num_expert_pieces, 0.0, 0.0
     for parameter in (parameter for name, parameter in parameters if _EXPERTS in name):
         count, width = parameter.shape[0] // layout.config.expert, parameter.shape[1]
@@ -264,19 +248,19 @@ def _experts(parameters: Iterable[tuple[str, Tensor]], layout: Layout, itemsize:
 
 
 def _cut(numbers: float, padded: float, pieces: int, replicas: int, itemsize: int) -> Weights:
-    """Weights of which there are `replicas`, each in `pieces`."""
+    """Counts weights that exist in `replicas`, each cut into `pieces`."""
     to_gather = share_of_others(pieces) * padded
     to_add = to_gather + 2 * share_of_others(replicas) * padded / pieces
     return Weights(numbers, padded, padded / pieces, to_gather, to_add, padded, itemsize)
 
 
 def share_of_others(ranks: int) -> float:
-    """What each of so many ranks sends of what they gather, scatter or exchange."""
+    """Returns the share that a rank sends of what `ranks` gather, scatter or exchange."""
     return (ranks - 1) / ranks
 
 
 def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
-    """Over how many tensor ranks the rows of a parameter are split, and its columns; see `tensor.split`."""
+    """Returns over how many tensor ranks a block's parameter is split, by rows and by columns; see `tensor.split`."""
     if name.endswith(("o_proj.weight", "down_proj.weight", ".taps")):
         return 1, count
     is_whole = name.endswith(("o_proj.bias", "down_proj.bias"))
@@ -285,21 +269,21 @@ def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]
 
 
 def _split_outside(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
-    """The same outside blocks."""
+    """As `_split_in_block`, for a parameter outside blocks."""
     is_split = name in ("embedding.weight", "lm_head.weight") and parameter.shape[0] % count == 0
     return (count if is_split else 1), 1
 
 
 def _activations(config: ModelConfig, parallel: ParallelConfig, step: StepShape) -> tuple[Activations, tuple[int, ...]]:
-    """What a rank keeps of a micro-batch, and what going back through each block takes beside.
+    """Counts what a rank keeps of a micro-batch, and what the backward pass of each block adds.
 
-    A tensor rank has a part of the heads and features for all tokens. What is of the width of the residual stream, it
-    has for its part of the tokens, but for the two tensors that sublayers begin with. That width is what does not
-    shrink with heads and features: ``(n a(1/n) - a(1)) / (n - 1)`` for a block that keeps a(s) with a share s of them.
-    Behind attention a context rank keeps what it computed, and what it got for that.
+    A tensor rank has some heads and features, for all tokens. Tensors as wide as the residual stream it has for its own
+    tokens only, except the two that sublayers start with. Their size is the part of a block's that does not shrink with
+    heads and features: ``(n a(1/n) - a(1)) / (n - 1)`` if a block with a share s of them keeps a(s). After attention a
+    context rank keeps both its result and what it received for it.
     """
     rows, tokens, count = step.rows, step.num_tokens // parallel.context, parallel.tensor
-    here = config if count == 1 else _config_of_part(config, count)
+    here = config if count == 1 else config_of_part(config, count)
     how = {"precision": step.precision, "device": step.device}
     found, back = count_activations(here, rows, tokens, **how), count_going_back(here, rows, tokens, **how)
     stream = found.block_input
@@ -317,14 +301,3 @@ def _activations(config: ModelConfig, parallel: ParallelConfig, step: StepShape)
     pairs = zip(found.blocks, more, strict=True)
     blocks = (replace(block, everything=round(block.everything + extra)) for block, extra in pairs)
     return replace(found, blocks=tuple(blocks)), back
-
-
-def _config_of_part(config: ModelConfig, count: int) -> ModelConfig:
-    """A network with the heads and features of one of `count` tensor ranks."""
-    return config.replace(
-        num_heads=config.num_heads // count,
-        num_kv_heads=config.kv_heads // count,
-        head_dim=config.head_size,
-        value_head_dim=config.value_size,
-        d_ff=config.ffn_size // count,
-    )

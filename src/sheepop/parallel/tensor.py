@@ -1,11 +1,11 @@
-"""Tensor parallelism: matrices are split over ranks, which compute with parts of heads, of features and of tokens.
+"""Tensor parallelism: matrices are split over ranks, so that each rank has some heads, features and tokens.
 
-The first matrices of a sublayer are split by rows, so that each rank has heads or features of its own; its last one is
-split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, "Megatron-LM", section 3). Between
-sublayers each rank has a part of the tokens, which are gathered before a sublayer and scattered behind it (Korthikanti
-et al. 2022, section 4.2.2). That sends as much as one all-reduce a sublayer forwards, and one backwards. Where their
-number divides the vocabulary, each rank has some of its rows in embedding and output head. To write, where there is a
-token at a time, all ranks have it, and the vocabulary is whole.
+The first matrices of a sublayer are split by rows, so that each rank has heads or features of its own; its last matrix
+is split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, "Megatron-LM", section 3). Between
+sublayers each rank has some of the tokens, which are gathered before a sublayer and scattered after it (Korthikanti et
+al. 2022, section 4.2.2); that sends as much as one all-reduce per sublayer and direction. If the number of ranks
+divides the vocabulary, each rank has some rows of embedding and output head. In generation, which reads one token at a
+time, all ranks have all tokens and the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from torch import Tensor, nn
 from sheepop.adapt.lora import LoraEmbedding, LoraLinear
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig, Transformer
+from sheepop.model import LossTerms, ModelConfig, Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.logits import cap
 from sheepop.model.loss import PartOfVocabulary
-from sheepop.parallel.exchange import alike, entered, gathered, part, scattered, summed, whole
+from sheepop.parallel.collectives import alike, entered, gathered, part, scattered, summed, whole
 from sheepop.parallel.experts import keep_tokens_apart, split_features
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
-from sheepop.parallel.vocabulary import SplitVocabulary
 
 
 def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> None:
-    """Raises `ConfigError` for a network whose matrices cannot be split over `count` ranks, to train or to write."""
+    """Raises `ConfigError` if `count` ranks cannot split the matrices, for training or with `writes` for generation."""
     if count == 1:
         return
     sizes = {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads, "d_ff": config.ffn_size}
@@ -56,7 +55,7 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
 
 
 def split(model: Transformer, ranks: SharingRanks) -> None:
-    """Gives the layers of `model`, or of a stage of one, this rank's parts, in place."""
+    """Cuts the layers of `model`, or of a pipeline stage, to this rank's parts, in place."""
     for block in model.layers:
         _split_attention(block.attention, ranks)
         if isinstance(block.feed_forward, MixtureOfExperts):
@@ -72,13 +71,14 @@ def split(model: Transformer, ranks: SharingRanks) -> None:
 
 
 def divides_vocabulary(config: ModelConfig, count: int) -> bool:
-    """Whether `count` ranks have as many rows of the vocabulary each; else all have all of it."""
+    """Whether each of `count` ranks has some rows of the vocabulary; otherwise each has all of them."""
     return config.vocabulary % count == 0
 
 
 def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
-    """Parts of tokens between sublayers, and of the vocabulary before and behind them."""
-    norms = [module for block in model.layers for module in block.children() if module not in _sublayers(block)]
+    """Splits the tokens between sublayers, and the vocabulary in embedding and output head."""
+    sublayers = {layer for block in model.layers for layer in (block.attention, block.feed_forward)}
+    norms = [module for block in model.layers for module in block.children() if module not in sublayers]
     for layer in (*norms, model.final_norm, model.embedding_norm, model.added_positions):
         if layer is not None and any(True for _ in layer.parameters()):
             give_part(layer, _OfParts, ranks, {})
@@ -99,34 +99,33 @@ def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
 
 
 def has_embedding(model: Transformer) -> bool:
-    """Whether a network, or a stage of one, begins with tokens."""
-    return "embedding" in model._modules and model._modules["embedding"] is not None
+    """Whether a network, or a pipeline stage, has the embedding."""
+    return model._modules.get("embedding") is not None
 
 
 def has_head(model: Transformer) -> bool:
-    """Whether it ends with logits."""
-    return "lm_head" in model._modules and model._modules["lm_head"] is not None
-
-
-def _sublayers(block: nn.Module) -> tuple[nn.Module, ...]:
-    return block.attention, block.feed_forward  # type: ignore[return-value]
+    """Whether a network, or a pipeline stage, has the output head."""
+    return model._modules.get("lm_head") is not None
 
 
 def split_to_write(model: Transformer, ranks: SharingRanks) -> None:
-    """As `split`, for a model that is only read from then on: it is one with fewer heads, as caches see it."""
+    """Splits a model for generation; its config then has fewer heads, which is what its caches hold."""
     config = model.config
     check_split(config, ranks.size, writes=True)
     if not all(type(layer) is nn.Linear for layer in model.blocks.modules() if isinstance(layer, nn.Linear)):
-        raise ConfigError(
-            "Weights that are quantised are not split over ranks. Use the model that they were rounded from."
-        )
+        raise ConfigError("Quantised weights are not split over ranks. Use the model that they were quantised from.")
     split(model, ranks)
-    model.config = config.replace(
-        num_heads=config.num_heads // ranks.size,
-        num_kv_heads=config.kv_heads // ranks.size,
+    model.config = config_of_part(config, ranks.size)
+
+
+def config_of_part(config: ModelConfig, count: int) -> ModelConfig:
+    """Returns the config of a network with the heads and features of one of `count` tensor ranks."""
+    return config.replace(
+        num_heads=config.num_heads // count,
+        num_kv_heads=config.kv_heads // count,
         head_dim=config.head_size,
         value_head_dim=config.value_size,
-        d_ff=config.ffn_size // ranks.size,
+        d_ff=config.ffn_size // count,
     )
 
 
@@ -146,7 +145,7 @@ def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
 
 
 def _split_mixture(mixture: MixtureOfExperts, ranks: SharingRanks) -> None:
-    """To train, experts read the tokens that are here; what all tokens pass through is split as elsewhere."""
+    """Splits the shared expert as a feed-forward layer; in training the routed experts read this rank's tokens."""
     if mixture.shared is not None:
         _split_feed_forward(mixture.shared, ranks)
     if ranks.mesh is None:
@@ -176,7 +175,7 @@ def _split_columns(layer: nn.Linear, ranks: SharingRanks) -> None:
 
 
 def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange]) -> None:
-    """The same for what LoRA has beside the weight of a layer."""
+    """Splits the LoRA matrices of a layer, if it has some."""
     if isinstance(layer, LoraLinear | LoraEmbedding):
         for change in layer.changes.values():
             give_part(change, kind, ranks, kind.dimensions)
@@ -185,7 +184,6 @@ def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange]
 class _Rows(LayerPart):
     """A linear layer with some of its outputs."""
 
-    weight: Tensor
     bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -193,9 +191,8 @@ class _Rows(LayerPart):
 
 
 class _Columns(LayerPart):
-    """A linear layer with some of its inputs: the sum over ranks, and then the bias."""
+    """A linear layer with some of its inputs: the products are summed over ranks, then the bias is added."""
 
-    weight: Tensor
     bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -209,7 +206,7 @@ class _Columns(LayerPart):
 
 
 class _RowChange(LayerPart):
-    """A low-rank change beside some outputs: all ranks have A, and each its rows of B."""
+    """The LoRA matrices of a layer with some outputs: all ranks have A, and each has its rows of B."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"up": 0, "magnitude": 0}
     down: Tensor
@@ -222,7 +219,7 @@ class _RowChange(LayerPart):
 
 
 class _ColumnChange(LayerPart):
-    """A low-rank change beside some inputs: each rank has its columns of A, and all have B."""
+    """The LoRA matrices of a layer with some inputs: each rank has its columns of A, and all have B."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"down": 1}
     down: Tensor
@@ -241,14 +238,14 @@ class _ColumnChange(LayerPart):
 
 
 class _OfParts(LayerPart):
-    """A layer that every rank applies to its heads or tokens: its gradient is the sum over all of them."""
+    """A layer that every rank applies to its own heads or tokens: its gradient is the sum over ranks."""
 
     def parts(self) -> dict[str, Tensor]:
         return {name: entered(each, self.ranks.group) for name, each in super().parts().items()}
 
 
 class _SomeRows(LayerPart):
-    """An embedding with some rows of the vocabulary, which gives this rank's tokens of what all have found."""
+    """An embedding with some rows of the vocabulary; it returns this rank's tokens of the sum over ranks."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         rows = len(here(cast(Tensor, self.weight)))
@@ -259,7 +256,7 @@ class _SomeRows(LayerPart):
 
 
 class _AllRows(LayerPart):
-    """An embedding, which gives this rank's tokens."""
+    """An embedding with the whole vocabulary; it returns this rank's tokens."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return part(super().forward(input_ids), self.ranks.group)
@@ -272,8 +269,8 @@ class _SomeLogits(LayerPart):
 
     @property
     def vocabulary(self) -> PartOfVocabulary:
-        """What losses are made with."""
-        return SplitVocabulary(self.ranks.group, self.ranks.rank, self.ranks.size, len(self.own_weight))
+        """How losses read these logits."""
+        return SplitVocabulary(self.ranks, len(self.own_weight))
 
     @property
     def own_weight(self) -> Tensor:
@@ -281,43 +278,39 @@ class _SomeLogits(LayerPart):
         return here(cast(Tensor, self.weight))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The logits of all rows, which every rank computes the same with."""
+        """Returns the logits of the whole vocabulary, gathered, with which every rank computes the same."""
         logits = cap(nn.functional.linear(hidden, self.own_weight), self.soft_cap)
         return whole(logits.flatten(0, -2), self.ranks.group).view(*hidden.shape[:-1], -1)
 
 
 class _BesideLogits(LayerPart):
-    """A head that every rank computes alike from what it also has its part of the logits of."""
+    """A head that all ranks compute alike on hidden states that they also compute their part of the logits from."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return super().forward(alike(hidden, self.ranks.group))
 
 
 class _ByTokens(Transformer):
-    """A network, or a stage of one, whose ranks have parts of the tokens between sublayers."""
+    """A network, or a pipeline stage, whose ranks have parts of the tokens between sublayers."""
 
     ranks: SharingRanks
 
     def enter(
         self, input_ids: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """This rank's tokens of what enters the first block."""
         if not has_embedding(self):
             return super().enter(input_ids, positions, documents, cache)
-        group, num_tokens = self.ranks.group, input_ids.shape[1]
-        if num_tokens % self.ranks.size:
-            raise ValueError(f"rows of {num_tokens} tokens cannot be shared evenly by {self.ranks.size} ranks")
-        each = num_tokens // self.ranks.size
-        ngrams_BTD = None
+        num_tokens = input_ids.shape[1]
+        columns, ngrams_BTD = self.ranks.columns(num_tokens), None
         if self.ngrams is not None:
-            ngrams_BTD = part(self.ngrams(input_ids, documents, cache), group)
+            ngrams_BTD = part(self.ngrams(input_ids, documents, cache), self.ranks.group)
         if self.added_positions is not None:
             all_1T = torch.arange(num_tokens, device=input_ids.device)[None] if positions is None else positions
-            positions = all_1T[:, self.ranks.rank * each : (self.ranks.rank + 1) * each]
+            positions = all_1T[:, columns]
         return self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
 
     def finish(self, x_BTD: Tensor) -> Tensor:
-        """All tokens, normalised, for the head."""
+        """Returns the hidden states of all tokens, normalised, for the output head."""
         x_BTD = super().finish(x_BTD)
         if not has_head(self):
             return x_BTD
@@ -327,7 +320,7 @@ class _ByTokens(Transformer):
 
 @dataclass(frozen=True)
 class _Entering:
-    """Lets the first argument of a layer into what ranks compute apart."""
+    """A forward pre-hook: gives a sublayer all tokens, for its part of the heads or features."""
 
     ranks: SharingRanks
 
@@ -337,6 +330,64 @@ class _Entering:
 
 
 def _product(layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Of what is here of the weight, and of the changes beside it."""
+    """Multiplies with this rank's part of the weight, and of the LoRA matrices."""
     weight = here(cast(Tensor, layer.weight))
     return layer.changed(x, weight, bias) if isinstance(layer, LoraLinear) else nn.functional.linear(x, weight, bias)
+
+
+@dataclass(frozen=True)
+class SplitVocabulary(PartOfVocabulary):
+    """Losses when each of `ranks` has `rows` rows of the vocabulary, in their order.
+
+    For every token the ranks exchange a few numbers and a maximum.
+    """
+
+    ranks: SharingRanks
+    rows: int
+
+    def columns(self, labels_R: Tensor) -> Tensor:
+        """Returns the labels as indices into this rank's rows; they may lie outside."""
+        return labels_R - self.ranks.rank * self.rows
+
+    def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
+        """As `PartOfVocabulary` has it."""
+        columns_R = self.columns(labels_R)
+        is_here_R = (columns_R >= 0) & (columns_R < self.rows)
+        largest_R = log_sum_R.clone()
+        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=self.ranks.group)
+        numbers = torch.stack((torch.where(is_here_R, label_R, 0), (log_sum_R - largest_R).exp()))
+        dist.all_reduce(numbers, group=self.ranks.group)
+        label_R, total_R = numbers.unbind()
+        return label_R, total_R.log() + largest_R
+
+    def losses_then_gradients(
+        self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
+    ) -> Tensor:
+        """As `PartOfVocabulary` has it."""
+        rows, group = logits_RV.shape[1], self.ranks.group
+        z_RV = cap(logits_RV.to(exact), soft_cap)
+        slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
+        keep, spread = 1.0 - terms.label_smoothing, terms.label_smoothing
+        places_R = self.columns(labels_R)
+        is_here_R = (places_R >= 0) & (places_R < rows)
+        places_R1 = places_R.clamp(0, rows - 1)[:, None]
+        largest_R = z_RV.amax(1)
+        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=group)
+        label_R = torch.where(is_here_R, z_RV.gather(1, places_R1)[:, 0], 0)
+        sum_R = z_RV.sum(1)
+        total_R = z_RV.sub_(largest_R[:, None]).exp_().sum(1)
+        numbers = torch.stack((label_R, sum_R, total_R))
+        dist.all_reduce(numbers, group=group)
+        label_R, sum_R, total_R = numbers.unbind()
+        log_sum_R = total_R.log() + largest_R
+        plain_R, size = log_sum_R - label_R, self.rows * self.ranks.size
+        objective_R = log_sum_R - keep * label_R - spread * sum_R / size + terms.z_loss * log_sum_R.square()
+        z_RV.mul_(((1.0 + 2.0 * terms.z_loss * log_sum_R) / total_R)[:, None])
+        if spread:
+            z_RV.sub_(spread / size)
+        z_RV.scatter_add_(1, places_R1, -keep * is_here_R[:, None].to(exact))
+        if slope_RV is not None:
+            z_RV.mul_(slope_RV)
+        if z_RV is not logits_RV:
+            logits_RV.copy_(z_RV)
+        return torch.stack((objective_R.sum(), plain_R.sum()))

@@ -1,4 +1,4 @@
-"""What becomes of a run when a rank hangs: every rank writes down where it stands, and all end."""
+"""Ends a run in which a rank hangs: every rank writes its stack traces to a file, and all of them end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pathlib import Path
 from sheepop.core.console import Console
 from sheepop.parallel.ranks import Board
 
-_LOOKS = 20  # in the time of a step that takes too long
+_LOOKS = 20  # per patience
 _WRITING_SECONDS = 2.0
 
 
 class Watchdog:
-    """Watches the steps of this rank, and hears when another one's takes longer than `seconds`.
+    """Ends this rank when one of its steps, or a step of any other rank, takes longer than `seconds`.
 
-    Then each rank writes the stack of all of its threads into a file in `folder`, one says so, and the process ends
-    with code 1, so that a launcher can begin anew. A rank that waits for a message cannot end otherwise.
+    Each rank first writes the stacks of all its threads into a file in `folder`, and one of them warns on the console.
+    The process ends with code 1, so that a launcher can restart it; a rank that waits for a message cannot end
+    otherwise.
     """
 
     def __init__(self, rank: int, board: Board, folder: Path, seconds: float, console: Console) -> None:
@@ -29,12 +30,11 @@ class Watchdog:
         self._seconds, self._console = seconds, console
         self._step: tuple[int, float] | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watches within the block."""
-        self._thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         try:
             yield
         finally:
@@ -42,7 +42,7 @@ class Watchdog:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """The work of a step, which may take the time that was given."""
+        """Marks the block as a step, whose time is limited."""
         self._step = number, time.monotonic()
         try:
             yield
@@ -51,17 +51,17 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds / _LOOKS)):
-            if self._is_late() or self._hears_of_another():
+            if self._is_late() or self._another_is_late():
                 self._end()
 
     def _is_late(self) -> bool:
         step = self._step
         return step is not None and time.monotonic() - step[1] > self._seconds
 
-    def _hears_of_another(self) -> bool:
+    def _another_is_late(self) -> bool:
         try:
             return self._board.count() > 0
-        except RuntimeError:  # what keeps the words has gone with the first rank; the time of this step goes on
+        except RuntimeError:  # the store ended with the first rank; this rank's own step is still limited
             return False
 
     def _end(self) -> None:
@@ -76,8 +76,8 @@ class Watchdog:
             step = self._step
             at = "A step" if step is None else f"Step {step[0] + 1:,}"
             self._console.warn(
-                f"{at} has taken more than {self._seconds:,.0f} seconds (parallel.patience), so this run ends. Where "
-                f"every rank stands is written in {self._folder}."
+                f"{at} has taken more than {self._seconds:,.0f} seconds (parallel.patience), so this run ends. The "
+                f"stack traces of every rank are in {self._folder}."
             )
             time.sleep(_WRITING_SECONDS)  # a launcher ends the others when this one has ended
         os._exit(1)

@@ -1,1 +1,1 @@
-"""Post-training: what turns a model that continues text into one that follows instructions and preferences."""
+"""Post-training: fine-tuning, preference optimisation, reward models and reinforcement learning from rewards."""

@@ -1,4 +1,4 @@
-"""The settings under ``tuning``: what a finished model is taught beyond continuing text, and how."""
+"""The settings under ``tuning``: fine-tuning, preference optimisation, reward models, PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -17,181 +17,181 @@ _SMOOTHED: tuple[PreferenceKind, ...] = ("sigmoid", "robust")
 
 
 class PreferenceConfig(Config):
-    """Direct preference optimisation and its relatives: a loss on the log-probabilities of answers."""
+    """Direct preference optimisation and its relatives: losses on the log-probabilities of answers."""
 
-    loss: PreferenceKind = "sigmoid"
-    """`sigmoid` is DPO; `robust`, `hinge` and `ipo` are relatives of it; `simpo` and `orpo` need no reference; `kto`
-    learns from answers that are judged one by one."""
+    loss_type: PreferenceKind = "sigmoid"
+    """`sigmoid` is DPO; `robust`, `hinge` and `ipo` are variants of it; `simpo` and `orpo` need no reference model;
+    `kto` learns from single answers with a label instead of pairs."""
     beta: float = Field(0.1, gt=0)
-    """How closely the model is tied to the one that it began with; of `simpo` and `orpo` the weight of a preference."""
+    """Strength of the tie to the reference model; for `simpo` and `orpo` the weight of the preference."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """The share of pairs whose order is thought to be wrong, of `sigmoid` and `robust`."""
+    """Assumed share of pairs in the wrong order; for `sigmoid` and `robust` only."""
     margin: float = Field(0.0, ge=0)
-    """By how much the chosen answer is to be better, of `simpo`."""
+    """Margin by which the chosen answer should be better; for `simpo` only."""
     supervised_weight: float = Field(0.0, ge=0)
-    """Weight of the mean cross-entropy of the chosen answer's tokens, which keeps both answers from becoming unlikely;
-    0.2 to 1 are usual."""
+    """Weight of the mean cross-entropy of the chosen answer's tokens, which keeps it from becoming unlikely; 0.2 to 1
+    are usual."""
     desirable_weight: float = Field(1.0, gt=0)
-    """Weight of wanted answers, of `kto`."""
+    """Weight of answers labelled true; for `kto` only."""
     undesirable_weight: float = Field(1.0, gt=0)
-    """Weight of the others, of `kto`."""
+    """Weight of answers labelled false; for `kto` only."""
 
     @model_validator(mode="after")
-    def _fit_the_loss(self) -> PreferenceConfig:
-        if self.label_smoothing and self.loss not in _SMOOTHED:
-            raise ValueError(f"label_smoothing is of the losses {' and '.join(_SMOOTHED)}, not of {self.loss}")
-        if self.supervised_weight and self.loss in ("orpo", "kto"):
-            raise ValueError(f"supervised_weight is not of the loss {self.loss}")
-        if self.margin and self.loss != "simpo":
-            raise ValueError(f"margin is of the loss simpo, not of {self.loss}")
-        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
-            raise ValueError(f"desirable_weight and undesirable_weight are of the loss kto, not of {self.loss}")
+    def _check_loss(self) -> PreferenceConfig:
+        if self.label_smoothing and self.loss_type not in _SMOOTHED:
+            raise ValueError(f"label_smoothing works with loss_type {' or '.join(_SMOOTHED)}, not {self.loss_type}")
+        if self.supervised_weight and self.loss_type in ("orpo", "kto"):
+            raise ValueError(f"supervised_weight does not work with loss_type {self.loss_type}")
+        if self.margin and self.loss_type != "simpo":
+            raise ValueError(f"margin works with loss_type simpo, not {self.loss_type}")
+        if self.loss_type != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
+            raise ValueError(f"desirable_weight and undesirable_weight work with loss_type kto, not {self.loss_type}")
         return self
 
 
 class TeacherConfig(Config):
-    """Distillation: what a larger model gives for the answers is learnt beside them, or instead of them."""
+    """Distillation: the model also learns the token probabilities of a larger model."""
 
     model: PathText
     """The teacher: a model or run with the same tokenizer."""
     weight: float = Field(0.5, gt=0, le=1)
-    """Weight of the divergence from the teacher; the cross-entropy of the answers has the rest."""
+    """Weight of the KL divergence from the teacher; the cross-entropy of the answers has 1 minus it."""
     temperature: float = Field(1.0, gt=0)
-    """Both are compared at this temperature; a higher one tells more of what is unlikely."""
+    """Temperature of both distributions in the divergence; a higher one gives unlikely tokens more weight."""
 
 
 class RewardConfig(Config):
-    """A reward model, learnt from pairs of a better and a worse answer."""
+    """A reward model, trained on pairs of a chosen and a rejected answer."""
 
-    centring: float = Field(0.0, ge=0)
-    """Weight of what holds rewards near 0; 0.01 is usual."""
+    center_rewards_coefficient: float = Field(0.0, ge=0)
+    """Weight of a penalty that keeps rewards near 0; 0.01 is usual."""
     margins: bool = False
-    """Whether the margins in the examples are how much better the chosen answers are at least."""
+    """Require chosen answers to be better by at least the margins in the examples."""
 
 
 class RolloutConfig(Config):
-    """What PPO and GRPO have in common: how answers are drawn, judged and learnt from."""
+    """Settings that PPO and GRPO share: sampling answers, rewarding them, and learning from them."""
 
     reward: PathText | None = None
-    """What judges answers: a reward model, as `sheepop tune reward` makes them; a Python file with a function
-    `reward(prompt, completion, **fields)` that gives a number, where `fields` is what else the line of the prompt says;
-    or the address of a service that gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies
+    """Source of rewards: a reward model from `sheepop tune reward`; a Python file with a function
+    `reward(prompt, completion, **fields)` that returns a number, where `fields` are the other keys of the prompt's
+    line; or the URL of a service that gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies
     `{"rewards": [...]}`."""
     reward_seconds: float = Field(10.0, gt=0)
-    """The time that a program or a service has for an answer."""
+    """Time limit of a reward program or service, in seconds for each answer."""
     max_new_tokens: int = Field(128, ge=1)
-    """The most tokens of an answer; a prompt may have what is left of `data.max_length`."""
+    """Longest answer in tokens; a prompt may have the rest of `data.max_length`."""
     temperature: float = Field(1.0, gt=0)
-    """Answers are drawn at this temperature, and all log-probabilities are taken at it."""
+    """Temperature at which answers are sampled and all log-probabilities are computed."""
     minibatches: int = Field(1, ge=1)
-    """Steps that the answers of a rollout are divided into."""
+    """Number of steps that one epoch over the answers of a rollout is divided into."""
     epochs: int = Field(1, ge=1)
-    """How often the answers of a rollout are learnt from."""
+    """Epochs over the answers of each rollout."""
     clip_low: float = Field(0.2, gt=0, lt=1)
-    """How far below 1 the ratio of new and old probabilities counts."""
+    """The ratio of new to old probabilities is clipped below at 1 minus this."""
     clip_high: float = Field(0.2, gt=0)
-    """How far above 1 it counts."""
-    entropy_weight: float = Field(0.0, ge=0)
-    """Weight of the entropy of what the policy writes, which keeps it from settling early."""
-    missing_end_penalty: float = Field(0.0, ge=0)
-    """What an answer loses that is cut off at `max_new_tokens`."""
-    divergence_ceiling: float | None = Field(None, gt=0)
-    """The run ends where the mean divergence from the reference is above this, in nats for an answer."""
+    """The ratio of new to old probabilities is clipped above at 1 plus this."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus, which keeps the policy exploring."""
+    missing_eos_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the reward of an answer that was cut off at `max_new_tokens`."""
+    kl_ceiling: float | None = Field(None, gt=0)
+    """Stop the run when the mean divergence from the reference exceeds this, in nats per answer."""
     length_ceiling: float | None = Field(None, gt=0)
-    """The run ends where the mean length of answers is above this, in tokens."""
+    """Stop the run when the mean length of answers exceeds this, in tokens."""
     repetition_ceiling: float | None = Field(None, gt=0, le=1)
-    """The run ends where a larger share of the four-grams of answers than this are repetitions."""
+    """Stop the run when the mean share of repeated four-grams in answers exceeds this."""
 
 
 class PPOConfig(RolloutConfig):
-    """Proximal policy optimisation: the worth of every token is learnt by a value model."""
+    """Proximal policy optimisation: a value model learns the expected reward at every token."""
 
     epochs: int = Field(4, ge=1)
-    """How often the answers of a rollout are learnt from."""
+    """Epochs over the answers of each rollout."""
     normalise_rewards: bool = True
-    """Whether rewards are brought to mean 0 and variance 1, over all answers so far, before anything is taken off them;
-    a weight then means the same beside every judge."""
-    divergence_weight: float = Field(0.05, ge=0)
-    """What a token pays for each nat of divergence from the reference."""
-    divergence_target: float | None = Field(None, gt=0)
-    """The divergence in nats for an answer that the weight is adapted to; `null` leaves the weight as it is."""
-    divergence_horizon: int = Field(10_000, ge=1)
-    """After how many answers an adapted weight has changed by the whole error."""
-    discount: float = Field(1.0, gt=0, le=1)
-    """What a reward is worth one token earlier."""
-    decay: float = Field(0.95, ge=0, le=1)
+    """Normalise rewards to mean 0 and variance 1 over all answers so far, before penalties are subtracted; `kl_coef`
+    then means the same with every source of rewards."""
+    kl_coef: float = Field(0.05, ge=0)
+    """Penalty of every token for each nat of divergence from the reference."""
+    kl_target: float | None = Field(None, gt=0)
+    """Adapt `kl_coef` towards this divergence, in nats per answer; `null` keeps it constant."""
+    kl_horizon: int = Field(10_000, ge=1)
+    """Number of answers over which the adapted `kl_coef` changes by the whole relative error."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount of rewards per token."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
     whiten: bool = True
-    """Whether advantages are brought to mean 0 and variance 1 over all tokens of a rollout."""
-    value_model: Literal["shared", "apart"] = "shared"
-    """`shared` is a head beside the policy's own, `apart` a network of its own."""
-    value_weight: float = Field(0.1, gt=0)
+    """Normalise advantages to mean 0 and variance 1 over all tokens of a rollout."""
+    value_model: Literal["shared", "separate"] = "shared"
+    """`shared` adds a value head to the policy's network; `separate` trains a second network."""
+    vf_coef: float = Field(0.1, gt=0)
     """Weight of the loss of the value model."""
     value_clip: float | None = Field(0.2, gt=0)
-    """How far a value may move from what it was when the answers were written; `null` is any distance."""
+    """Values are clipped to this distance from those predicted at the rollout; `null` does not clip."""
 
     @model_validator(mode="after")
-    def _adapt_a_weight(self) -> PPOConfig:
-        if self.divergence_target is not None and not self.divergence_weight:
-            raise ValueError("divergence_target adapts divergence_weight, which is 0 and would stay so; raise it")
+    def _check_kl(self) -> PPOConfig:
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target adapts kl_coef, which is 0 and would stay 0; raise it")
         return self
 
 
 class GRPOConfig(RolloutConfig):
-    """Group relative policy optimisation: an answer is judged beside others to the same prompt."""
+    """Group relative policy optimisation: each answer is compared with the others to the same prompt."""
 
     group_size: int = Field(8, ge=2)
     """Answers to each prompt."""
     baseline: Literal["scaled", "centred", "leave_one_out"] = "scaled"
-    """`scaled` is GRPO, rewards less their mean over their deviation; `centred` leaves out the deviation, as Dr. GRPO
-    does; `leave_one_out` is RLOO."""
-    mean_over: Literal["answers", "tokens", "longest"] = "answers"
-    """What a step is a mean of: the means of answers, as in GRPO; all tokens, as in DAPO; the sums of answers over
-    `max_new_tokens`, as in Dr. GRPO."""
-    divergence_weight: float = Field(0.04, ge=0)
-    """Weight of the divergence from the reference in the loss; at 0 no reference is kept."""
-    divergence_estimator: Literal["k3", "k2"] = "k3"
-    """`k3` is never negative and unbiased; `k2` has the gradient of the divergence."""
+    """`scaled` is GRPO: rewards minus the group's mean, divided by its standard deviation; `centred` does not divide,
+    as in Dr. GRPO; `leave_one_out` subtracts the mean of the others, as in RLOO."""
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
+    """How a step averages the losses of tokens: `grpo` within each answer, then over answers; `dapo` over all tokens of
+    the step; `dr_grpo` sums each answer, divides by `max_new_tokens`, then averages over answers."""
+    kl_coef: float = Field(0.04, ge=0)
+    """Weight of the divergence from the reference in the loss; 0 needs no reference model."""
+    kl_estimator: Literal["k3", "k2"] = "k3"
+    """Estimator of the divergence: `k3` is unbiased and never negative; `k2` has the gradient of the divergence."""
     truncated_answers: Literal["keep", "leave_out"] = "keep"
-    """What becomes of answers that are cut off: learnt from, or left out, as in DAPO."""
+    """Answers that were cut off at `max_new_tokens`: `keep` learns from them, `leave_out` does not, as in DAPO."""
     equal_groups: Literal["keep", "leave_out", "draw_again"] = "keep"
-    """What becomes of groups whose rewards are all equal: kept, left out of the mean, or replaced by other prompts, as
+    """Groups whose rewards are all equal: `keep` them, `leave_out` of the mean, or `draw_again` with other prompts, as
     in DAPO."""
 
 
 class TuningConfig(Config):
-    """Post-training: a run that begins with a finished model and learns from examples."""
+    """Post-training: a run that starts from a finished model."""
 
     method: Method | None = None
-    """What is learnt from: `sft`, supervised fine-tuning, from answers; `dpo` from preferences; `reward` makes a reward
-    model of them; `ppo` and `grpo` from rewards of what the model writes; `null` is text, in pre-training."""
+    """`sft` is supervised fine-tuning on answers; `dpo` learns from preferences; `reward` trains a reward model on
+    preferences; `ppo` and `grpo` learn from rewards of the model's own answers; `null` is pre-training on text."""
     validation_paths: tuple[PathText, ...] = ()
     """Files of held-out examples; without any, `data.validation_fraction` of the examples is held out."""
     chat_template: PathText | None = None
-    """A file with a Jinja template that turns a conversation into text, kept with the tuned model; `null` is that of
-    the model, or a simple one where it has none."""
+    """File with a Jinja chat template, stored with the tuned model; `null` takes the model's own, or a simple one if it
+    has none."""
     long_examples: LongExamples = "refuse"
     """Examples longer than `data.max_length`: `refuse` the run, `cut` their ends, or `leave_out` and count them."""
-    neftune_alpha: Annotated[float, Field(gt=0)] | None = None
-    """Noise on the embeddings of training steps, for less learning by heart; 5 is usual; `null` is none."""
+    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = None
+    """NEFTune: noise on the embeddings in training steps, against overfitting; 5 is usual; `null` adds none."""
     lora: LoraConfig | None = None
-    """Learn a change of low rank beside the weights, which stay as they are; `null` trains all weights."""
+    """LoRA: train low-rank adapters and keep the weights frozen; `null` trains all weights."""
     reference: PathText | None = None
-    """The model that the tuned one is compared with, of the same tokenizer, in `dpo`, `ppo` and `grpo`; `null` is the
-    one that it begins with."""
+    """The reference model of `dpo`, `ppo` and `grpo`, with the same tokenizer; `null` is the model that the run starts
+    from."""
     teacher: TeacherConfig | None = None
-    """Learn from the probabilities that another model gives, too; `null` has none."""
+    """Distillation: also learn from the probabilities of another model; `null` uses no teacher."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
-    """Of `sheepop tune reward`."""
+    """Settings of `sheepop tune reward`."""
     dpo: PreferenceConfig = Field(default_factory=PreferenceConfig)
-    """Of `sheepop tune dpo`."""
+    """Settings of `sheepop tune dpo`."""
     ppo: PPOConfig = Field(default_factory=PPOConfig)
-    """Of `sheepop tune ppo`."""
+    """Settings of `sheepop tune ppo`."""
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
-    """Of `sheepop tune grpo`."""
+    """Settings of `sheepop tune grpo`."""
 
     @model_validator(mode="after")
-    def _need_a_method(self) -> TuningConfig:
+    def _check_method(self) -> TuningConfig:
         usual = {name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()}
         given = [name for name, default in usual.items() if getattr(self, name) != default]
         if self.method is None and given:
@@ -199,12 +199,12 @@ class TuningConfig(Config):
         for name in given:
             if name in _OF_METHODS and self.method not in _OF_METHODS[name]:
                 of = " or ".join(_OF_METHODS[name])
-                raise ValueError(f"{name} has no effect with method {self.method}; it is of {of}")
+                raise ValueError(f"{name} has no effect with method {self.method}; it works with {of}")
         return self
 
 
 _OF_METHODS: dict[str, tuple[Method, ...]] = {
-    "neftune_alpha": ("sft",),
+    "neftune_noise_alpha": ("sft",),
     "reference": ("dpo", "ppo", "grpo"),
     "teacher": ("sft",),
     "reward": ("reward",),
@@ -212,4 +212,4 @@ _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "ppo": ("ppo",),
     "grpo": ("grpo",),
 }
-"""The settings that belong to some methods only."""
+"""The settings that only some methods read."""

@@ -1,4 +1,4 @@
-"""Examples as tokens, and which of these a model learns to write."""
+"""Tokenises examples and marks the tokens that the model learns to write."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.text import Text
+
 from sheepop.core.errors import SheepOpError, TokenizerError
-from sheepop.posttrain.rows import Judged, Message, Prompt, Row, RowError, Supervised, Turns
+from sheepop.core.facts import visible
+from sheepop.posttrain.rows import Judged, Prompt, Row, RowError, Supervised, Turns
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
 from sheepop.tokenizer.chat import Rendered
+from sheepop.tokenizer.messages import Message, message_text
 
-# What may stand before a text so that a tokenizer's own space goes there; the first that shares no token with it.
+# Texts to put before another, so that a tokenizer adds its leading space there; the first that shares no token is used.
 _ANCHORS = (".", "\n", "0", "(")
+_LEARNT, _GIVEN = ("bold green", "bold green underline"), ("dim", "dim underline")
 
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, and for each whether a model learns to write it."""
+    """The token ids of an example, and for each whether it is learnt."""
 
     ids: list[int]
     supervised: list[bool]
@@ -31,20 +36,20 @@ class Example:
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens stand before the first that is learnt."""
+        """The number of tokens before the first learnt one."""
         return self.supervised.index(True) if any(self.supervised) else len(self)
 
     def up_to_the_end(self) -> Example:
-        """Without what stands behind the last token that is learnt."""
+        """The example up to its last learnt token."""
         return self.cut(len(self) - self.supervised[::-1].index(True))
 
 
 @dataclass(frozen=True)
 class Group:
-    """What one row becomes: one example, or the chosen and the rejected one.
+    """The examples of one row: one, or the chosen and the rejected one.
 
-    `value` is the margin of a pair, and 1 or -1 for an answer that is wanted or not. `fields` is what else a prompt's
-    line says.
+    `value` is the margin of a pair, and 1 or -1 for a desirable or undesirable answer. `fields` are the other keys of a
+    prompt's line.
     """
 
     examples: tuple[Example, ...]
@@ -53,9 +58,9 @@ class Group:
 
 
 def default_template(tokenizer: Tokenizer) -> str:
-    """A chat template for a model without one: roles in plain words, and the model's own end token behind each turn.
+    """Returns a chat template for a model without one: roles in plain words, and the model's end token after each turn.
 
-    It needs no token that the model does not have. Raises `TokenizerError` where there is no end token.
+    It uses only tokens that the model has. Raises `TokenizerError` if there is no end token.
     """
     end = next(text for text, token_id in tokenizer.special_tokens.items() if token_id == tokenizer.eos_id)
     names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
@@ -76,7 +81,7 @@ def default_template(tokenizer: Tokenizer) -> str:
 
 
 def template_of(tokenizer: Tokenizer) -> ChatTemplate:
-    """The chat template of a tokenizer, or the default one where it has none; to be closed."""
+    """Opens the chat template of a tokenizer, or the default one if it has none; the caller closes it."""
     if chat_templates(tokenizer):
         return ChatTemplate.of(tokenizer)
     return ChatTemplate(default_template(tokenizer))
@@ -85,8 +90,8 @@ def template_of(tokenizer: Tokenizer) -> ChatTemplate:
 class ExampleEncoder:
     """Turns rows into examples with a model's tokenizer and chat template.
 
-    What a model writes is marked by the template's ``{% generation %}`` blocks. For a template without them it is found
-    by rendering: what an assistant's message adds to the text that asks for it.
+    The template's ``{% generation %}`` blocks mark the tokens to learn. For a template without them, the encoder
+    renders the conversation up to each answer with and without it, and marks the difference.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
@@ -96,7 +101,7 @@ class ExampleEncoder:
         self._adds_space = tokenizer.leading_spaces > 0 or alone.startswith(b" ")
 
     def __call__(self, row: Row) -> Group:
-        """The examples of a row; raises `RowError` for one that cannot be learnt as it is."""
+        """Returns the examples of a row; raises `RowError` for a row that cannot be learnt."""
         if isinstance(row, Supervised):
             return Group((self.supervised(row),))
         if isinstance(row, Prompt):
@@ -110,7 +115,7 @@ class ExampleEncoder:
         return Group((chosen, rejected), 0.0 if row.margin is None else row.margin)
 
     def answer(self, prompt: Turns, answer: Turns, tools: tuple[Mapping[str, Any], ...] = ()) -> Example:
-        """A prompt with an answer to it that is judged; what a template puts behind the answer is nobody's merit."""
+        """A prompt with an answer to compare; without the text that the template adds after the answer."""
         if isinstance(prompt, str) and isinstance(answer, str):
             row = Supervised("", prompt, answer)
         elif isinstance(answer, str):
@@ -120,7 +125,7 @@ class ExampleEncoder:
         return self.supervised(row).up_to_the_end()
 
     def prompt(self, prompt: Turns, tools: Sequence[object] = ()) -> Example:
-        """What stands before an answer, as generation sees it; nothing of it is learnt."""
+        """A prompt as generation sees it; none of its tokens are learnt."""
         if isinstance(prompt, str):
             ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
         else:
@@ -134,19 +139,19 @@ class ExampleEncoder:
         return Example(ids, [False] * len(ids))
 
     def supervised(self, row: Supervised) -> Example:
-        """The example of a row whose answer is learnt; raises `RowError` where that has no token."""
+        """The example of a row whose answer is learnt; raises `RowError` if no token is learnt."""
         if isinstance(row.answer, str):
             example = self._plain(row.prompt, row.answer)
         else:
             example = self.conversation(row.answer, row.tools, row.learnt_from)
-        # Nothing stands before the first token, so it cannot be learnt.
+        # No token comes before the first one, so it cannot be predicted.
         example = Example(example.ids, [False, *example.supervised[1:]])
         if not any(example.supervised):
             raise RowError("has no token to learn")
         return example
 
     def conversation(self, messages: Sequence[Message], tools: Sequence[object] = (), learnt_from: int = 0) -> Example:
-        """A conversation, of which the assistant's messages from `learnt_from` on are learnt."""
+        """A conversation in which the assistant's messages from `learnt_from` on are learnt."""
         self._refuse_specials(messages, tools)
         try:
             rendered = self._marked(messages, tools)
@@ -159,11 +164,11 @@ class ExampleEncoder:
             spans = [span for span, number in zip(spans, answers, strict=True) if number in learnt]
         elif learnt != answers:
             raise RowError(
-                f"the chat template marks {len(spans)} parts for {len(answers)} messages of the assistant, so those "
-                "to learn cannot be told from the others"
+                f"the chat template marks {len(spans)} parts for {len(answers)} messages of the assistant, so those to "
+                "learn cannot be found"
             )
         self._require_all(messages, learnt, rendered.text, spans)
-        return self._cut_at(rendered.text, spans)
+        return self._segments(rendered.text, spans, allow_special=True)
 
     def _marked(self, messages: Sequence[Message], tools: Sequence[object]) -> Rendered:
         given = {"tools": list(tools)} if tools else {}
@@ -178,9 +183,9 @@ class ExampleEncoder:
             after = self._template.render(messages[: number + 1], **given)  # type: ignore[arg-type]
             if not after.startswith(before) or not rendered.text.startswith(after.rstrip()):
                 raise TokenizerError(
-                    "The chat template writes a conversation otherwise once it goes on, so what the assistant wrote "
-                    "cannot be found. Mark it in the template with {% generation %} ... {% endgeneration %}, and "
-                    "give the template with tuning.chat_template=FILE."
+                    "The chat template renders earlier messages differently once a conversation continues, so the "
+                    "assistant's text cannot be found. Mark it in the template with {% generation %} ... "
+                    "{% endgeneration %}, and give the template with tuning.chat_template=FILE."
                 )
             spans.append((len(before), len(after.rstrip())))
         return Rendered(rendered.text, tuple(spans))
@@ -188,39 +193,35 @@ class ExampleEncoder:
     def _require_all(
         self, messages: Sequence[Message], learnt: Sequence[int], text: str, spans: Sequence[tuple[int, int]]
     ) -> None:
-        """Refuses a template that leaves out what the assistant said, or does not mark it."""
+        """Raises `RowError` if the template drops an answer of the assistant or does not mark it."""
         marked = "\0".join(text[begin:end] for begin, end in spans)
         place = 0
         for number in learnt:
-            content = messages[number].get("content")
-            said = (content if isinstance(content, str) else "".join(part["text"] for part in content or ())).strip()
+            said = message_text(messages[number]).strip()
             found = marked.find(said, place)
             if found < 0:
                 raise RowError(
-                    f"messages[{number}]: the chat template leaves out what the assistant says there, or does not mark "
-                    "it as written by the model"
+                    f"messages[{number}]: the chat template leaves out the assistant's text, or does not mark it as "
+                    "written by the model"
                 )
             place = found + len(said)
 
     def _refuse_specials(self, messages: Sequence[Message], tools: Sequence[object]) -> None:
-        """A special token in somebody's words would end a turn, or begin one, that is none."""
+        """Raises `RowError` for the text of a special token in a message, which would end or begin a turn."""
         for where, value in (*((f"messages[{n}]", message) for n, message in enumerate(messages)), ("tools", tools)):
             for said in _texts(value):
                 for special in self._specials:
                     if special in said:
-                        raise RowError(f"{where}: holds the special token {special!r}")
+                        raise RowError(f"{where}: contains the special token {special!r}")
 
     def _plain(self, prompt: str, answer: str) -> Example:
-        """Text as generation sees it: the prompt, then what continues it and ends."""
+        """Plain text as generation sees it: the prompt, then the learnt continuation and the end token."""
         text = self._segments(prompt + answer, [(len(prompt), len(prompt) + len(answer))], allow_special=False)
         before = [*self.tokenizer.prefix_ids]
         return Example([*before, *text.ids, self.tokenizer.eos_id], [False] * len(before) + [*text.supervised, True])
 
-    def _cut_at(self, text: str, spans: Sequence[tuple[int, int]]) -> Example:
-        return self._segments(text, spans, allow_special=True)
-
     def _segments(self, text: str, spans: Sequence[tuple[int, int]], *, allow_special: bool) -> Example:
-        """Tokens of a text whose `spans` are learnt, so cut that what stands before one has the tokens it has alone."""
+        """Tokenises a text piece by piece, so that the text before a learnt span has the same tokens as alone."""
         ids: list[int] = []
         supervised: list[bool] = []
         place = 0
@@ -233,10 +234,9 @@ class ExampleEncoder:
         return Example(ids, supervised)
 
     def _encode(self, text: str, allow_special: bool, *, continues: bool) -> list[int]:
-        """The tokens of a text, or of one that continues another.
+        """Tokenises a text that begins a row, or one that continues it.
 
-        A tokenizer that puts a space of its own in front of a text gets something to put it in front of, whose tokens
-        are taken away again.
+        A tokenizer that adds a leading space gets a continuation with an anchor before it, whose tokens are removed.
         """
         if continues and self._adds_space:
             for anchor in _ANCHORS:
@@ -248,7 +248,7 @@ class ExampleEncoder:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every text in a value as in JSON, keys too."""
+    """Yields every text in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -258,3 +258,41 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for inner in value:
             yield from _texts(inner)
+
+
+def preview(example: Example, tokenizer: Tokenizer) -> Text:
+    """The tokens of an example as coloured text: learnt ones green, every second one underlined."""
+    text = Text()
+    for number, token in enumerate(preview_tokens(example, tokenizer)):
+        styles = _LEARNT if token["supervised"] else _GIVEN
+        text.append(token["text"], style=styles[number % 2])
+    return text
+
+
+def plain_preview(example: Example, tokenizer: Tokenizer) -> str:
+    """The tokens of an example as plain text, with learnt ones between ``[[`` and ``]]``."""
+    parts, learnt = [], False
+    for token in preview_tokens(example, tokenizer):
+        if token["supervised"] != learnt:
+            parts.append("[[" if token["supervised"] else "]]")
+            learnt = token["supervised"]
+        parts.append(token["text"])
+    return "".join(parts) + ("]]" if learnt else "")
+
+
+def preview_tokens(example: Example, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The id, the text and `supervised` of each token; a character of several tokens is given to the last of them."""
+    names = {token_id: name for name, token_id in tokenizer.special_tokens.items()}
+    found: list[dict[str, Any]] = []
+    held: list[int] = []
+    for token_id, supervised in zip(example.ids, example.supervised, strict=True):
+        if token_id in names:
+            text, held = names[token_id], []
+        else:
+            held.append(token_id)
+            try:
+                text, held = b"".join(map(tokenizer.token_bytes, held)).decode("utf-8"), []
+            except UnicodeDecodeError:
+                text = ""
+        found.append({"id": token_id, "text": visible(text), "supervised": supervised})
+    return found

@@ -1,10 +1,11 @@
-"""Rows of whole examples: several to a row with their borders kept, or one to a row."""
+"""Batches of whole examples: packed into rows, padded one to a row, or in groups that are compared."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,11 @@ class ExampleRows(Batches, Protocol):
 
 
 class PackedExamples:
-    """Sample i holds the examples ``rows[i]``, one after the other, and padding up to T tokens.
+    """Sample i is the examples ``rows[i]`` one after the other, padded to T tokens.
 
     Examples are placed longest first, each into the fullest row that has room for it (best-fit decreasing, Johnson
-    1974), so that no example is cut and few tokens are padding. Nothing is seen or learnt across the border of two.
+    1974), so that no example is cut and few tokens are padding. Neither attention nor labels cross from one example to
+    the next.
     """
 
     def __init__(self, split: ExampleSplit, *, max_length: int, pad_id: int) -> None:
@@ -47,7 +49,7 @@ class PackedExamples:
 
     @property
     def tokens_per_sample(self) -> float:
-        """Those of a row, padding too."""
+        """T, padding included."""
         return self._max_length
 
     def examples(self, sample: int) -> list[int]:
@@ -61,10 +63,10 @@ class PackedExamples:
 
 
 class _WholeRows(Batch):
-    """Rows as long as the longest of them, which are never cut."""
+    """Rows padded to the longest of them, which are never cut."""
 
     def cut(self, length: int) -> Batch:
-        """The batch as it is; raises ValueError for rows that are longer."""
+        """Returns the batch unchanged; raises ValueError for longer rows."""
         if self.input_ids.shape[1] > length:
             raise ValueError(f"rows of {self.input_ids.shape[1]} tokens cannot be cut into rows of {length}")
         return self
@@ -89,7 +91,7 @@ class PaddedExamples:
 
     @property
     def tokens_per_sample(self) -> float:
-        """The mean of the examples."""
+        """The mean length of the examples."""
         return float(self._split.lengths.mean()) if self.num_samples else 1.0
 
     def examples(self, sample: int) -> list[int]:
@@ -105,12 +107,12 @@ class PaddedExamples:
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
-    """Which examples share a row: numbers of `lengths`, of which each row's sum is at most `room`.
+    """Packs examples into rows of at most `room` tokens; returns the indices into `lengths` of each row.
 
-    Longest first, equal ones in their order; each goes where the least room is left that is enough.
+    Longest first, equal ones in their order; each goes into the row with the least room that is enough.
     """
     rows: list[list[int]] = []
-    left: list[tuple[int, int]] = []  # the room of every row that another may fit, with its number, in order
+    left: list[tuple[int, int]] = []  # (room left, index) of the rows that may take another example, sorted
     shortest = min(lengths, default=0)
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         place = bisect_left(left, (lengths[number], 0))
@@ -130,7 +132,7 @@ def _batch(split: ExampleSplit, rows: list[list[int]], length: int, pad_id: int)
 
 
 def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batch:
-    """Rows of `length` tokens, each with its examples one after the other and padding behind them."""
+    """Rows of `length` tokens, each with its examples one after the other and padding at the end."""
     shape = (len(rows), length)
     input_ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
     begins = np.zeros(shape, dtype=bool)
@@ -149,3 +151,119 @@ def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batc
     columns = np.arange(length, dtype=np.int64)
     starts = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
     return Batch(input_ids, labels, columns - starts, np.cumsum(begins, axis=1, dtype=np.int64) - 1, has_boundaries)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupBatch(Batch):
+    """P groups of G answers with their prompts: arrays are (P, G, T), with padding at the end.
+
+    `lengths` (P, G) counts the tokens without padding, `values` (P,) are those of the groups, and `reference` (P, G)
+    the log-probabilities of the answers under the reference model, if there is one.
+    """
+
+    lengths: NDArray[np.int64]
+    values: NDArray[np.float32]
+    reference: NDArray[np.float32] | None = None
+
+    def given(self) -> dict[str, NDArray[Any]]:
+        """Lengths, values and reference."""
+        found: dict[str, NDArray[Any]] = {"lengths": self.lengths, "values": self.values}
+        return found if self.reference is None else {**found, "reference": self.reference}
+
+    def rows(self, chosen: NDArray[np.int64] | slice) -> GroupBatch:
+        """Selects groups and cuts off the padding that all of them share."""
+        lengths = self.lengths[chosen]
+        length = int(lengths.max(initial=1))
+        return GroupBatch(
+            self.input_ids[chosen][..., :length],
+            self.labels[chosen][..., :length],
+            self.positions[chosen][..., :length],
+            self.document_ids[chosen][..., :length],
+            self.has_boundaries,
+            lengths,
+            self.values[chosen],
+            None if self.reference is None else self.reference[chosen],
+        )
+
+    def cut(self, length: int) -> Batch:
+        """Returns the batch unchanged: groups are never longer than rows may be."""
+        return self
+
+
+class GroupedExamples:
+    """Sample i is group i of a split, padded to the longest answer of its batch.
+
+    With `mismatched`, for KTO, each example is grouped with a second one: its prompt followed by the answer of the next
+    example, cut to `max_length` tokens. KTO estimates the divergence from the reference on these (Ethayarajh et al.
+    2024, section 4.1). `reference` (groups, 2) are log-probabilities.
+    """
+
+    def __init__(
+        self,
+        split: ExampleSplit,
+        *,
+        max_length: int,
+        pad_id: int,
+        reference: NDArray[np.float32] | None = None,
+        mismatched: bool = False,
+    ) -> None:
+        check_cutting(max_length, pad_id)
+        self._split, self._most, self._pad_id = split, max_length, pad_id
+        self._reference, self._mismatched = reference, mismatched
+
+    @property
+    def num_samples(self) -> int:
+        """The number of groups."""
+        return self._split.num_groups
+
+    @property
+    def max_length(self) -> int:
+        """The length of the longest answer with its prompt, in tokens; with `mismatched` its upper bound."""
+        return self._most if self._mismatched else int(self._split.lengths.max(initial=1))
+
+    @property
+    def tokens_per_sample(self) -> float:
+        """The mean number of tokens in a group."""
+        tokens = self._split.num_tokens * (2 if self._mismatched else 1)
+        return max(1.0, tokens / max(1, self.num_samples))
+
+    def with_reference(self, reference: NDArray[np.float32]) -> GroupedExamples:
+        """The same groups with the log-probabilities (groups, 2) of their answers."""
+        return GroupedExamples(
+            self._split, max_length=self._most, pad_id=self._pad_id, reference=reference, mismatched=self._mismatched
+        )
+
+    def examples(self, sample: int) -> list[int]:
+        """The numbers of the examples in a group."""
+        size = self._split.group_size
+        return list(range(sample * size, (sample + 1) * size))
+
+    def group(self, number: int) -> list[Learnt]:
+        """The answers of a group, each after its prompt."""
+        if not self._mismatched:
+            size = self._split.group_size
+            return [self._split.example(number * size + place) for place in range(size)]
+        own, other = self._split.example(number), self._split.example((number + 1) % self._split.num_examples)
+        prompt, begin = int(np.argmax(own.supervised)), int(np.argmax(other.supervised))
+        ids = np.concatenate([own.ids[:prompt], other.ids[begin:]])[: self._most]
+        supervised = np.concatenate([own.supervised[:prompt], other.supervised[begin:]])[: self._most]
+        return [own, Learnt(ids, supervised)]
+
+    def batch(self, sample_indices: NDArray[np.int64]) -> GroupBatch:
+        """The groups in the order given; raises IndexError for one that does not exist."""
+        indices = check_indices(sample_indices, self.num_samples)
+        groups = [self.group(index) for index in indices.tolist()]
+        answers = [[answer] for group in groups for answer in group]
+        lengths = np.array([len(answer.ids) for (answer,) in answers], dtype=np.int64)
+        made = batch_of(answers, int(lengths.max(initial=1)), self._pad_id)
+        shape = (len(groups), len(groups[0]) if groups else 1, made.labels.shape[1])
+        return GroupBatch(
+            made.input_ids.reshape(shape),
+            made.labels.reshape(shape),
+            made.positions.reshape(shape),
+            made.document_ids.reshape(shape),
+            False,
+            lengths.reshape(shape[:2]),
+            np.asarray(self._split.values[indices], dtype=np.float32),
+            None if self._reference is None else self._reference[indices],
+        )

@@ -1,9 +1,9 @@
-"""The examples of a run, tokenised once and kept on disk, so that every session reads the same.
+"""The examples of a run, tokenised once and stored on disk, so that every session of the run reads the same.
 
-Of each split there are ``train-tokens.bin`` (int32, little endian), ``train-supervised.bin`` (a byte for each token,
-1 where it is learnt), ``train-ends.bin`` (int64, where every example ends), ``train-values.bin`` (float32, a number for
-every group of examples) and ``train-fields.jsonl`` (what else the lines of prompts say); ``manifest.json`` has the
-counts and the checksums of all of them. A group is one example, or the chosen and the rejected one of a pair.
+Each split has the files ``train-tokens.bin`` (int32, little endian), ``train-supervised.bin`` (one byte per token, 1 if
+it is learnt), ``train-ends.bin`` (int64, the end of every example), ``train-values.bin`` (float32, one value per group)
+and ``train-fields.jsonl`` (the other keys of prompts' lines); ``manifest.json`` has their counts and checksums. A group
+is one example, or the chosen and the rejected one of a pair.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sheepop.posttrain.rows import Row, RowError, Supervised, read_rows
 
 FORMAT, FORMAT_VERSION = "sheepop-examples", 1
 TOKENS = "tokens"
-"""The folder of a run's examples that holds them as tokens."""
+"""The name of the folder with a run's tokenised examples."""
 _MANIFEST = "manifest.json"
 _TYPES: dict[str, Any] = {
     "tokens": np.dtype("<i4"),
@@ -44,7 +44,7 @@ _FIRST_PROBLEMS = 5
 
 
 class Learnt(NamedTuple):
-    """An example as it is kept: its ids and where they are learnt, both of one length."""
+    """A stored example: its token ids, and 1 for those that are learnt (both of one length)."""
 
     ids: NDArray[np.int32]
     supervised: NDArray[np.uint8]
@@ -52,7 +52,7 @@ class Learnt(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ExampleSplit:
-    """The examples of a split, read from a map of its files, in groups of `group_size`; `values` has one for each."""
+    """The memory-mapped examples of a split, in groups of `group_size`; `values` has one number per group."""
 
     tokens: NDArray[np.int32]
     supervised: NDArray[np.uint8]
@@ -63,37 +63,37 @@ class ExampleSplit:
 
     @property
     def num_examples(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.ends)
 
     @property
     def num_groups(self) -> int:
-        """How many lines they are made of."""
+        """The number of groups, one per line of the input."""
         return self.num_examples // self.group_size
 
     @cached_property
     def fields(self) -> list[Mapping[str, Any]]:
-        """Of every prompt what else its line says."""
+        """The other keys of each prompt's line."""
         assert self.fields_file is not None
         return [orjson.loads(line) for line in self.fields_file.read_bytes().splitlines()]
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all examples."""
+        """The number of tokens in all examples."""
         return len(self.tokens)
 
     @cached_property
     def num_supervised(self) -> int:
-        """How many of them are learnt."""
+        """The number of learnt tokens."""
         return int(self.supervised.sum(dtype=np.int64))
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens of every example."""
+        """The number of tokens of each example."""
         return np.diff(self.ends, prepend=0)
 
     def example(self, number: int) -> Learnt:
-        """One example; raises IndexError where there is none of that number."""
+        """Returns one example; raises IndexError if there is none with that number."""
         if not 0 <= number < self.num_examples:
             raise IndexError(f"example {number} of {self.num_examples}")
         begin, end = self.ends[number] - self.lengths[number], self.ends[number]
@@ -111,31 +111,30 @@ class ExampleStore:
 
     @classmethod
     def open(cls, directory: Path) -> ExampleStore:
-        """Opens and verifies it; raises `DataError` naming the file that is missing, damaged or of a newer format."""
+        """Opens and verifies a store; raises `DataError` naming the missing, damaged or newer file."""
         found = _read_manifest(directory)
         splits = []
         for split in ("train", "validation"):
             arrays = {}
+            for name in (*(f"{name}.bin" for name in _TYPES), _FIELDS):
+                file = directory / f"{split}-{name}"
+                if not file.is_file() or sha256_file(file) != found["checksums"].get(file.name):
+                    raise DataError(f"{file} is missing or damaged. Restore it, or start a new run.")
             for name, dtype in _TYPES.items():
                 file = directory / f"{split}-{name}.bin"
-                if not file.is_file() or sha256_file(file) != found["checksums"].get(file.name):
-                    raise DataError(f"{file} is missing or damaged. Restore it, or start the run anew.")
-                empty = file.stat().st_size == 0
-                arrays[name] = np.zeros(0, dtype) if empty else np.memmap(file, dtype, mode="r")
-            file = directory / f"{split}-{_FIELDS}"
-            if not file.is_file() or sha256_file(file) != found["checksums"].get(file.name):
-                raise DataError(f"{file} is missing or damaged. Restore it, or start the run anew.")
-            splits.append(ExampleSplit(**arrays, fields_file=file, group_size=found["group_size"]))
+                arrays[name] = np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
+            fields = directory / f"{split}-{_FIELDS}"
+            splits.append(ExampleSplit(**arrays, fields_file=fields, group_size=found["group_size"]))
         return cls(directory, found, *splits)
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of all tokens and of what is learnt of them."""
+        """A checksum of all files of the store."""
         return hashlib.sha256(repr(sorted(self.manifest["checksums"].items())).encode()).hexdigest()
 
 
 def read_example_manifest(directory: Path) -> dict[str, Any]:
-    """What is said of the examples in the folder of a run; raises `DataError` where that is missing or damaged."""
+    """Reads the manifest of a run's examples; raises `DataError` if it is missing or damaged."""
     return _read_manifest(directory / TOKENS)
 
 
@@ -163,11 +162,11 @@ def build_examples(
     validation_paths: Sequence[Path] = (),
     console: Console,
 ) -> ExampleStore:
-    """Reads, checks, tokenises and splits the examples of files, rows of one kind, into `directory`, which is made.
+    """Reads, checks, tokenises and splits the examples of files into the new `directory`.
 
-    All lines are checked before the first is tokenised. An example is held out by the hash of its tokens, so that
-    equal ones are never on both sides, and one of several answers by that of its prompt. Raises `DataError` where lines
-    cannot be learnt, counting all of them.
+    All lines are checked before the first is tokenised. The hash of an example's tokens decides whether it is held out,
+    so that equal examples are in the same split; with several answers to a prompt, the hash of the prompt decides.
+    Raises `DataError` with the number of lines that cannot be learnt.
     """
     files = {"train": list(paths), "validation": list(validation_paths)}
     num_rows = Counter[str]()
@@ -189,7 +188,7 @@ def build_examples(
 
 
 class _Writer:
-    """Writes examples one after the other, and counts them."""
+    """Writes examples to the files of a store and counts them."""
 
     def __init__(
         self, directory: Path, encoder: ExampleEncoder, max_length: int, long_examples: LongExamples, console: Console
@@ -202,7 +201,7 @@ class _Writer:
         self._totals = {"train": 0, "validation": 0}
 
     def opened(self) -> ExitStack:
-        """The files, open until the stack is closed."""
+        """Opens the files; the returned stack closes them."""
         stack = ExitStack()
         names = (*(f"{name}.bin" for name in _TYPES), _FIELDS)
         self._files = {
@@ -213,7 +212,7 @@ class _Writer:
         return stack
 
     def add(self, row: Row, split: str, validation_fraction: float) -> None:
-        """Writes the examples of a row, unless they are too long or cannot be learnt."""
+        """Writes the examples of a row, or counts the row if it is too long or cannot be learnt."""
         try:
             group = self._encoder(row)
         except RowError as error:
@@ -251,23 +250,24 @@ class _Writer:
             self._problems.append(f"{place}: {reason}")
 
     def finish(self, files: dict[str, list[Path]], num_rows: dict[str, int], *, asks_to_hold_out: bool) -> None:
-        """Writes the manifest; raises `DataError` for what was refused."""
+        """Writes the manifest; raises `DataError` if rows were refused or none is left."""
         counts = self._counts
         if counts["bad"]:
             raise DataError(
-                f"{counted(counts['bad'], 'example')} of {sum(num_rows.values()):,} cannot be learnt. Mend or remove:\n"
+                f"{counted(counts['bad'], 'example')} of {sum(num_rows.values()):,} cannot be learnt. Fix or remove:\n"
                 + "\n".join(self._problems)
             )
         if counts["long"] and self._policy == "refuse":
             raise DataError(
                 f"{counted(counts['long'], 'example')} of {sum(num_rows.values()):,} have more than "
-                f"{self._max_length:,} tokens; the longest has {self._longest:,}. Raise data.max_length if the model "
-                "reads as many, or choose: tuning.long_examples=cut cuts their ends, leave_out leaves them out."
+                f"{self._max_length:,} tokens; the longest has {self._longest:,}. Raise data.max_length if the "
+                "model's context allows it, or choose: tuning.long_examples=cut cuts their ends, leave_out leaves them "
+                "out."
             )
         if not counts["train"]:
             raise DataError("No example is left to train on. Lower data.validation_fraction, or give more examples.")
         if asks_to_hold_out and not counts["validation"]:
-            self._console.warn("There are so few examples that none is held out. Name some with --validation FILE.")
+            self._console.warn("With so few examples none is held out. Give some with --validation FILE.")
         left_out = counts["long"] if self._policy == "leave_out" else 0
         if counts["long"]:
             what = "left out" if left_out else "cut"
@@ -304,13 +304,13 @@ class _Writer:
 
 
 def _identity(row: Row, examples: Sequence[Example]) -> list[int]:
-    """What decides whether a row is held out: of one to learn by itself all of its tokens, else those of its prompt."""
+    """The tokens that decide whether a row is held out: all of a supervised example, else those of the prompt."""
     first = examples[0]
     return first.ids if isinstance(row, Supervised) else first.ids[: first.prompt_length]
 
 
 def _is_held_out(ids: list[int], fraction: float) -> bool:
-    """Whether the hash of an example, a number below 1, is below `fraction`."""
+    """Whether the hash of `ids`, as a number from 0 to 1, is below `fraction`."""
     digest = hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
 
@@ -318,9 +318,9 @@ def _is_held_out(ids: list[int], fraction: float) -> bool:
 def first_examples(
     paths: Sequence[Path], encoder: ExampleEncoder, count: int, wanted: type[Row] = Supervised
 ) -> Iterator[tuple[str, Example]]:
-    """The examples of the first rows with their places, to look at; raises `DataError` for one that cannot be learnt.
+    """Yields the examples of the first `count` rows with their places, the chosen answer of a pair before the rejected.
 
-    The rejected answer of a pair comes right behind the chosen one.
+    Raises `DataError` for a row that cannot be learnt.
     """
     for number, row in enumerate(read_rows(paths, wanted)):
         if number == count:

@@ -1,4 +1,4 @@
-"""Policies that learn from rewards of what they wrote: the objective of PPO, GRPO and their relatives."""
+"""The objective of PPO, GRPO and their relatives: a policy learns from rewards of its own answers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, scalar_head
 from sheepop.core.facts import counted
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums
-from sheepop.posttrain.advantages import Divergence, divergence
-from sheepop.posttrain.policy_losses import clipped_policy_loss, clipped_value_loss
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
 from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.validation import Scores
 
 Unit = Literal["token", "answer"]
+Divergence = Literal["k1", "k2", "k3"]
 OLD, REFERENCE, ADVANTAGES, WEIGHTS = "old_log_probabilities", "reference_log_probabilities", "advantages", "weights"
 VALUES, RETURNS = "old_values", "returns"
 
 
 @dataclass(frozen=True, eq=False)
 class AnswerBatch(Batch):
-    """Answers of a policy behind their prompts, padding last; `numbers` (B, T) belong to the labels, by name."""
+    """Answers of a policy after their prompts, padded at the end, with named `numbers` (B, T) for each label."""
 
     lengths: NDArray[np.int64]
     numbers: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -42,7 +41,7 @@ class AnswerBatch(Batch):
         lengths: NDArray[np.int64],
         numbers: Mapping[str, NDArray[np.float32]],
     ) -> AnswerBatch:
-        """Rows without a document boundary, each with its length."""
+        """A batch of rows with one document each; `lengths` (B,) counts tokens without padding."""
         positions = np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)
         return cls(input_ids, labels, positions, np.zeros_like(input_ids), False, lengths, numbers)
 
@@ -51,7 +50,7 @@ class AnswerBatch(Batch):
         return dict(self.numbers)
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> AnswerBatch:
-        """The chosen answers, without the padding that all of them have."""
+        """Selects answers and cuts off the padding that all of them share."""
         lengths = self.lengths[chosen]
         length = int(lengths.max(initial=1))
         return AnswerBatch.of(
@@ -62,52 +61,97 @@ class AnswerBatch(Batch):
         )
 
     def cut(self, length: int) -> Batch:
-        """The batch as it is: answers are never cut."""
+        """Returns the batch unchanged: answers are never cut."""
         return self
 
 
 def no_numbers(shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
-    """Zeros for everything that an objective may read, of rows with nothing to learn in them."""
+    """Zeros for every number that the objective may read, for rows without labels."""
     names = (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)
     return {name: np.zeros(shape, np.float32) for name in names}
 
 
+def clipped_policy_loss(
+    log_probabilities: Tensor,
+    old_log_probabilities: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> tuple[Tensor, Tensor]:
+    """``max(-A rho, -A clip(rho, 1 - low, 1 + high))`` with ``rho = pi / pi_old``, and where it was clipped (B, T).
+
+    Schulman et al. 2017, eq. 7; a higher upper bound as in DAPO (Yu et al. 2025). Only `log_probabilities` gets a
+    gradient.
+    """
+    ratio = (log_probabilities - old_log_probabilities.detach()).exp()
+    advantages = advantages.detach()
+    free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(free, bounded), bounded > free
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None = 0.2) -> Tensor:
+    """``max((V - R)^2, (V_c - R)^2) / 2`` with ``V_c = clip(V, V_old - c, V_old + c)``; None does not clip.
+
+    The clipping comes from the code of Schulman et al. 2017; Engstrom et al. 2020, section 2, describe it.
+    """
+    returns, old_values = returns.detach(), old_values.detach()
+    free = (values - returns).square()
+    if clip is None:
+        return free / 2
+    bounded = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(free, (bounded - returns).square()) / 2
+
+
+def divergence(log_ratios: Tensor, kind: Divergence) -> Tensor:
+    """Estimates KL(policy, reference) for each token, from ``log pi - log pi_ref`` of tokens that the policy sampled.
+
+    k1 is the log-ratio itself; k2, half its square, has the gradient of the divergence; k3, ``e^-r - 1 + r``, is never
+    negative and has k1's expectation (Schulman 2020, "Approximating KL divergence").
+    """
+    if kind == "k1":
+        return log_ratios
+    if kind == "k2":
+        return log_ratios.square() / 2
+    return torch.expm1(-log_ratios) + log_ratios
+
+
 @dataclass(frozen=True)
 class PolicyObjective(Objective):
-    """The clipped surrogate of PPO with what is added to it, for every token of an answer.
+    """The clipped surrogate of PPO with additional terms, for every token of an answer.
 
-    - the surrogate itself, with `clip_low` and `clip_high` (see `clipped_policy_loss`);
-    - `divergence_weight` times the divergence from the reference that `estimator` gives (Shao et al. 2024, eq. 3);
-    - `value_weight` times the loss of the value model (see `clipped_value_loss`);
-    - ``entropy_weight (log pi)^2 / 2``, whose expected gradient over what the policy writes is that of its negative
+    - the surrogate, with `clip_low` and `clip_high` (see `clipped_policy_loss`);
+    - `kl_coef` times the divergence from the reference that `estimator` gives (Shao et al. 2024, eq. 3);
+    - `vf_coef` times the loss of the value model (see `clipped_value_loss`);
+    - ``entropy_coef (log pi)^2 / 2``, whose expected gradient over the policy's samples is that of the negative
       entropy.
 
-    Log-probabilities are those of logits divided by `temperature`, at which answers are drawn. A step is a mean over
-    tokens or over answers, as `unit` says; within an answer every token weighs what its `WEIGHTS` say.
+    Log-probabilities are of logits divided by `temperature`, at which answers are sampled. A step is a mean over
+    tokens or over answers (`unit`); the `WEIGHTS` weight the tokens of an answer.
     """
 
     temperature: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
-    entropy_weight: float = 0.0
-    divergence_weight: float = 0.0
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
     estimator: Divergence = "k3"
-    value_weight: float = 0.0
+    vf_coef: float = 0.0
     value_clip: float | None = None
     unit: Unit = "token"
 
     def supervised(self, batch: Batch) -> int:
-        """Tokens that the policy wrote, or answers that have any."""
+        """The number of labels, or of answers that have any."""
         return batch.num_labels if self.unit == "token" else int((batch.labels != IGNORE_INDEX).any(-1).sum())
 
     def log_probabilities(self, network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
-        """``log pi`` of every label (B, T), 0 where there is none, and the hidden states (B, T, D)."""
+        """``log pi`` of every label (B, T), 0 without a label, and the hidden states (B, T, D)."""
         hidden = network.hidden_states(batch.inputs)
         scaled = hidden if self.temperature == 1.0 else hidden / self.temperature
         return network.head.log_probabilities(scaled, batch.labels, batch.supervised), hidden
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
-        """The losses of all tokens, weighted and summed."""
+        """The weighted sum of the losses of all tokens."""
         log_p, hidden = self.log_probabilities(network, batch)
         mask, given = batch.labels != IGNORE_INDEX, batch.given
         old = given.get(OLD, log_p.detach())
@@ -120,15 +164,15 @@ class PolicyObjective(Objective):
             "entropy": -log_p,
             "divergence_from_old": divergence(log_p - old, "k3"),
         }
-        if self.entropy_weight:
-            losses = losses + self.entropy_weight * log_p.square() / 2
-        if self.divergence_weight:
-            losses = losses + self.divergence_weight * divergence(log_p - given[REFERENCE], self.estimator)
-        if self.value_weight:
+        if self.entropy_coef:
+            losses = losses + self.entropy_coef * log_p.square() / 2
+        if self.kl_coef:
+            losses = losses + self.kl_coef * divergence(log_p - given[REFERENCE], self.estimator)
+        if self.vf_coef:
             values = predicted_values(network, batch, hidden)
             of_values = clipped_value_loss(values, given[VALUES], given[RETURNS], clip=self.value_clip)
             measured["value_loss"] = of_values
-            losses = losses + self.value_weight * of_values
+            losses = losses + self.vf_coef * of_values
         total = torch.where(mask, losses * given[WEIGHTS], 0).sum()
         sums = {name: torch.where(mask, value.detach().float(), 0).sum() for name, value in measured.items()}
         return LossSums(total, total.detach(), {**sums, "tokens": mask.sum().float()})
@@ -140,7 +184,7 @@ class PolicyObjective(Objective):
 
 
 def predicted_values(network: Network, batch: TensorBatch, hidden: Tensor) -> Tensor:
-    """What the value model expects at every position (B, T), from the policy's states or from its own network."""
+    """The value at every position (B, T), from the policy's hidden states or from a separate value network."""
     own = getattr(network.modules, VALUE_MODEL, None)
     if own is None:
         return scalar_head(network.modules, VALUE_HEAD)(hidden)
@@ -166,7 +210,7 @@ class RewardScores(Scores):
 
     @property
     def extent(self) -> str:
-        """The answers."""
+        """The number of answers, in words."""
         return counted(self.completions, "answer")
 
     def metrics(self) -> dict[str, float]:
@@ -174,11 +218,11 @@ class RewardScores(Scores):
         return {name: value for name, value in asdict(self).items() if name != "completions"}
 
     def counts(self) -> dict[str, float]:
-        """The answers."""
+        """The number of answers."""
         return {"completions": self.completions}
 
 
 def repetition(token_ids: Sequence[int], order: int = 4) -> float:
-    """The share of n-grams that stood in the same text before."""
+    """The share of n-grams that occurred earlier in the same text."""
     grams = [tuple(token_ids[start : start + order]) for start in range(len(token_ids) - order + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,4 +1,4 @@
-"""What runs in the process that judges answers by a program of the user's: within limits, without network or files."""
+"""The process that runs a reward program of the user: with limits, without network, and without writing files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 
 
 class Judge:
-    """Runs the function ``reward(prompt, completion, **fields)`` of a file, which is read with the first request."""
+    """Runs the function ``reward(prompt, completion, **fields)`` of a file, which is loaded at the first request."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def __call__(self, request: Any, alive: Alive) -> Iterator[Any]:
-        """What the function gives for every answer, one after the other."""
+        """Yields the return value of the function for each answer."""
         reward = self._function(request["program"])
         for answer in request["answers"]:
             found = reward(answer["prompt"], answer["completion"], **answer["fields"])
-            # Numbers of other libraries too, but no text that looks like one.
+            # Also takes numbers of other libraries, but no text that looks like a number.
             yield found if isinstance(found, bool | int | float | str | None) else float(found)
             alive()
 
@@ -41,7 +41,7 @@ class Judge:
 
 
 def leave_the_network() -> bool:
-    """Gives this process a network of its own, with nobody in it; whether the system allowed that."""
+    """Moves this process into an empty network namespace; returns whether the system allowed it."""
     try:
         unshare = ctypes.CDLL(None, use_errno=True).unshare
     except (OSError, AttributeError):  # not Linux
@@ -57,5 +57,5 @@ def leave_the_network() -> bool:
 
 if __name__ == "__main__":
     leave_the_network()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it writes no file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it cannot write files
     serve(Judge())

@@ -1,4 +1,4 @@
-"""A reward model: a network that says by a number what an answer is worth, learnt from pairs."""
+"""Reward models: a network with a scalar head that rates answers, trained on pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from sheepop.adapt.scalar_head import REWARD_HEAD, scalar_head
 from sheepop.data import Batch
 from sheepop.model import LossSums, Transformer
-from sheepop.posttrain.policy_losses import pairwise_reward_loss
 from sheepop.posttrain.preference import PreferenceScores, preference_metrics, rewards_measured
 from sheepop.posttrain.sequences import MeanLosses, last_states
 from sheepop.train.objective import Objective, StepLoss
@@ -22,22 +21,34 @@ from sheepop.train.tensor_batch import TensorBatch
 _BINS = 10
 
 
+def pairwise_reward_loss(
+    chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 0.0, centring: float = 0.0
+) -> Tensor:
+    """``-log s(r_c - r_r - margin) + centring (r_c + r_r)^2`` for each pair (P,).
+
+    Bradley and Terry 1952; the margin is of Touvron et al. 2023 (Llama 2), eq. 2; the penalty that keeps rewards near 0
+    is of Eisenstein et al. 2023, section 3.
+    """
+    loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin)
+    return loss + centring * (chosen + rejected).square() if centring else loss
+
+
 @dataclass(frozen=True)
 class PairwiseReward(Objective):
     """Bradley and Terry's loss on the rewards of pairs, a mean over pairs; see `pairwise_reward_loss`.
 
-    With `margins` the values of the pairs are how much better the chosen answers are at least.
+    With `margins` the values of the pairs are the margins by which chosen answers must be better.
     """
 
     centring: float
     margins: bool
 
     def supervised(self, batch: Batch) -> int:
-        """Pairs."""
+        """The number of pairs."""
         return len(batch.input_ids)
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
-        """The losses of all pairs, summed, in one pass over both answers."""
+        """The sum of the losses of all pairs, in one forward pass over both answers."""
         chosen, rejected = scalar_head(network.modules, REWARD_HEAD)(last_states(network, batch)).unbind(1)
         margin = batch.given["values"] if self.margins else 0.0
         total = pairwise_reward_loss(chosen, rejected, margin=margin, centring=self.centring).sum()
@@ -51,7 +62,7 @@ class PairwiseReward(Objective):
 
 
 def _calibration(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Pairs, confidence and right orders (3, bins), summed by how sure the model is of the order that it gives."""
+    """Sums of pairs, confidences and right orders (3, bins), binned by the model's confidence in its order."""
     confidence = torch.sigmoid((chosen - rejected).abs())  # from 1/2 to 1
     bins = ((confidence - 0.5) * 2 * _BINS).long().clamp(max=_BINS - 1)
     right = (chosen > rejected).to(confidence.dtype)
@@ -68,7 +79,7 @@ def reward_scores(found: MeanLosses) -> PreferenceScores:
 
 @torch.no_grad()
 def answer_rewards(model: Transformer, rows: Sequence[Sequence[int]], *, batch_size: int, pad_id: int) -> Tensor:
-    """The rewards (N,) of answers, each behind its prompt, under a reward model in evaluation mode."""
+    """The rewards (N,) of answers, each after its prompt, from a reward model in evaluation mode."""
     found = []
     for start in range(0, len(rows), batch_size):
         some = rows[start : start + batch_size]

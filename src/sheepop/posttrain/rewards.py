@@ -1,11 +1,8 @@
-"""What an answer is worth: by a reward model, a program of the user's, or a service that is asked over HTTP."""
+"""Rewards of answers, from a reward model, a Python program of the user, or a service over HTTP."""
 
 from __future__ import annotations
 
-import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,19 +15,21 @@ import torch
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
-from sheepop.core.errors import ConfigError, TrainingError
+from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
+from sheepop.core.http_client import HttpClient
 from sheepop.posttrain.reward_model import answer_rewards
 from sheepop.tokenizer import Tokenizer
 
 _CHILD = "sheepop.posttrain.reward_child"
 _MEMORY_BYTES = 2**31
 _SHOWN_CHARACTERS = 80
-_MOST_REPLY_BYTES = 2**26
+_ATTEMPTS = 5
+_EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"answers": [...]}.'
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote behind a prompt, and what else the prompt's line says; `token_ids` are of both."""
+    """A completion of a prompt, with the other keys of the prompt's line; `token_ids` are of prompt and completion."""
 
     prompt: str
     completion: str
@@ -38,18 +37,18 @@ class Answer:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a program or a service gets it."""
+        """The JSON object that a program or a service gets."""
         return {"prompt": self.prompt, "completion": self.completion, "fields": dict(self.fields)}
 
 
 class Reward(Protocol):
-    """Says what answers are worth; the more, the better."""
+    """A source of rewards; higher is better."""
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """One finite number for each; raises `TrainingError` naming the answer where there is none."""
+        """Returns one finite number per answer; raises `TrainingError` naming the answer if there is none."""
 
     def close(self) -> None:
-        """Ends what it runs."""
+        """Ends its process, if it has one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +60,18 @@ class ModelReward(Reward):
 
     @classmethod
     def fitting(cls, loaded: LoadedModel, tokenizer: Tokenizer, batch_size: int) -> ModelReward:
-        """The reward of a model; raises `ConfigError` for one that is none, or reads other tokens."""
+        """Checks a loaded model; raises `ConfigError` if it is no reward model or has another tokenizer."""
         if not hasattr(loaded.model, REWARD_HEAD):
             raise ConfigError(f"{loaded.directory} is no reward model. Make one with: sheepop tune reward")
         if loaded.tokenizer.fingerprint() != tokenizer.fingerprint():
             raise ConfigError(
-                f"The reward model in {loaded.directory} has another tokenizer than the policy, so it cannot read what "
-                "that writes. Train it from the same model."
+                f"The reward model in {loaded.directory} has another tokenizer than the policy, so it cannot read its "
+                "answers. Train it from the same model."
             )
         return cls(loaded, batch_size)
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """The numbers that it gives at the last tokens."""
+        """The outputs of the scalar head at the last tokens."""
         rows, most = [list(answer.token_ids) for answer in answers], self.model.config.max_seq_len
         if (longest := max(map(len, rows), default=0)) > most:
             raise TrainingError(
@@ -84,30 +83,30 @@ class ModelReward(Reward):
         return _checked(found.tolist(), answers, str(self.model.directory))
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Has no process to end."""
 
 
 class ProgramReward(Reward):
-    """The function ``reward(prompt, completion, **fields)`` of a Python file, run in a process with limits.
+    """The function ``reward(prompt, completion, **fields)`` of a Python file, run in a separate process with limits.
 
-    It has `seconds` for each answer and 2 GiB of memory, and where Linux allows it no network.
+    It has `seconds` for each answer, 2 GiB of memory, and no network if Linux allows that.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._seconds = path, seconds
         self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=seconds)
-        # Linux ends the process with the thread that started it, so one thread of this object's own asks it.
+        # Linux ends the process together with the thread that started it, so this object has a thread for it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """What the function gives."""
+        """The return values of the function."""
         found: list[Any] = []
         try:
             self._thread.submit(self._ask, answers, found).result()
         except TimeLimitError:
             raise TrainingError(
                 f"The reward program {self._path} took more than {self._seconds:g} s for "
-                f"{_shown(answers, len(found))}. Mend it, or give it more time."
+                f"{_shown(answers, len(found))}. Fix it, or give it more time."
             ) from None
         except HandlerError as error:
             where = _shown(answers, len(found))
@@ -129,46 +128,45 @@ class ProgramReward(Reward):
         self._thread.shutdown()
 
 
-@dataclass(frozen=True)
 class EndpointReward(Reward):
-    """A service that gets ``{"answers": [...]}`` by POST, objects of `Answer.to_dict`, and replies
+    """A service that gets ``{"answers": [...]}`` by POST, with objects of `Answer.to_dict`, and replies
     ``{"rewards": [...]}``. It has `seconds` for each answer.
     """
 
-    url: str
-    seconds: float
+    def __init__(self, url: str, seconds: float) -> None:
+        self._client, self._url, self._seconds = HttpClient(url, expected=_EXPECTED), url, seconds
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """What it replies."""
-        body = json.dumps({"answers": [answer.to_dict() for answer in answers]}).encode()
-        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
+        """The rewards in the reply. A request without answers, which only tests the service, is not repeated."""
         try:
-            with urllib.request.urlopen(request, timeout=self.seconds * max(1, len(answers))) as reply:
-                found = json.loads(reply.read(_MOST_REPLY_BYTES))
-        except urllib.error.HTTPError as error:
-            raise TrainingError(f"{self.url} refuses to judge answers: {error.code} {error.reason}") from None
-        except (OSError, urllib.error.URLError) as error:
-            reason = getattr(error, "reason", error)
-            raise TrainingError(f"{self.url} cannot be reached to judge answers: {reason}") from None
-        except ValueError:
-            raise TrainingError(f"{self.url} did not reply with JSON") from None
-        rewards = found.get("rewards") if isinstance(found, dict) else None
+            rewards = self._client.request(
+                "",
+                {"answers": [answer.to_dict() for answer in answers]},
+                lambda reply: reply.get("rewards"),
+                timeout=self._seconds * max(1, len(answers)),
+                attempts=_ATTEMPTS if answers else 1,
+            )
+        except DataError as error:
+            raise TrainingError(f"Answers cannot be judged: {error}") from None
         if not isinstance(rewards, list):
-            raise TrainingError(f'{self.url} did not reply with an object {{"rewards": [...]}}')
-        return _checked(rewards, answers, self.url)
+            raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
+        return _checked(rewards, answers, self._url)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Has no process to end."""
 
 
 def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int) -> Reward:
-    """What judges answers, tried out on none: an address, a Python file, or a reward model.
+    """Opens a source of rewards (a URL, a Python file, or a reward model) and tests it with an empty list.
 
-    `seconds` are those that the first two have for an answer. Raises `ConfigError` for what cannot judge.
+    `seconds` is the time limit per answer of the first two. Raises `ConfigError` if it does not work.
     """
     reward: Reward
     if place.startswith(("http://", "https://")):
-        reward = EndpointReward(place, seconds)
+        try:
+            reward = EndpointReward(place, seconds)
+        except UsageError as error:
+            raise ConfigError(str(error)) from None
     elif not Path(place).exists():
         raise ConfigError(f"{place} does not exist, so it cannot judge answers.")
     elif place.endswith(".py"):
@@ -187,12 +185,12 @@ def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> 
         raise TrainingError(f"{source} gave {len(rewards):,} rewards for {len(answers):,} answers")
     for number, found in enumerate(rewards):
         if not isinstance(found, bool | int | float) or not math.isfinite(found):
-            raise TrainingError(f"{source} gave {found!r} for {_shown(answers, number)}, which is no finite number")
+            raise TrainingError(f"{source} gave {found!r} for {_shown(answers, number)}, which is not a finite number")
     return [float(found) for found in rewards]
 
 
 def _shown(answers: Sequence[Answer], number: int) -> str:
-    """An answer in words, by its beginning."""
+    """Names an answer by its beginning."""
     if number >= len(answers):
         return "the last answer"
     text = answers[number].completion

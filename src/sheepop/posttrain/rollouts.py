@@ -1,4 +1,4 @@
-"""Rollouts: a policy answers prompts, its answers are judged, and what follows from that is learnt in some steps."""
+"""Rollouts: the policy answers prompts, the answers are rewarded, and some steps learn from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,50 +29,22 @@ from sheepop.posttrain.policy import (
     no_numbers,
     predicted_values,
 )
+from sheepop.posttrain.reward_methods import RewardMethod
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.posttrain.written import Question, Writer, Written
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.tensor_batch import TensorBatch
 
-# How often prompts are drawn again before a rollout is learnt from with fewer answers.
+# The most times that prompts are drawn before a rollout goes on with fewer answers.
 _MOST_DRAWS = 4
-
-
-class RewardMethod(Protocol):
-    """What PPO and GRPO differ in: what the rewards of a rollout mean for every token. The last four have a body."""
-
-    def advantages(self, written: Written) -> list[float | None]:
-        """What the rewards say of every answer as a whole; None where it is not learnt from."""
-
-    def numbers(
-        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
-    ) -> dict[str, Tensor]:
-        """What the objective reads of each token (N, T) beside the log-probabilities; `mask` (N, T) is of labels."""
-
-    @property
-    def draws_again(self) -> bool:
-        """Whether other prompts take the place of answers that are not learnt from."""
-        return False
-
-    def metrics(self) -> dict[str, float]:
-        """What it has measured of the last rollout."""
-        return {}
-
-    def state(self) -> dict[str, Tensor]:
-        """What it remembers."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it back."""
-        return
 
 
 @dataclass(eq=False)
 class RolloutSource(StepSource):
-    """Steps from rollouts: each gives ``epochs x minibatches`` of them, of which the first begins with new answers.
+    """A source of steps from rollouts: ``epochs x minibatches`` steps each, the first of which samples new answers.
 
-    Answers are written by the weights of that moment, so nothing is prepared ahead. What a rollout gave is part of a
+    Answers are sampled with the current weights, so no step is prepared ahead. The rollout in use is part of a
     checkpoint.
     """
 
@@ -98,11 +70,11 @@ class RolloutSource(StepSource):
 
     @property
     def steps_per_rollout(self) -> int:
-        """How many steps a rollout gives."""
+        """The number of steps per rollout."""
         return self.config.epochs * self.config.minibatches
 
     def prepare(self, number: int) -> PreparedStep:
-        """The minibatch of step `number`, behind a rollout where that is the first of its steps."""
+        """Prepares the minibatch of step `number`, after a new rollout if the step is its first."""
         rollout, place = divmod(number, self.steps_per_rollout)
         if self._held != rollout:
             with self._all_or_nothing():
@@ -118,16 +90,16 @@ class RolloutSource(StepSource):
         return replace(prepared, micro_batches=[*prepared.micro_batches, *[empty] * missing], measured=self._metrics)
 
     def describe(self, number: int) -> list[str]:
-        """Answers come from no document."""
+        """Returns nothing: answers come from no document."""
         return []
 
     def state(self) -> dict[str, Tensor]:
-        """The rollout that steps are taken of, the place in the order of prompts, and what the method remembers."""
+        """The current rollout, the position in the order of prompts, and the state of the method."""
         found = {"counters": torch.tensor([self._held, self._taken]), **_named("method", self.method.state())}
         if self._batch is None:
             return found
         arrays = {"input_ids": self._batch.input_ids, "labels": self._batch.labels, "lengths": self._batch.lengths}
-        # Times are of this session, and two equal runs have equal checkpoints.
+        # Without times, which belong to this session: equal runs have equal checkpoints.
         kept = {name: value for name, value in self._metrics.items() if not name.endswith("_seconds")}
         return {
             **found,
@@ -137,7 +109,7 @@ class RolloutSource(StepSource):
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it back; with nothing to take it stands at the beginning."""
+        """Restores a state, or the initial one if `state` is empty."""
         self._held, self._taken = (int(value) for value in state["counters"]) if state else (-1, 0)
         self.method.restore(_below("method", state))
         self._metrics = {name: float(value) for name, value in _below("metrics", state).items()}
@@ -149,7 +121,7 @@ class RolloutSource(StepSource):
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """A rollout that a signal or an error ends has not been: it is done again, with the same prompts."""
+        """Undoes a rollout that a signal or an error interrupts, so that it is repeated with the same prompts."""
         before, method = (self._held, self._taken, self._batch, self._metrics), self.method.state()
         try:
             yield
@@ -159,14 +131,14 @@ class RolloutSource(StepSource):
             raise
 
     def _minibatch(self, rollout: int, place: int) -> NDArray[np.int64]:
-        """The answers of one step, in an order of their own in every epoch."""
+        """The indices of the answers of one step; each epoch has its own order."""
         assert self._batch is not None
         epoch, part = divmod(place, self.config.minibatches)
         order = numpy_generator(self.seed, "minibatches", rollout, epoch).permutation(len(self._batch.lengths))
         return np.array_split(order, self.config.minibatches)[part]
 
     def _roll_out(self, rollout: int) -> None:
-        """New answers with all that is learnt from them."""
+        """Samples new answers and computes all numbers that the objective reads."""
         started = time.monotonic()
         with self.placement.evaluating():
             written, found = self._written(rollout)
@@ -175,11 +147,11 @@ class RolloutSource(StepSource):
         self._held = rollout
         if not len(written):
             return
-        log_p, values = self._asked(self.placement, self.placement.begin_step, rollout)
+        log_p, values = self._evaluate(self.placement, self.placement.begin_step, rollout)
         reference, mask = None, torch.from_numpy(self._batch.labels != IGNORED_LABEL)
         if self.reference is not None:
             with self.placement.gathered():
-                reference, _ = self._asked(FinishedNetwork(self.reference), lambda: None, rollout)
+                reference, _ = self._evaluate(FinishedNetwork(self.reference), lambda: None, rollout)
             self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
         self._check_ceilings()
         numbers = self.method.numbers(written, mask, log_p, reference, values)
@@ -195,15 +167,15 @@ class RolloutSource(StepSource):
         self._metrics |= {**self.method.metrics(), "preparation_seconds": time.monotonic() - started}
 
     def _written(self, rollout: int) -> tuple[Written, dict[str, float]]:
-        """Judged answers, as many as the steps of a rollout read, and the means over all that were written."""
+        """Samples rewarded answers, as many as a rollout needs, and returns them with the means over all samples."""
         wanted = self.batch_size * self.config.minibatches
         kept, everything = Written([], [], [], []), Written([], [], [], [])
         for draw in range(_MOST_DRAWS if self.method.draws_again else 1):
             count = -(-(wanted - len(kept)) // self.answers_per_prompt)
-            asked = questions_of(self.prompts, self.order.indices(self._taken, count).tolist())
+            questions = questions_of(self.prompts, self.order.indices(self._taken, count).tolist())
             self._taken += count
             seed = derive_seed(self.seed, "rollout", rollout, draw)
-            written = self.writer(self.placement.model, asked, self.answers_per_prompt, seed)
+            written = self.writer(self.placement.model, questions, self.answers_per_prompt, seed)
             everything = everything.and_more(written)
             advantages = self.method.advantages(written)
             room = wanted - len(kept)
@@ -228,22 +200,22 @@ class RolloutSource(StepSource):
         return AnswerBatch.of(ids, labels, lengths, {})
 
     def _nothing(self) -> AnswerBatch:
-        """What a step reads that has no answer to learn from: a token without a label."""
+        """A batch without anything to learn: one token without a label."""
         row = np.full((1, 1), self.pad_id, np.int64)
         return AnswerBatch.of(row, np.full_like(row, IGNORED_LABEL), np.ones(1, np.int64), no_numbers(row.shape))
 
     @torch.no_grad()
-    def _asked(self, network: Network, begin: Callable[[], None], rollout: int) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities (N, T) of all answers, and their values where there is a value model.
+    def _evaluate(self, network: Network, begin: Callable[[], None], rollout: int) -> tuple[Tensor, Tensor | None]:
+        """Returns the log-probabilities (N, T) of all answers, and their values if there is a value model.
 
-        They are computed in the micro-batches of the first epoch, and by the ranks that learn from them, so that its
-        first ratios are 1 to the bit.
+        They are computed in the micro-batches of the first epoch and on the same ranks, so that the first ratios are
+        exactly 1.
         """
         assert self._batch is not None
         batch = self._batch
         log_p = torch.zeros(batch.labels.shape)
-        judges = self.objective.value_weight > 0 and network is self.placement
-        values = torch.zeros(batch.labels.shape) if judges else None
+        has_values = self.objective.vf_coef > 0 and network is self.placement
+        values = torch.zeros(batch.labels.shape) if has_values else None
         begin()
         for chosen in self._micro_batches(rollout):
             piece = batch.rows(chosen) if len(chosen) else self._nothing()
@@ -258,7 +230,7 @@ class RolloutSource(StepSource):
         return reduce(log_p), None if values is None else reduce(values)
 
     def _micro_batches(self, rollout: int) -> Iterator[NDArray[np.int64]]:
-        """The answers of each micro-batch of this rank; where others have more, it has some without any."""
+        """The answers of each micro-batch of this rank; empty ones even out the numbers of the ranks."""
         layout = self.placement.layout
         for place in range(self.config.minibatches):
             chosen = self._minibatch(rollout, place)
@@ -268,23 +240,24 @@ class RolloutSource(StepSource):
             yield from (cuts[number] for number in layout.share(len(cuts)))
 
     def _check_ceilings(self) -> None:
-        """Raises `TrainingError` where the policy has gone too far."""
-        ceilings = {
-            "divergence": (self.config.divergence_ceiling, "nats from the reference in an answer"),
-            "length": (self.config.length_ceiling, "tokens in an answer"),
-            "repetition": (self.config.repetition_ceiling, "of its four-grams repeated"),
-        }
-        for name, (most, words) in ceilings.items():
-            found = self._metrics.get(name)
+        """Raises `TrainingError` if the policy exceeds a ceiling."""
+        config = self.config
+        ceilings = (
+            ("kl_ceiling", config.kl_ceiling, "divergence", "nats from the reference in an answer"),
+            ("length_ceiling", config.length_ceiling, "length", "tokens in an answer"),
+            ("repetition_ceiling", config.repetition_ceiling, "repetition", "of its four-grams repeated"),
+        )
+        for key, most, metric, words in ceilings:
+            found = self._metrics.get(metric)
             if most is not None and found is not None and found > most:
                 raise TrainingError(
-                    f"The policy has {found:.3g} {words}, more than {name}_ceiling = {most:g}, so training ends here. "
-                    "Whoever uses the run gets its best checkpoint, from before; raise the ceiling to go on."
+                    f"The policy has {found:.3g} {words}, more than {key} = {most:g}, so training stops. "
+                    "The run keeps its best checkpoint from before; raise the ceiling to continue."
                 )
 
 
 def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:
-    """Some prompts of a split."""
+    """The prompts of a split with these numbers."""
     return [Question(split.example(number).ids.tolist(), split.fields[number]) for number in numbers]
 
 

@@ -1,4 +1,4 @@
-"""The lines of a post-training file, read and validated: conversations, completions of prompts, preferences."""
+"""Reads and validates post-training files: conversations, prompts with completions, preferences."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import orjson
 
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.facts import counted
+from sheepop.core.json_lines import BadLine, parsed_lines
 from sheepop.data.extract.interface import ExtractionError
 from sheepop.data.extract.unpacking import decompressed
 from sheepop.posttrain.shapes import NoShapeError, recognised
+from sheepop.tokenizer.messages import Message, MessageError, check_last, check_messages, message_text
 
-Message = Mapping[str, Any]
 Turns = str | tuple[Message, ...]
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _PARQUET_ROWS = 1024
 _FIRST_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """A prompt and the answer to learn, both plain text; or a conversation.
+    """A prompt and an answer to learn, both plain text; or a conversation, with an empty `prompt`.
 
-    Of a conversation (`prompt` is empty then) what the assistant says in the messages from `learnt_from` on is learnt.
+    In a conversation the model learns the assistant's messages from index `learnt_from` on.
     """
 
     place: str
@@ -40,7 +40,7 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Preference:
-    """Two answers to one prompt, the first of which is better, by `margin` where that is known."""
+    """A better and a worse answer to one prompt; `margin` is the difference, if known."""
 
     place: str
     prompt: Turns
@@ -52,7 +52,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Judged:
-    """An answer to a prompt, which is wanted or not."""
+    """An answer to a prompt with a label: desirable or not."""
 
     place: str
     prompt: Turns
@@ -63,7 +63,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Something to answer, with whatever else its line says, such as the right answer."""
+    """A prompt to answer, with the other keys of its line, such as the right answer."""
 
     place: str
     prompt: Turns
@@ -76,15 +76,15 @@ T = TypeVar("T", bound=Row)
 
 
 class RowError(Exception):
-    """What is wrong with a line; the message begins with the field."""
+    """An invalid line; the message begins with the field."""
 
 
 def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
-    """The lines of all files as rows of one kind, in order; memory holds a few of them at a time.
+    """Yields the lines of all files as rows of the type `wanted`, in order, with a few lines in memory at a time.
 
     Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
-    Every line is read even where some are bad: then a `DataError` counts the bad ones and names the first, with line
-    and field. Votes of an arena by which neither answer is better are no preferences, and passed over as such.
+    All lines are read even if some are bad; a `DataError` at the end counts the bad ones and names the first, with line
+    and field. Arena votes that prefer neither answer are skipped when preferences are wanted.
     """
     problems: list[str] = []
     num_bad = num_rows = num_undecided = 0
@@ -96,7 +96,7 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
                 continue
             try:
                 row = _row(value, place, wanted)
-            except RowError as error:
+            except (RowError, MessageError) as error:
                 num_bad += 1
                 if len(problems) < _FIRST_PROBLEMS:
                     problems.append(f"{place}: {error}")
@@ -106,21 +106,21 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
     if num_bad:
         more = "" if num_bad == len(problems) else f"\n... and {counted(num_bad - len(problems), 'further line')}."
         raise DataError(
-            f"{num_bad:,} of {counted(num_rows, 'line')} cannot be used. Mend or remove:\n" + "\n".join(problems) + more
+            f"{num_bad:,} of {counted(num_rows, 'line')} cannot be used. Fix or remove:\n" + "\n".join(problems) + more
         )
     if num_rows == num_undecided:
-        reason = f" Of {counted(num_rows, 'vote')} none says which answer is to be learnt." if num_rows else ""
+        reason = f" None of {counted(num_rows, 'vote')} prefers one answer." if num_rows else ""
         raise DataError(f"There are no examples in {', '.join(map(str, paths))}.{reason}")
 
 
 def _is_undecided(value: Any) -> bool:
-    """Whether a line is a vote with both answers, none of which is chosen."""
+    """Whether a line is an arena vote that prefers neither answer."""
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
 def _row(value: Any, place: str, wanted: type[T]) -> T:
-    if isinstance(value, UnreadableLine):
-        raise RowError(value.reason)
+    if isinstance(value, BadLine):
+        raise RowError(f"is {value.reason}")
     if not isinstance(value, dict):
         raise RowError("is not a JSON object")
     try:
@@ -142,14 +142,14 @@ def _row(value: Any, place: str, wanted: type[T]) -> T:
 
 def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
     if "messages" in found:
-        messages = check_messages(found["messages"], "messages", ends_with=("assistant",))
+        messages = _conversation(found["messages"], "messages", ends_with=("assistant",))
         return Supervised(place, "", messages, _tools(found))
     if "chosen" in found:
         raise RowError("is a preference, with a chosen and a rejected answer; give the answer to learn as completion")
     if "completion" not in found:
         raise RowError("has a prompt, but no answer to learn (completion)")
     if found.get("label") is False:
-        raise RowError("label: is false, so this answer is not one to learn; leave the line out")
+        raise RowError("label: is false, so the answer should not be learnt; remove the line")
     prompt, answer = found.get("prompt", ""), found["completion"]
     if isinstance(answer, str) and isinstance(prompt, str):
         if not answer.strip():
@@ -157,7 +157,7 @@ def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
         return Supervised(place, prompt, answer)
     before = _as_messages(prompt, "prompt", "user")
     after = _as_messages(answer, "completion", "assistant")
-    joined = check_messages([*before, *after], "prompt + completion", ends_with=("assistant",))
+    joined = _conversation([*before, *after], "prompt + completion", ends_with=("assistant",))
     return Supervised(place, "", joined, _tools(found), learnt_from=len(before))
 
 
@@ -183,15 +183,15 @@ def _preference(found: Mapping[str, Any], place: str) -> Preference:
         shared = _shared(*answers)
         before, answers = answers[0][:shared], [answer[shared:] for answer in answers]
         if not before:
-            raise RowError("prompt: chosen and rejected begin differently, so there is no prompt that both answer")
+            raise RowError("prompt: chosen and rejected begin differently, so they do not answer the same prompt")
     for name, answer in zip(("chosen", "rejected"), answers, strict=True):
-        check_messages([*before, *answer], name, ends_with=("assistant",))
+        _conversation([*before, *answer], name, ends_with=("assistant",))
     return Preference(place, tuple(before), tuple(answers[0]), tuple(answers[1]), margin, _tools(found))
 
 
 def _judged(found: Mapping[str, Any], place: str) -> Judged:
     if "label" not in found:
-        raise RowError("label: is missing; an answer is wanted (true) or not (false)")
+        raise RowError("label: is missing; it is true for a desirable answer, else false")
     if not isinstance(label := found["label"], bool):
         raise RowError(f"label: is {label!r}, not true or false")
     row = _supervised({**found, "label": True}, place)
@@ -208,7 +208,7 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
         last = messages[-1] if isinstance(messages, list) and messages else None
         if isinstance(last, dict) and last.get("role") == "assistant":
             others, messages = {**others, "completion": last.get("content")}, messages[:-1]
-        return Prompt(place, check_messages(messages, "messages", ends_with=("user", "tool")), others, tools)
+        return Prompt(place, _conversation(messages, "messages", ends_with=("user", "tool")), others, tools)
     if "prompt" not in found:
         raise RowError("has no prompt")
     prompt = found["prompt"]
@@ -216,34 +216,29 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
         if not prompt.strip():
             raise RowError("prompt: is empty")
         return Prompt(place, prompt, others)
-    return Prompt(place, check_messages(prompt, "prompt", ends_with=("user", "tool")), others, tools)
+    return Prompt(place, _conversation(prompt, "prompt", ends_with=("user", "tool")), others, tools)
 
 
-def check_messages(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
-    """`messages` as a conversation: the system first, then user and assistant in turn, tools after their calls.
+def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
+    """Checks the order of a conversation: system first, then user and assistant in turn, tools after their calls.
 
-    Raises `RowError` naming the field.
+    Returns the messages; raises `MessageError` or `RowError` naming the field.
     """
-    if not isinstance(messages, list) or not messages:
-        raise RowError(f"{name}: is not a list of messages")
-    before = ""
-    for number, message in enumerate(messages):
-        where = f"{name}[{number}]"
-        if not isinstance(message, dict):
-            raise RowError(f"{where}: is not an object with role and content")
-        role = message.get("role")
-        if role not in _ROLES:
-            raise RowError(f"{where}.role: is {role!r}, not one of {', '.join(_ROLES)}")
-        _check_content(message, where)
-        allowed = _FOLLOWS[before]
-        if before == "assistant" and messages[number - 1].get("tool_calls"):
-            allowed = allowed | {"tool"}
+    checked = check_messages(messages, name)
+    before, has_calls = "", False
+    for number, message in enumerate(checked):
+        where, role = f"{name}[{number}]", message["role"]
+        if message.get("weight", 1) not in (0, 1):
+            raise RowError(f"{where}.weight: is {message['weight']!r}; it must be 1 (learn the answer) or 0")
+        if not message_text(message).strip() and not message.get("tool_calls"):
+            raise RowError(f"{where}.content: is empty")
+        allowed = _FOLLOWS[before] | ({"tool"} if has_calls else set())
         if role not in allowed:
-            raise RowError(f"{where}.role: is {role}, where {' or '.join(sorted(allowed))} must stand")
+            raise RowError(f"{where}.role: is {role}, but must be {' or '.join(sorted(allowed))}")
         before = "system" if role == "developer" else role
-    if before not in ends_with:
-        raise RowError(f"{name}[{len(messages) - 1}].role: is {before}, but the last message is the {ends_with[0]}'s")
-    return tuple(messages)
+        has_calls = role == "assistant" and bool(message.get("tool_calls"))
+    check_last(checked, name, ends_with)
+    return checked
 
 
 _FOLLOWS = {
@@ -253,23 +248,6 @@ _FOLLOWS = {
     "assistant": {"user"},
     "tool": {"tool", "assistant"},
 }
-
-
-def _check_content(message: Message, where: str) -> None:
-    if message.get("weight", 1) not in (0, 1):
-        raise RowError(f"{where}.weight: is {message['weight']!r}; an answer is learnt (1) or not (0)")
-    content = message.get("content")
-    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
-        return
-    if isinstance(content, list):
-        for number, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise RowError(f"{where}.content[{number}]: is not a part of type text")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise RowError(f"{where}.content: is not a text")
-    if not content.strip() and not message.get("tool_calls"):
-        raise RowError(f"{where}.content: is empty")
 
 
 def _as_messages(turns: Any, name: str, role: str) -> list[Message]:
@@ -283,7 +261,7 @@ def _as_messages(turns: Any, name: str, role: str) -> list[Message]:
 
 
 def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """How many messages both begin with before the assistant answers, at most all but the last of each."""
+    """Counts the leading messages that both share, up to a user's or tool's message, and fewer than either has."""
     most = min(len(first), len(second)) - 1
     shared = next((number for number in range(most) if first[number] != second[number]), most)
     while shared and not (isinstance(last := first[shared - 1], dict) and last.get("role") in ("user", "tool")):
@@ -297,11 +275,11 @@ def _said(messages: Sequence[Any]) -> list[Any]:
 
 def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     tools = found.get("tools")
-    if isinstance(tools, str):  # Parquet files often hold them as JSON
+    if isinstance(tools, str):  # Parquet files often store them as JSON
         try:
             tools = orjson.loads(tools)
         except orjson.JSONDecodeError:
-            raise RowError("tools: is a text that is not JSON") from None
+            raise RowError("tools: is a text, but not valid JSON") from None
     if tools is None:
         return ()
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -309,15 +287,8 @@ def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
-@dataclass(frozen=True)
-class UnreadableLine:
-    """Stands for a line that is no JSON."""
-
-    reason: str
-
-
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every line of a file with its place; raises `DataError` for a file that cannot be read at all."""
+    """Yields the lines of a file with their places; raises `DataError` if the file cannot be read."""
     name = path.name.lower()
     try:
         if name.endswith(".parquet"):
@@ -327,27 +298,22 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         elif name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson")):
             with path.open("rb") as file:
                 lines = decompressed(file) if name.endswith((".gz", ".zst")) else file
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield f"{path}, line {number:,}", _parsed(line)
+                for number, value in parsed_lines(lines):
+                    yield f"{path}, line {number:,}", value
         else:
             raise DataError(f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it.")
     except (OSError, ExtractionError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
-def _parsed(line: bytes) -> Any:
-    try:
-        return orjson.loads(line.removeprefix(codecs.BOM_UTF8))
-    except orjson.JSONDecodeError as error:
-        return UnreadableLine(f"is not valid JSON ({error})")
-
-
 def _list_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    value = _parsed(path.read_bytes())
+    try:
+        value = orjson.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except orjson.JSONDecodeError:
+        value = None
     if isinstance(value, dict):  # one example, such as a saved chat
         value = [value]
-    if isinstance(value, UnreadableLine) or not isinstance(value, list):
+    if not isinstance(value, list):
         raise DataError(f"{path} is not a JSON list of objects. Give such a list, or JSON lines in a .jsonl file.")
     for number, entry in enumerate(value, 1):
         yield f"{path}, entry {number:,}", entry
@@ -371,7 +337,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_absent(value: Any) -> Any:
-    """Parquet gives every object all keys of its column; those that were never there are null."""
+    """`value` without null entries: Parquet gives every object all keys of its column, with null for absent ones."""
     if isinstance(value, dict):
         return {key: _without_absent(entry) for key, entry in value.items() if entry is not None}
     return [_without_absent(entry) for entry in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What a network says of whole answers: their log-probabilities, and the state behind their last tokens."""
+"""Log-probabilities of whole answers, hidden states of their last tokens, and mean losses over a split."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sheepop.train.validation import scored_samples
 
 @dataclass(frozen=True, eq=False)
 class FinishedNetwork(Network):
-    """A model that is not trained, as objectives see one."""
+    """A model that is not trained, as a `Network` for objectives."""
 
     model: Transformer
 
     @property
     def head(self) -> OutputHead:
-        """That of the model."""
+        """The output head of the model."""
         return self.model.lm_head
 
     @property
@@ -38,21 +38,21 @@ class FinishedNetwork(Network):
         return self.model
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
-        """What the model gives."""
+        """The outputs of a forward pass."""
         return self.model.run(**inputs)
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The hidden states of such a pass."""
+        """The hidden states of a forward pass."""
         return self.run(inputs).hidden_states
 
 
 def grouped_hidden_states(network: Network, batch: TensorBatch) -> Tensor:
-    """The hidden states of P groups of G rows, as rows (P G, T, D)."""
+    """The hidden states of P groups of G rows, flattened to rows (P G, T, D)."""
     return network.hidden_states(batch.rows)
 
 
 def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
-    """``log pi(y | x)`` of the answers y in P groups of G, and their tokens, both (P, G); sums are in float32."""
+    """``log pi(y | x)`` of answers y in P groups of G, summed in float32, and their lengths in tokens, both (P, G)."""
     labels = batch.labels.flatten(0, 1)
     log_p = network.head.log_probabilities(grouped_hidden_states(network, batch), labels, batch.supervised)
     shape = batch.labels.shape[:2]
@@ -60,7 +60,7 @@ def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tens
 
 
 def last_states(network: Network, batch: TensorBatch) -> Tensor:
-    """The hidden states (P, G, D) of the last tokens of answers, which `batch.given` has the lengths of."""
+    """The hidden states (P, G, D) of the last tokens of answers, by the lengths in `batch.given`."""
     hidden = grouped_hidden_states(network, batch)
     last = (batch.given["lengths"].flatten() - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
     return hidden.gather(1, last).view(*batch.labels.shape[:2], -1)
@@ -68,7 +68,7 @@ def last_states(network: Network, batch: TensorBatch) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class MeanLosses:
-    """The losses of an objective over a split, summed, and what else it measured."""
+    """The mean loss of an objective over a split, the `count` it is a mean over, and the sums of its other measures."""
 
     loss: float
     count: int
@@ -87,9 +87,9 @@ def mean_losses(
     on_batch: Callable[[int], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> MeanLosses:
-    """What `objective` gives for a finished model on the samples of a split, or evenly on about `max_tokens` of them.
+    """Computes `objective` for a finished model on the samples of a split, or on about `max_tokens` spread evenly.
 
-    `on_batch` hears of the number of samples finished. Several `ranks` share the samples.
+    Calls `on_batch` with the number of samples in each batch. Several `ranks` share the samples.
     """
     chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
     network, total, supervised = FinishedNetwork(model), 0.0, 0
@@ -107,7 +107,7 @@ def mean_losses(
                 on_batch(len(samples.labels))
     if ranks.are_several:
         total, supervised = ranks.total(torch.tensor([total, supervised], dtype=torch.float64)).tolist()
-        # The first rank has samples where any has.
+        # If any rank has samples, the first one has.
         shapes = ranks.told({name: list(value.shape) for name, value in measured.items()})
         nothing = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
         measured = {name: ranks.total(measured.get(name, value)) for name, value in nothing.items()}

@@ -1,6 +1,6 @@
-"""The shapes that published files of examples have, each recognised by its keys and turned into the plain ones.
+"""Recognises the shapes of published datasets by their keys and converts them to the plain shapes.
 
-The plain ones are ``messages``, ``prompt`` with ``completion``, and ``prompt`` with ``chosen`` and ``rejected``.
+The plain shapes are ``messages``, ``prompt`` with ``completion``, and ``prompt`` with ``chosen`` and ``rejected``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
 class NoShapeError(Exception):
-    """The keys of an object are those of no known shape, or its values do not fit them."""
+    """An object has no known shape, or values that do not fit its shape."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape: the keys that it must have, and how an object of it becomes a plain one."""
+    """A shape: its required keys, and the conversion of an object to a plain shape."""
 
     name: str
     keys: frozenset[str]
@@ -32,13 +32,13 @@ class Shape:
 
 
 def recognised(fields: Fields) -> Fields:
-    """`fields` in a plain shape; raises `NoShapeError` naming the keys that are there and the shapes that are known."""
+    """Converts `fields` to a plain shape; raises `NoShapeError` naming their keys and the known shapes."""
     present = {key for key, value in fields.items() if value is not None}
     for shape in SHAPES:
         if shape.keys <= present:
             return shape.convert(fields)
     known = "; ".join(f"{shape.name}: {', '.join(sorted(shape.keys))}" for shape in SHAPES)
-    raise NoShapeError(f"has the keys {', '.join(sorted(fields)) or 'none'}, which is no shape that is known ({known})")
+    raise NoShapeError(f"has the keys {', '.join(sorted(fields)) or 'none'}, which fit no known shape ({known})")
 
 
 def _as_it_is(fields: Fields) -> Fields:
@@ -69,12 +69,12 @@ def _sharegpt(fields: Fields) -> Fields:
 
 
 def _instruction(answer: str, context: str) -> Callable[[Fields], Fields]:
-    """Of Alpaca and Dolly: an instruction, perhaps something that it is about, and the answer."""
+    """Converts Alpaca and Dolly: an instruction, an optional context, and the answer."""
 
     def convert(fields: Fields) -> Fields:
         parts = [fields["instruction"], fields.get(context)]
-        asked = "\n\n".join(part for part in parts if isinstance(part, str) and part.strip())
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": fields[answer]}]
+        question = "\n\n".join(part for part in parts if isinstance(part, str) and part.strip())
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": fields[answer]}]
         return {**_rest(fields, "instruction", context, answer), "messages": messages}
 
     return convert
@@ -85,7 +85,7 @@ def _flan(fields: Fields) -> Fields:
 
 
 def _hh(fields: Fields) -> Fields:
-    """Both answers with the whole dialogue before them, in one text."""
+    """Converts Anthropic's HH: both answers as one text each, with the whole dialogue before them."""
     texts = fields["chosen"], fields["rejected"]
     if not all(isinstance(text, str) and text.startswith(_HUMAN) for text in texts) or "prompt" in fields:
         return _scored(fields)
@@ -96,14 +96,14 @@ def _hh(fields: Fields) -> Fields:
 def _dialogue(text: str) -> list[Fields]:
     messages: list[Fields] = []
     for part in text.split(_HUMAN)[1:]:
-        asked, *answers = part.split(_ASSISTANT)
-        messages.append({"role": "user", "content": asked.strip()})
+        question, *answers = part.split(_ASSISTANT)
+        messages.append({"role": "user", "content": question.strip()})
         messages += [{"role": "assistant", "content": answer.strip()} for answer in answers]
     return messages
 
 
 def _scored(fields: Fields) -> Fields:
-    """A preference whose answers have scores: their difference is the margin."""
+    """Takes the difference of the answers' scores, if they have any, as the margin of a preference."""
     scores = fields.get("score_chosen"), fields.get("score_rejected")
     if fields.get("margin") is None and all(isinstance(score, int | float) for score in scores):
         return {**fields, "margin": scores[0] - scores[1]}  # type: ignore[operator]
@@ -111,7 +111,7 @@ def _scored(fields: Fields) -> Fields:
 
 
 def _ranked(answers: str, score: str) -> Callable[[Fields], Fields]:
-    """Several answers with scores: the best is chosen and the worst is rejected, as in UltraFeedback's binary form."""
+    """Converts answers with scores: chooses the best and rejects the worst, as UltraFeedback's binarized form does."""
 
     def convert(fields: Fields) -> Fields:
         entries = fields[answers]
@@ -134,7 +134,7 @@ def _ranked(answers: str, score: str) -> Callable[[Fields], Fields]:
 
 
 def _numbered(key: str, sign: int) -> Callable[[Fields], Fields]:
-    """Several answers beside a list of their scores, or of their ranks, of which the lowest is the best."""
+    """Converts answers with a list of scores (`sign` 1) or of ranks, where the lowest is best (`sign` -1)."""
 
     def convert(fields: Fields) -> Fields:
         answers, values = fields["completions"], fields[key]
@@ -161,7 +161,7 @@ def _shape(name: str, keys: str, convert: Callable[[Fields], Fields] = _as_it_is
     return Shape(name, frozenset(keys.split()), convert)
 
 
-# The first whose keys are all there is taken.
+# The first shape whose keys are all present is taken.
 SHAPES = (
     _shape("ranked answers", "prompt completions scores", _numbered("scores", 1)),
     _shape("ranked answers by place", "prompt completions ranks", _numbered("ranks", -1)),
@@ -172,6 +172,6 @@ SHAPES = (
     _shape("Dolly", "instruction response", _instruction("response", "context")),
     _shape("Alpaca", "instruction output", _instruction("output", "input")),
     _shape("FLAN", "inputs targets", _flan),
-    _shape("prompt and completion, also judged by a label", "prompt completion"),
+    _shape("prompt and completion, also with a label", "prompt completion"),
     _shape("prompt", "prompt"),
 )

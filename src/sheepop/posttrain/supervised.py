@@ -1,4 +1,4 @@
-"""Supervised fine-tuning beyond its data: noise on the embeddings, so that less is learnt by heart."""
+"""Objectives for supervised fine-tuning: noise on the embeddings (NEFTune), and distillation from a teacher."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sheepop.data import Batch
-from sheepop.model import LossSums
+from sheepop.model import LossSums, Transformer
+from sheepop.model.head import OutputHead
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network, Placement
 from sheepop.train.tensor_batch import TensorBatch
+
+# The number of logits in memory at a time, for the model and for its teacher each.
+_LOGITS = 2**24
 
 
 @dataclass(frozen=True)
@@ -22,14 +29,14 @@ class NoisyEmbeddings(Objective):
     """`objective` with uniform noise on the embeddings of its forward passes (Jain et al. 2023, NEFTune, section 2).
 
     Each number of the embeddings (B, T, D) gets noise from ``[-a, a]`` with ``a = alpha / sqrt(T D)``. Scoring and
-    sampling, which go past the objective, have none.
+    sampling do not use the objective, so they have no noise.
     """
 
     objective: Objective
     alpha: float
 
     def supervised(self, batch: Batch) -> int:
-        """As `objective` counts."""
+        """The count of `objective`."""
         return self.objective.supervised(batch)
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
@@ -38,17 +45,17 @@ class NoisyEmbeddings(Objective):
             return self.objective.loss_sums(network, batch)
 
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:
-        """Hands on."""
+        """Calls `step_taken` of `objective`."""
         self.objective.step_taken(placement, losses)
 
     def metrics(self, losses: StepLoss) -> dict[str, object]:
-        """Those of `objective`."""
+        """The metrics of `objective`."""
         return self.objective.metrics(losses)
 
 
 @contextmanager
 def _noise(embedding: nn.Module, alpha: float) -> Iterator[None]:
-    """Adds noise to what `embedding` gives within the block."""
+    """Adds noise to the outputs of `embedding` within the block."""
 
     def add(module: nn.Module, inputs: tuple[Tensor, ...], vectors_BTD: Tensor) -> Tensor:
         bound = alpha / math.sqrt(vectors_BTD.shape[-2] * vectors_BTD.shape[-1])
@@ -59,3 +66,54 @@ def _noise(embedding: nn.Module, alpha: float) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation(Objective):
+    """``(1 - w) CE + w T^2 KL(teacher, model)`` at every learnt token (Hinton et al. 2015, section 2).
+
+    w is the `weight` of the teacher, and both distributions of the divergence have the temperature T. The teacher has
+    the same tokenizer and gets no gradient.
+    """
+
+    teacher: Transformer
+    weight: float
+    temperature: float
+
+    def supervised(self, batch: Batch) -> int:
+        """The number of learnt tokens."""
+        return batch.num_labels
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """The sum of the losses of all learnt tokens, computed in parts and recomputed in the backward pass."""
+        hidden_MD = network.hidden_states(batch.inputs).flatten(0, 1)[batch.supervised]
+        labels_M = batch.labels.flatten()[batch.supervised]
+        with torch.no_grad():
+            taught_ME = self.teacher.hidden_states(**batch.inputs).flatten(0, 1)[batch.supervised]
+        size = max(1, _LOGITS // network.head.weight.shape[0])
+        total, cross_entropy, divergence = (hidden_MD.new_zeros((), dtype=torch.float32) for _ in range(3))
+        for start in range(0, len(labels_M), size):
+            part = slice(start, start + size)
+            ce, kl = checkpoint(
+                self._losses, network.head, hidden_MD[part], taught_ME[part], labels_M[part], use_reentrant=False
+            )
+            total = total + (1 - self.weight) * ce + self.weight * self.temperature**2 * kl
+            cross_entropy += ce.detach()
+            divergence += kl.detach()
+        return LossSums(total, cross_entropy, {"divergence_from_teacher": divergence})
+
+    def _losses(self, head: OutputHead, hidden: Tensor, taught: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of cross-entropy and divergence over some tokens, in float32."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = head(hidden.to(head.weight.dtype)).float()
+            with torch.no_grad():
+                theirs = self.teacher.lm_head(taught).float()
+            expected = F.log_softmax(theirs / self.temperature, -1)
+            found = F.log_softmax(logits / self.temperature, -1)
+            divergence = F.kl_div(found, expected, reduction="sum", log_target=True)
+            return F.cross_entropy(logits, labels, reduction="sum"), divergence
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """The mean of the minimised loss, and the mean divergence from the teacher."""
+        divergence = losses.measured["divergence_from_teacher"].item() / max(1, losses.num_tokens)
+        return {"objective": losses.means()[0], "divergence_from_teacher": divergence}

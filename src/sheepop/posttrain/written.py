@@ -1,4 +1,4 @@
-"""Answers that a model writes to questions and has judged."""
+"""Samples answers to prompts from a model and rewards them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sheepop.tokenizer import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """N answers as they were written and judged, those of one prompt side by side.
+    """N sampled answers with their rewards, those of one prompt next to each other.
 
-    `advantages` are there once a method has said what the rewards mean.
+    `advantages` are empty until a `RewardMethod` has computed them.
     """
 
     answers: list[Answer]
@@ -35,12 +35,12 @@ class Written:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens that were written."""
+        """The number of sampled tokens of each answer."""
         pairs = zip(self.answers, self.prompt_lengths, strict=True)
         return [len(answer.token_ids) - prompt for answer, prompt in pairs]
 
     def learnt_from(self, advantages: Sequence[float | None]) -> Written:
-        """The answers that have an advantage, with it."""
+        """The answers whose advantage is not None, with their advantages."""
         kept = [number for number, advantage in enumerate(advantages) if advantage is not None]
         return Written(
             [self.answers[number] for number in kept],
@@ -51,7 +51,7 @@ class Written:
         )
 
     def and_more(self, others: Written) -> Written:
-        """These and others."""
+        """Concatenates these and other answers."""
         return Written(
             self.answers + others.answers,
             self.prompt_lengths + others.prompt_lengths,
@@ -77,7 +77,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt as tokens, and what else its line says."""
+    """A tokenised prompt, with the other keys of its line."""
 
     token_ids: list[int]
     fields: Mapping[str, Any]
@@ -85,7 +85,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """Lets a model answer questions, and has the answers judged; several `ranks` share the questions."""
+    """Samples answers to prompts and rewards them; several `ranks` share the work."""
 
     tokenizer: Tokenizer
     reward: Reward
@@ -96,21 +96,21 @@ class Writer:
     ranks: Ranks = ALONE
 
     def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
-        """`count` answers to each question; question i of the list has a seed made of `seed` and i."""
+        """Returns `count` answers to each question; the seed of question i is derived from `seed` and i."""
         generator = Generator(
             model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size, ranks=self.ranks
         )
         settings = GenerationConfig(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
         )
-        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(questions))]
-        completions = generator.generate([asked.token_ids for asked in questions], configs)
-        asked = [question for question in questions for _ in range(count)]
+        configs = [settings.replace(seed=derive_seed(seed, "prompt", number)) for number in range(len(questions))]
+        completions = generator.generate([question.token_ids for question in questions], configs)
+        repeats = [question for question in questions for _ in range(count)]
         answers = [
             Answer(written.prompt, written.text, [*question.token_ids, *written.token_ids], question.fields)
-            for question, written in zip(asked, completions, strict=True)
+            for question, written in zip(repeats, completions, strict=True)
         ]
-        lengths = [len(question.token_ids) for question in asked]
+        lengths = [len(question.token_ids) for question in repeats]
         finished = [written.finish_reason == "stop" for written in completions]
-        rewards = self.ranks.shared(len(asked), lambda own: self.reward(answers[own.start : own.stop]) if own else [])
+        rewards = self.ranks.shared(len(repeats), lambda own: self.reward(answers[own.start : own.stop]) if own else [])
         return Written(answers, lengths, finished, rewards)

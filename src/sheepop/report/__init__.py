@@ -1,4 +1,4 @@
-"""Pictures and offline pages about runs: figures (matplotlib), charts (plotly), pages (HTML)."""
+"""Figures (matplotlib), charts (plotly) and offline HTML pages about runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
         stage_times_chart,
     )
     from sheepop.report.comparison import Curves, comparison_chart, comparison_figure
-    from sheepop.report.figures import save_png, save_svg, training_curves
+    from sheepop.report.figures import range_test_figure, save_png, save_svg, training_curves
     from sheepop.report.formatting import MISSING, data_size, duration, flops, scored, shown
     from sheepop.report.page import Page
-    from sheepop.report.range_test import range_test_figure
     from sheepop.report.series import number, smooth
 else:
     __getattr__, __dir__ = lazy_exports(__name__)

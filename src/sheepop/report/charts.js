@@ -2,7 +2,7 @@
 const coarsePointer = matchMedia("(pointer: coarse)").matches;
 for (const holder of document.querySelectorAll(".plot")) {
   const figure = JSON.parse(holder.nextElementSibling.textContent);
-  // Under a finger a drag scrolls the page.
+  // On a touch screen, a drag scrolls the page.
   if (coarsePointer) figure.layout.dragmode = false;
   Plotly.newPlot(holder, figure.data, figure.layout, {
     responsive: true,

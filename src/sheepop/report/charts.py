@@ -1,4 +1,4 @@
-"""Interactive charts of a run's course. Backgrounds are transparent, so they suit light and dark pages."""
+"""Interactive charts of a run's metrics. Backgrounds are transparent, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Metrics = Sequence[Mapping[str, Any]]
-WHOLE = "Best checkpoint, all that is held out"
+WHOLE = "Best checkpoint, all held-out data"
 _FEWEST_WITHOUT_MARKERS = 30
 
 
 def loss_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
-    """Training loss (raw and smoothed) and held-out loss by step, of text in nats per token.
+    """Training loss (raw and smoothed) and held-out loss by step; for text, in nats per token.
 
-    Validations that are `is_sampled` read a part of the held-out text.
+    `is_sampled` marks validations that read a sample of the held-out text, here and in all charts.
     """
     is_of_text = not any("margin" in row or "reward" in row for row in metrics)
     figure = _by_step("Nats per token" if is_of_text else "Loss")
@@ -35,10 +35,7 @@ def loss_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
 def bits_per_byte_chart(
     metrics: Metrics, references: Mapping[str, float] | None = None, *, is_sampled: bool = False
 ) -> Figure:
-    """Bits per byte of held-out text by step; `references` are drawn as level lines, name to bits per byte.
-
-    Validations that are `is_sampled` read a part of that text.
-    """
+    """Bits per byte of held-out text by step; `references` (name to bits per byte) are horizontal lines."""
     figure = _by_step("Bits per byte")
     found = series(metrics, "validation", "bits_per_byte")
     add_curve(figure, found, scored("This model", is_sampled=is_sampled), VALIDATION, markers=True)
@@ -76,7 +73,7 @@ def speed_chart(metrics: Metrics) -> Figure:
 
 
 def expert_load_chart(metrics: Metrics) -> Figure:
-    """The greatest and the least load of an expert in any layer by step, 1 being even; empty without experts."""
+    """The largest and smallest load of an expert in any layer by step; 1 is an even load; empty without experts."""
     figure = _by_step("Load, relative to even")
     add_curve(figure, series(metrics, "train", "expert_load_max"), "Most loaded", VALIDATION)
     add_curve(figure, series(metrics, "train", "expert_load_min"), "Least loaded", TRAIN)
@@ -85,7 +82,7 @@ def expert_load_chart(metrics: Metrics) -> Figure:
 
 
 def reward_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
-    """Reward by step, on prompts to learn from and on held-out ones; where they part, a policy learns its judge."""
+    """Reward by step, on training and held-out prompts; if they diverge, the policy overfits the reward."""
     return _both_splits(metrics, "reward", "Reward", is_sampled=is_sampled)
 
 
@@ -97,15 +94,15 @@ def order_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
 
 
 def divergence_chart(metrics: Metrics) -> Figure:
-    """How far answers are from the reference by step, in nats for an answer."""
-    figure = _by_step("Nats for an answer")
+    """The divergence of the policy from the reference by step, in nats per answer."""
+    figure = _by_step("Nats per answer")
     add_curve(figure, series(metrics, "train", "divergence"), "Policy", TRAIN)
     figure.update_yaxes(rangemode="tozero")
     return figure
 
 
 def length_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
-    """The tokens of an answer by step, on both splits."""
+    """The length of answers in tokens by step, on both splits."""
     figure = _both_splits(metrics, "length", "Tokens", is_sampled=is_sampled)
     figure.update_yaxes(rangemode="tozero")
     return figure
@@ -114,10 +111,10 @@ def length_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
 def _both_splits(
     metrics: Metrics, key: str, title: str, *, needs: str | None = None, is_sampled: bool = False
 ) -> Figure:
-    """A number of training steps beside that of validations, from rows that have `needs` too."""
+    """The values of `key` in training and validation rows, and only in rows that have `needs`."""
     figure = _by_step(title)
     rows = [row for row in metrics if needs is None or needs in row]
-    _add_smoothed(figure, series(rows, "train", key), "Learnt from")
+    _add_smoothed(figure, series(rows, "train", key), "Training")
     name = scored("Held out", is_sampled=is_sampled)
     add_curve(figure, series(rows, "validation", key), name, VALIDATION, markers=True)
     add_curve(figure, series(rows, "score", key), WHOLE, SCORE, markers=True)
@@ -125,7 +122,7 @@ def _both_splits(
 
 
 def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
-    """Seconds of each stage as horizontal bars, the first stage on top."""
+    """The seconds of each stage as horizontal bars, the first stage on top."""
     from plotly.graph_objects import Bar
 
     known = {name: value for name, value in seconds.items() if number(value) is not None}
@@ -149,7 +146,7 @@ def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
 
 
 def evaluation_charts(metrics: Metrics) -> dict[str, Figure]:
-    """What evaluations found while a run trained, by step: a chart for each measure, with a curve for each task."""
+    """The evaluations during training by step: a chart for each metric, with a curve for each task."""
     keys = dict.fromkeys(key for row in metrics if row.get("split") == "evaluation" for key in row if "/" in key)
     charts: dict[str, Figure] = {}
     for key in keys:
@@ -162,21 +159,21 @@ def evaluation_charts(metrics: Metrics) -> dict[str, Figure]:
 
 
 def course_chart(steps: Sequence[int], values: Sequence[float], measure: str) -> Figure:
-    """A measure of the checkpoints of a run, by step."""
+    """A metric of a run's checkpoints by step."""
     figure = _by_step(measure)
     add_curve(figure, Series(steps, [number(value) for value in values]), measure, SCORE, markers=True)
     return figure
 
 
 def reliability_chart(confidences: Sequence[float | None], accuracies: Sequence[float | None]) -> Figure:
-    """How often answers are right by how sure the model was of them: the mean of each bin, and the line of equality."""
+    """The accuracy of answers by the confidence of the model, as bin means, and the diagonal of perfect calibration."""
     figure = empty_chart(height=340)
     figure.update_xaxes(title_text="Probability that the model gave", gridcolor=GRID, zeroline=False, range=[0, 1])
     figure.update_yaxes(
         title={"text": "Share that was right", "standoff": 10}, gridcolor=GRID, range=[0, 1.02], automargin=True
     )
     found = [pair for pair in zip(confidences, accuracies, strict=True) if None not in pair]
-    add_curve(figure, Series([0, 1], [0.0, 1.0]), "As sure as it may be", NEUTRAL, markers=False, dash="dash")
+    add_curve(figure, Series([0, 1], [0.0, 1.0]), "Perfectly calibrated", NEUTRAL, markers=False, dash="dash")
     add_curve(figure, Series([x or 0.0 for x, _ in found], [y for _, y in found]), "This model", SCORE, markers=True)
     return figure
 
@@ -189,7 +186,7 @@ def _by_step(title: str = "") -> Figure:
 
 
 def empty_chart(height: int) -> Figure:
-    """A chart without data, drawn like all others."""
+    """A chart without data, in the style of all charts."""
     from plotly.graph_objects import Figure
 
     # Plotly's own template would paint a light background.
@@ -209,7 +206,7 @@ def empty_chart(height: int) -> Figure:
 
 
 def _add_smoothed(figure: Figure, found: Series, name: str) -> None:
-    """The raw line, faint behind its moving average where there are points enough for one."""
+    """Adds a line and its moving average; the line is faint if there are enough points for an average."""
     average = found.smoothed()
     add_curve(figure, found, name, TRAIN, opacity=0.35 if average else 1.0)
     if average is not None:
@@ -226,7 +223,7 @@ def add_curve(
     opacity: float = 1.0,
     dash: str = "solid",
 ) -> None:
-    """Adds `found` unless it is empty; few points are marked, so that a single one can be seen."""
+    """Adds `found` unless it is empty; if there are few points, each gets a marker, so that one alone is visible."""
     if found.is_empty:
         return
     from plotly.graph_objects import Scatter
@@ -248,5 +245,5 @@ def add_curve(
 
 
 def _plain(text: str) -> str:
-    """Text that plotly shows as it is: it reads tags and entities in names."""
+    """Escapes text for plotly, which interprets tags and entities in names."""
     return html.escape(str(text), quote=False)

@@ -1,6 +1,6 @@
-"""Curves of several runs in one picture and in one chart, by step and by training time.
+"""Curves of several runs in one figure and in one chart, by step and by training time.
 
-On held-out text they show bits per byte, which runs with any tokenizer share; while training, the loss per token.
+On held-out text they show bits per byte, which is comparable between tokenizers; on training text, the loss per token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sheepop.report.charts import WHOLE, add_curve, empty_chart
-from sheepop.report.figures import blank_figure
+from sheepop.report.figures import blank_figure, finish_axes
 from sheepop.report.formatting import scored
 from sheepop.report.palette import GRID, RUNS
 from sheepop.report.series import FEWEST_TO_SMOOTH, Series, series
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Over = Literal["step", "seconds"]
 _AXES = {"step": "Step", "seconds": "Training time (s)"}
-_LEGEND_WIDTH, _LEGEND_KEY = 130, 10  # in characters, of the figure and of what stands beside a name
+_LEGEND_WIDTH, _LEGEND_KEY = 130, 10  # in characters: the width of the figure, and of the line beside a name
 _LEGEND_LINE = 0.24  # inches
 _SPLITS = ("validation", "train")
 _KEYS = {"validation": "bits_per_byte", "train": "loss"}
@@ -34,7 +34,7 @@ _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
 
 @dataclass(frozen=True)
 class Curves:
-    """A run's name and the rows of its metrics; its validations may read a sample of the held-out text only."""
+    """A run's name and metrics; `is_sampled` if its validations read only a sample of the held-out text."""
 
     name: str
     metrics: Sequence[Mapping[str, Any]]
@@ -42,12 +42,12 @@ class Curves:
 
 
 def comparison_figure(runs: Sequence[Curves]) -> Figure:
-    """Four panels: held-out text above, smoothed training loss below; by step left, by training time right."""
+    """Four panels: held-out text on top, smoothed training loss below; by step (left) and training time (right)."""
     names = [run.name for run in runs if not all(_curve(run, split, "step").is_empty for split in _SPLITS)]
     columns = max(1, min(len(names), _LEGEND_WIDTH // (_LEGEND_KEY + max(map(len, names), default=0))))
     foot = _LEGEND_LINE * math.ceil(len(names) / columns)
     figure = blank_figure(11, 7.2 + foot, 2, 2, has_y_labels=True, foot=foot)
-    lines: dict[int, Line2D] = {}  # by the place of the run, from the first panel that draws it
+    lines: dict[int, Line2D] = {}  # by the index of the run, from the first panel that draws it
     for panels, split in zip(figure.subplots(2, 2), _SPLITS, strict=True):
         for axes, over in zip(panels, _AXES, strict=True):
             lines = {**_draw(axes, runs, split, over), **lines}
@@ -56,9 +56,9 @@ def comparison_figure(runs: Sequence[Curves]) -> Figure:
 
 
 def comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
-    """Every run in `split`, bits per byte of held-out text or the smoothed training loss, by step or training time.
+    """Bits per byte of held-out text, or the smoothed training loss, of every run, by step or training time.
 
-    The score of a finished run on all held-out text is a point of its own.
+    The score of a finished run on all held-out text is a separate point.
     """
     chart = empty_chart(height=360)
     chart.update_xaxes(title_text=_AXES[over], gridcolor=GRID, zeroline=False, exponentformat="none")
@@ -73,7 +73,7 @@ def comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart
 
 
 def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int, Line2D]:
-    """Draws the runs that have values; returns their lines by the place of the run."""
+    """Draws the runs that have values; returns their lines by the index of the run."""
     lines = {}
     for place, run in enumerate(runs):
         found = _curve(run, split, over)
@@ -93,19 +93,13 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
         if split == "validation" and not (score := _score(run, over)).is_empty:
             scores = [math.nan if value is None else value for value in score.values]
             axes.plot(score.steps, scores, color=RUNS[place % len(RUNS)], marker="D", markersize=6, linestyle="")
-    axes.set_title(_title(runs, split), loc="left", fontsize=11)
-    axes.set_xlabel(_AXES[over], fontsize=9)
+    finish_axes(axes, _title(runs, split), _AXES[over], has_legend=False)
     axes.set_ylabel(_UNITS[split], fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if not axes.lines:
-        axes.text(0.5, 0.5, "No values yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
     return lines
 
 
 def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: int) -> None:
-    """Names the lines below all panels."""
+    """Adds the legend below all panels."""
     if not named:
         return
     legend = figure.legend(
@@ -116,7 +110,7 @@ def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: in
         frameon=False,
         fontsize=9,
     )
-    # Given at once, a name that begins with an underscore is left out, and dollar signs are read as formulas.
+    # Passed as labels, names that begin with an underscore would be dropped, and dollar signs would become formulas.
     for text, (name, _) in zip(legend.get_texts(), named, strict=True):
         text.set_parse_math(False)
         text.set_text(name)
@@ -128,7 +122,7 @@ def _curve(run: Curves, split: str, over: str) -> Series:
 
 
 def _score(run: Curves, over: str) -> Series:
-    """The one score on all that is held out, at the step of the checkpoint that it is of, or when that was reached."""
+    """The score on all held-out text, at the step of its checkpoint or the time at which that was reached."""
     found = series(run.metrics, "score", _KEYS["validation"])
     if over == "step" or found.is_empty:
         return found

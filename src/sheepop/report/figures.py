@@ -1,4 +1,4 @@
-"""Static pictures of a run's course. Nothing here touches matplotlib's global state or opens a window."""
+"""Static figures of a run's metrics. Nothing here changes matplotlib's global state or opens a window."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _DPI = 144
 _FEWEST_WITHOUT_MARKERS = 30
 
-# Inches around panels, for the longest numbers that matplotlib writes at an axis in the sizes used here. Fixed, since
-# finding them by what the panels hold takes longer than drawing the picture.
+# Inches around panels, enough for the longest tick labels at the sizes used here. Fixed, because computing the margins
+# from the panels takes longer than drawing the figure.
 _TOP, _BELOW, _RIGHT, _BESIDE, _AXIS_LABEL = 0.4, 0.55, 0.25, 0.7, 0.2
 
 
 def bare_figure(width: float, height: float) -> Figure:
-    """An empty picture of so many inches."""
+    """An empty figure, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -38,10 +38,10 @@ def bare_figure(width: float, height: float) -> Figure:
 def blank_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, *, has_y_labels: bool = False, foot: float = 0.0
 ) -> Figure:
-    """An empty picture of so many inches, with room around a grid of panels and `foot` inches below all of them."""
+    """An empty figure, in inches, with margins for a grid of panels and `foot` inches below all of them."""
     figure = bare_figure(width, height)
     beside = _BESIDE + (_AXIS_LABEL if has_y_labels else 0.0)
-    # A panel's share of the picture, and the room between two in shares of a panel, as matplotlib counts them.
+    # matplotlib expects margins as shares of the figure, and gaps as shares of a panel.
     panel_width = (width - columns * (beside + _RIGHT)) / columns
     panel_height = (height - foot - rows * (_TOP + _BELOW)) / rows
     figure.subplots_adjust(
@@ -58,7 +58,8 @@ def blank_figure(
 def training_curves(metrics: Sequence[Mapping[str, Any]], *, is_sampled: bool = False) -> Figure:
     """Panels by step: loss (raw, smoothed, held out), learning rate, gradient norm, tokens per second, expert loads.
 
-    The last is there for networks with experts only. Validations that are `is_sampled` read a part of what is held out.
+    The last panel is for networks with experts only. `is_sampled` marks validations that read a sample of the held-out
+    text.
     """
     most, least = (series(metrics, "train", f"expert_load_{which}") for which in ("max", "min"))
     rows: list[Any] = [["loss", "learning_rate"], ["grad_norm", "speed"]]
@@ -69,20 +70,40 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, is_sampled: bool = 
     _draw_loss(axes["loss"], metrics, scored("Held out", is_sampled=is_sampled))
     for key, title in (("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm before clipping")):
         _draw_line(axes[key], series(metrics, "train", key), color=TRAIN)
-        _finish(axes[key], title)
+        finish_axes(axes[key], title)
     _draw_smoothed(axes["speed"], series(metrics, "train", "tokens_per_second"), "Measured")
-    _finish(axes["speed"], "Tokens per second")
+    finish_axes(axes["speed"], "Tokens per second")
     if "loads" in axes:
         _draw_line(axes["loads"], most, color=VALIDATION, label="Most loaded")
         _draw_line(axes["loads"], least, color=TRAIN, label="Least loaded")
-        _finish(axes["loads"], "Load of the experts, relative to even")
+        finish_axes(axes["loads"], "Load of the experts, relative to even")
     for name in axes.keys() - {"loss"}:
         axes[name].set_ylim(bottom=0)
     return figure
 
 
+def range_test_figure(
+    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float, lowest: float
+) -> Figure:
+    """A learning-rate range test: loss by rate, raw and smoothed, the suggested rate, and that of the lowest loss."""
+    figure = blank_figure(8, 4.5, has_y_labels=True)
+    axes = figure.subplots()
+    axes.plot(rates, losses, color=TRAIN, alpha=0.35, linewidth=1.4, label="Loss")
+    axes.plot(rates, smoothed, color=TRAIN, linewidth=1.8, label="Smoothed")
+    axes.axvline(suggestion, color=VALIDATION, linewidth=1.4, label=f"Suggested: {suggestion:.2e}")
+    axes.axvline(lowest, color="#777777", linestyle="--", linewidth=1.2, label=f"Lowest loss: {lowest:.2e}")
+    axes.set_xscale("log")
+    # The axis shows the fall of the loss; the rise after it may be cut off.
+    low, high = min(smoothed), max(smoothed[: smoothed.index(min(smoothed)) + 1])
+    margin = 0.15 * (high - low)
+    axes.set_ylim(low - margin, high + 2 * margin)
+    finish_axes(axes, "Learning-rate range test", "Learning rate")
+    axes.set_ylabel("Loss (nats per token)", fontsize=9)
+    return figure
+
+
 def save_png(figure: Figure, path: str | Path) -> None:
-    """Writes `figure` to `path` atomically, making its folder; the same figure gives the same bytes."""
+    """Writes `figure` to `path` atomically, and makes its folder; the same figure gives the same bytes."""
     path = Path(path)
     content = BytesIO()
     figure.savefig(content, format="png", dpi=_DPI, metadata={"Software": None})
@@ -92,12 +113,12 @@ def save_png(figure: Figure, path: str | Path) -> None:
 
 
 def save_svg(figure: Figure, path: str | Path) -> None:
-    """As `save_png`, as a drawing that stays sharp at any size."""
+    """Like `save_png`, as a vector graphic."""
     from matplotlib import rc_context
 
     path = Path(path)
     content = BytesIO()
-    # Else the names of its parts are drawn by chance.
+    # Otherwise the ids of its elements are random.
     with rc_context({"svg.hashsalt": "sheepop"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     with storage_errors(path.parent):
@@ -110,11 +131,11 @@ def _draw_loss(axes: Axes, metrics: Sequence[Mapping[str, Any]], held_out: str) 
     validation = series(metrics, "validation", "loss")
     if not validation.is_empty:
         _draw_line(axes, validation, color=VALIDATION, label=held_out, marker="o", markersize=3.5)
-    _finish(axes, "Loss (nats per token)")
+    finish_axes(axes, "Loss (nats per token)")
 
 
 def _draw_smoothed(axes: Axes, found: Series, label: str) -> None:
-    """The raw line, faint behind its moving average where there are points enough for one."""
+    """Draws a line and its moving average; the line is faint if there are enough points for an average."""
     average = found.smoothed()
     _draw_line(axes, found, color=TRAIN, alpha=0.35 if average else 1.0, label=label)
     if average is not None:
@@ -130,13 +151,14 @@ def _draw_line(axes: Axes, found: Series, **style: Any) -> None:
     axes.plot(found.steps, values, linewidth=1.4, **style)
 
 
-def _finish(axes: Axes, title: str) -> None:
+def finish_axes(axes: Axes, title: str, x_label: str = "Step", *, has_legend: bool = True) -> None:
+    """Adds title, label and grid, and a legend if there are several lines and `has_legend`."""
     axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("Step", fontsize=9)
+    axes.set_xlabel(x_label, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if not axes.lines:
         axes.text(0.5, 0.5, "No values yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
-    elif len(axes.lines) > 1:
+    elif has_legend and len(axes.lines) > 1:
         axes.legend(frameon=False, fontsize=8)

@@ -1,4 +1,4 @@
-"""Values as text for people."""
+"""Formats values as text for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def shown(value: Any) -> str:
-    """A value as it stands on a page: a dash for what is missing, thousands apart, four significant digits."""
+    """A value as text for a page: a dash if missing, thousands separators, four significant digits."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):
@@ -57,7 +57,7 @@ def flops(rate: float | None) -> str:
 
 
 def scored(words: str, *, is_sampled: bool) -> str:
-    """A score, or what it is called, marked where only a sample of the held-out text was read for it."""
+    """A score or its name, marked if it was measured on a sample of the held-out text only."""
     return f"{words} (sample)" if is_sampled else words
 
 

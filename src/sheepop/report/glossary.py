@@ -1,4 +1,4 @@
-"""What the words on screen and on the pages mean, each in a sentence or two for somebody who meets it first."""
+"""Explains the terms on screen and on the pages in a sentence or two for beginners."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ GLOSSARY = {
     "Held-out text": "Text that the model is never trained on. How well it predicts this text shows what it learned.",
     "Learning rate": "How far one step moves the weights. It rises at first, then falls, so that steps become finer.",
     "Gradient norm": (
-        "How strongly one step pulls on all weights together. A sudden jump is a sign of trouble; a norm above the "
-        "limit is scaled down."
+        "The length of the gradient over all weights. A sudden jump is a sign of trouble; a gradient with a norm above "
+        "the limit is scaled down."
     ),
     "Step": "One update of all weights, made from one batch of text.",
     "Epoch": "One pass over all of the training text.",
@@ -36,38 +36,38 @@ GLOSSARY = {
         "Model FLOPs utilisation: the share of the machine's highest speed in matrix products that training reaches. "
         "The rest goes to memory access, other operations, and waiting."
     ),
-    "Tokens per second": "How much text training gets through in a second.",
-    "Temperature": "How boldly the model writes: below 1 it keeps to what is likely, above 1 it dares more.",
-    "Top-k": "Only the k likeliest tokens can be drawn; all others are cut.",
-    "Top-p": "Only the likeliest tokens that together reach the probability p can be drawn; all others are cut.",
-    "Embedding": "The list of numbers that stands for a token inside the model. Tokens used alike get lists alike.",
-    "Attention": "The part of a block in which each token looks at those before it and takes from them what it needs.",
-    "Head": "One of several attentions that work side by side, each with a view of its own.",
-    "Query": "What a token asks of the tokens before it: a list of numbers to be compared with their keys.",
-    "Key": "What a token offers to be found by: the better it fits a query, the more that token is looked at.",
-    "Value": "What a token hands over to those that look at it.",
-    "Softmax": "Turns any numbers into positive ones that sum to 1; the largest gets the most.",
-    "Logit": "The score of a token before the softmax makes a probability of it.",
-    "Residual stream": "What passes through all blocks, a list of numbers for each token. Each block adds to it.",
-    "Feed-forward network": "The part of a block that works on each token alone: wider, an activation, and back.",
-    "Activation": "The bend between two matrix products, without which they would be no more than one.",
+    "Tokens per second": "How many tokens training processes in a second.",
+    "Temperature": "How random sampling is: below 1 the likely tokens become likelier, above 1 the unlikely ones do.",
+    "Top-k": "Only the k likeliest tokens can be sampled.",
+    "Top-p": "Only the likeliest tokens that together reach the probability p can be sampled.",
+    "Embedding": "The list of numbers that represents a token in the model. Tokens with similar use get similar lists.",
+    "Attention": "The part of a block in which each token takes information from the tokens before it.",
+    "Head": "One of several attentions that work in parallel, each with its own queries, keys and values.",
+    "Query": "A list of numbers that a token compares with the keys of the tokens before it.",
+    "Key": "A list of numbers of a token: the better it fits a query, the more attention the token gets.",
+    "Value": "The list of numbers that a token passes to the tokens that attend to it.",
+    "Softmax": "Turns any numbers into positive ones that sum to 1; the largest number gets the largest share.",
+    "Logit": "The score of a token before the softmax turns it into a probability.",
+    "Residual stream": "The list of numbers for each token that passes through all blocks. Each block adds to it.",
+    "Feed-forward network": "The part of a block that processes each token alone, with an activation inside.",
+    "Activation": "The nonlinear function between two matrix products, which would otherwise be equal to a single one.",
     "Block": "One layer of the model: attention, then a feed-forward network. A model is a stack of them.",
     "KV cache": "The keys and values of all tokens so far, kept so that the next one need not compute them again.",
     "Expert": "One of several feed-forward networks of a block, of which a router chooses a few for each token.",
-    "Norm": "Brings the numbers of a token to a fixed size before a block works on them.",
+    "Norm": "Scales the numbers of a token to a fixed size before a block uses them.",
     "Nats": "A measure of surprise with natural logarithms; one nat is 1.44 bits.",
     "Calibration error": (
-        "By how much a model is too sure or not sure enough: how far its probabilities are from how often it is right."
+        "How far the probabilities of a model are from how often it is right: how over- or underconfident it is."
     ),
-    "Contamination": "Questions of a test that the model read in training, which it may know by heart.",
-    "95 % interval": "The true value lies in it in 95 of 100 repetitions with other items of the same kind.",
-    "p value": "How likely chance alone makes a difference as large between two models that are equally good.",
-    "Preference": "Two answers to one prompt, and which of them somebody liked better.",
+    "Contamination": "Test questions that were in the training text, so that the model may know them by heart.",
+    "95 % interval": "It contains the true value in 95 of 100 repetitions with other items of the same kind.",
+    "p value": "The probability that chance alone makes a difference this large between two equally good models.",
+    "Preference": "Two answers to one prompt, and which of them somebody preferred.",
 }
 
 
 def meaning(label: str) -> str | None:
-    """What `label` means, or what the term that it begins with means; None for a word that explains itself."""
+    """The meaning of `label`, or of the term that it begins with; None if the glossary has neither."""
     found = GLOSSARY.get(label)
     if found is None:
         found = next((text for term, text in GLOSSARY.items() if label.startswith(term)), None)

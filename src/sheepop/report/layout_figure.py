@@ -1,4 +1,4 @@
-"""The picture of a layout: who has what as a grid of cells, who talks to whom as lines between them, and an order."""
+"""Draws a parallel layout: ranks as a grid of cells, communication as lines between them, and a schedule of work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 """A row and a column of the grid."""
 
-# Inches, and points of letters.
+# Lengths in inches, letter sizes in points.
 _LETTER, _LINE, _TITLE, _PAD, _MAP = 0.058, 0.135, 0.2, 0.07, 0.34
 _LANE, _GUTTER, _BETWEEN, _MARGIN, _GAP, _NAME = 0.08, 0.14, 0.14, 0.15, 0.3, 0.24
 _BAR, _NARROWEST = 0.19, 7.0
@@ -34,7 +34,7 @@ _WORK = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A rank: its name, what it has in lines, and its parts (left, top, width, height) of two unit squares."""
+    """A rank: its name, lines of text, and for each unit square the parts that it owns (left, top, width, height)."""
 
     name: str
     lines: Sequence[str]
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Talk:
-    """What is said, and the cells of each group in which it is said; one that is `onward` goes from block to block."""
+    """A kind of communication: its description, and the cells of each group; with `onward`, from block to block."""
 
     words: str
     color: str
@@ -53,10 +53,10 @@ class Talk:
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells by place, and the first and last place of blocks of them.
+    """Cells by place, and blocks of cells, each given by its first and last place.
 
-    `row_gaps` and `column_gaps` are words in rows and columns without cells; names stand beside the row, or above the
-    column, in which a block begins.
+    `row_gaps` and `column_gaps` are texts in rows and columns without cells; names are beside the row, or above the
+    column, at which a block begins.
     """
 
     cells: Mapping[Place, Cell]
@@ -69,7 +69,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Bar:
-    """A piece of work in the line of one of those who work; `kind` is a key of the colours, `deep` a second stage."""
+    """A piece of work in the line of one worker; `kind` is a key of the colours, `deep` marks a second stage."""
 
     line: int
     start: float
@@ -81,7 +81,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Order:
-    """Who does what when, up to a time; `note` stands behind the meaning of the colours."""
+    """A schedule: the work of each worker up to a time; `note` follows the legend of the colours."""
 
     title: str
     names: Sequence[str]
@@ -93,16 +93,16 @@ class Order:
 def layout_figure(
     title: str, grid: Grid, talks: Sequence[Talk], notes: Sequence[str] = (), order: Order | None = None
 ) -> Figure:
-    """`grid` with the lines of `talks` between its cells, what they mean, notes, and the order of work if there is one.
+    """Draws `grid` with the lines of `talks` between its cells, their legend, notes, and the schedule if given.
 
-    Lines of one row, or one column, that would cover each other lie side by side.
+    Overlapping lines of one row or column are drawn side by side.
     """
     return _Drawing(title, grid, talks, notes, order).draw()
 
 
 @dataclass(frozen=True)
 class _Line:
-    """Between the first and the last of some cells of a row, below it, or of a column, to its right."""
+    """A line that joins some cells of a row, drawn below it, or of a column, drawn to its right."""
 
     talk: Talk
     index: int
@@ -112,7 +112,7 @@ class _Line:
 
 
 def _lines(talks: Sequence[Talk]) -> list[_Line]:
-    """The columns of each group, and where it has several, the topmost row that joins them; each in a free lane."""
+    """A line for each column of each group, and one in the topmost row that joins the columns; each in a free lane."""
     found: list[_Line] = []
 
     def add(talk: Talk, index: int, members: set[int], across: bool) -> None:
@@ -134,7 +134,7 @@ def _lines(talks: Sequence[Talk]) -> list[_Line]:
 
 
 class _Drawing:
-    """Places in inches from the top left corner."""
+    """Draws a layout; coordinates are inches from the top left corner."""
 
     def __init__(
         self, title: str, grid: Grid, talks: Sequence[Talk], notes: Sequence[str], order: Order | None
@@ -164,7 +164,7 @@ class _Drawing:
         self.height = self.below + more + 0.05
 
     def _starts(self, side: int) -> dict[int, float]:
-        """Where rows (0) or columns (1) begin, and behind the last one where all of them end."""
+        """The offsets of rows (0) or columns (1), and the end of the last one."""
         gaps = (self.grid.row_gaps, self.grid.column_gaps)[side]
         count = 1 + max([*(place[side] for place in self.grid.cells), *gaps])
         begins = {block[0][side] for block in self.grid.blocks}
@@ -178,7 +178,7 @@ class _Drawing:
         return {**found, count: place}
 
     def draw(self) -> Figure:
-        """The figure."""
+        """Draws the figure."""
         figure = bare_figure(self.width, self.height)
         self.axes = figure.add_axes((0, 0, 1, 1))
         self.axes.set(xlim=(0, self.width), ylim=(self.height, 0))
@@ -186,7 +186,8 @@ class _Drawing:
         self._write(_MARGIN, _MARGIN, self.title, size=11)
         for first, last in self.grid.blocks:
             if first != last:
-                self._draw_block(first, last)
+                x, y, right, bottom = self._edges(first, last)
+                self._box(x, y, right - x, bottom - y, _TINT, edgecolor="#c9d0d8", linewidth=0.6)
         for place, cell in self.grid.cells.items():
             self._draw_cell(self.x[place[1]], self.y[place[0]], cell)
         for line in self.lines:
@@ -210,10 +211,6 @@ class _Drawing:
         style = {"ha": "left", "va": "top", "color": _INK, **style}
         self.axes.text(x, y, words, fontsize=size, parse_math=False, **style)
 
-    def _draw_block(self, first: Place, last: Place) -> None:
-        x, y, right, bottom = self._edges(first, last)
-        self._box(x, y, right - x, bottom - y, _TINT, edgecolor="#c9d0d8", linewidth=0.6)
-
     def _edges(self, first: Place, last: Place) -> tuple[float, float, float, float]:
         """Left, top, right and bottom of a block."""
         x, y = self.x[first[1]] - _PAD, self.y[first[0]] - _PAD
@@ -230,7 +227,7 @@ class _Drawing:
             self._box(left, top, _MAP, _MAP, "#e6eaee")
             for part in parts:
                 across, down, wide, high = (_MAP * share for share in part)
-                # What is a thousandth of all can still be seen.
+                # Even the smallest part stays visible.
                 self._box(left + across, top + down, max(wide, 0.012), max(high, 0.012), TRAIN)
 
     def _draw_line(self, line: _Line) -> None:
@@ -256,7 +253,7 @@ class _Drawing:
         self.axes.plot(xs, ys, color=line.talk.color, linewidth=1.4)
 
     def _draw_arrow(self, one: Place, other: Place, color: str) -> None:
-        """From the block of one cell to that of another."""
+        """Draws an arrow from the block of one cell to that of another."""
         edges = [self._edges(*self._block_of(place)) for place in (one, other)]
         y = edges[0][3] - 0.28 * (edges[0][3] - edges[0][1])
         self.axes.annotate(

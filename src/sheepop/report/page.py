@@ -1,4 +1,4 @@
-"""An HTML page that is one file: it opens anywhere, asks the network for nothing, and shows text as text."""
+"""Writes an HTML page as a single file, which needs no network and escapes all text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sheepop.report.glossary import meaning
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# The browser itself refuses every request, should anything on the page ever ask for one.
+# With this policy the browser refuses every request from the page.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
 _NUMBER = r"[-−]?[0-9][0-9,]*(\.[0-9]+)?(e[-+][0-9]+)?|∞|–"
-_PIXELS = 1.5  # of a picture to one of the page, so that it is sharp on a fine screen
+_PIXELS = 1.5  # pixels of a picture per pixel of the page, so that it is sharp on a high-resolution screen
 _CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
 _UNPRINTABLE = {
     **_CONTROL_PICTURES,
@@ -34,7 +34,7 @@ _UNPRINTABLE = {
 
 
 class Page:
-    """Collects content from top to bottom; `write` makes the file. Every text is escaped, none is trusted."""
+    """Collects content from top to bottom; `write` makes the file. All text is untrusted and escaped."""
 
     def __init__(self, title: str, *, footer: str = "") -> None:
         self.title = title
@@ -44,22 +44,22 @@ class Page:
         self._num_charts = self._num_searched = 0
 
     def add_section(self, heading: str) -> None:
-        """Begins a section with an anchor and an entry in the list at the top."""
+        """Begins a section with an anchor and a link at the top of the page."""
         anchor = self._new_anchor(heading)
         self._sections[anchor] = heading
         link = f'<a href="#{escaped(anchor)}">{escaped(heading)}</a>'
         self._parts.append(f'</section>\n<section class="named">\n<h2 id="{escaped(anchor)}">{link}</h2>')
 
     def add_heading(self, text: str) -> None:
-        """A heading within a section."""
+        """Adds a heading within a section."""
         self._parts.append(f"<h3>{escaped(text)}</h3>")
 
     def add_text(self, text: str) -> None:
-        """A paragraph of plain text: what looks like markup in it is shown, not obeyed."""
+        """Adds a paragraph of plain text, in which markup is shown as text."""
         self._parts.append(f"<p>{escaped(text)}</p>")
 
     def add_facts(self, facts: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
-        """Labels and values; a value that is None is shown as a dash."""
+        """Adds labels with values; None is shown as a dash."""
         pairs = facts.items() if isinstance(facts, Mapping) else facts
         items = (
             f"<div><dt{_hint(label)}>{escaped(label)}</dt><dd>{escaped(shown(value))}</dd></div>"
@@ -68,9 +68,9 @@ class Page:
         self._parts.append(f"<dl>{''.join(items)}</dl>")
 
     def add_table(self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> None:
-        """A table; columns of numbers (or of numbers and None) are set flush right.
+        """Adds a table; columns of numbers (or of numbers and None) are right-aligned.
 
-        Raises `ValueError` when a row has more or fewer cells than the header.
+        Raises `ValueError` if a row has more or fewer cells than the header.
         """
         rows = [list(row) for row in rows]
         for row in rows:
@@ -92,7 +92,7 @@ class Page:
         )
 
     def add_searched_table(self, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> None:
-        """A table of any length with a field above it, of which the rows are shown that have all words typed there."""
+        """Adds a table of any length with a search field; it shows the rows that contain all words in the field."""
         self._num_searched += 1
         cells = [[cell.translate(_UNPRINTABLE) for cell in row] for row in rows]
         head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in header)
@@ -104,7 +104,7 @@ class Page:
         )
 
     def add_bars(self, values: Mapping[str, float], title: str, *, unit: str = "", half: bool = False) -> None:
-        """Values of 0 or more as bars, one below the other; they need no JavaScript. Two can be `half`, as charts."""
+        """Adds horizontal bars for values of 0 or more, without JavaScript; two `half` ones fit side by side."""
         most = max(values.values(), default=0) or 1
         rows = "".join(
             f'<tr><th scope="row">{escaped(name)}</th><td class="number">{escaped(shown(value))}</td>'
@@ -118,11 +118,11 @@ class Page:
         )
 
     def add_chart(self, figure: Figure, title: str, *, note: str = "", half: bool = False) -> None:
-        """A plotly figure under a title; two that are `half` stand side by side where there is room."""
+        """Adds a plotly figure under a title; two `half` ones are side by side if there is room."""
         from plotly.io import to_json
 
         self._num_charts += 1
-        # The standard library's encoder, always: it writes every character beyond ASCII as an escape.
+        # The standard library's encoder escapes every non-ASCII character.
         data = _script_safe(to_json(figure, validate=False, engine="json"))
         style = "chart half" if half else "chart"
         below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
@@ -132,7 +132,7 @@ class Page:
         )
 
     def add_picture(self, png: bytes, description: str) -> None:
-        """A PNG, which stands in the page itself; one that is wider than the page can be moved."""
+        """Adds a PNG, embedded in the page; one that is wider than the page can be scrolled."""
         data = base64.b64encode(png).decode("ascii")
         width = round(int.from_bytes(png[16:20], "big") / _PIXELS)
         self._parts.append(
@@ -141,9 +141,9 @@ class Page:
         )
 
     def add_sample(self, prompt: str, text: str, *, label: str = "", half: bool = False) -> None:
-        """A prompt and what was written after it, character by character; control characters become pictures.
+        """Adds a prompt and its continuation exactly as they are; control characters become visible symbols.
 
-        Two that are `half` stand side by side where there is room.
+        Two `half` ones are side by side if there is room.
         """
         caption = f'<figcaption class="label">{escaped(label)}</figcaption>' if label else ""
         begin = f'<span class="prompt">{escaped(prompt)}</span>' if prompt else ""
@@ -153,7 +153,7 @@ class Page:
         )
 
     def add_source(self, text: str, summary: str) -> None:
-        """Preformatted text such as a configuration file, folded away under `summary`."""
+        """Adds preformatted text such as a configuration file, collapsed under `summary`."""
         self._parts.append(
             f"<details><summary>{escaped(summary)}</summary><pre><code>{escaped(text)}</code></pre></details>"
         )
@@ -163,7 +163,7 @@ class Page:
         write_atomic(path, self.to_html())
 
     def to_html(self) -> str:
-        """The whole document, in one file that asks for no other."""
+        """The whole document, which needs no other file."""
         links = "".join(f'<a href="#{escaped(a)}">{escaped(h)}</a>' for a, h in self._sections.items())
         nav = f'<nav aria-label="Sections">{links}</nav>' if links else ""
         footer = f"<footer>{escaped(self.footer)}</footer>" if self.footer else ""
@@ -178,10 +178,10 @@ class Page:
         )
 
     def _scripts(self) -> str:
-        """Plotly's JavaScript, only where there is something to draw, and what draws it and fills searched tables."""
+        """The JavaScript that the page needs: Plotly and its drawing code for charts, and code for searched tables."""
         if self._num_charts + self._num_searched == 0:
             return ""
-        found = "<noscript><p>What JavaScript would fill on this page is empty: it is switched off.</p></noscript>\n"
+        found = "<noscript><p>JavaScript is off, so the charts and search tables are empty.</p></noscript>\n"
         if self._num_charts:
             from plotly.offline import get_plotlyjs
 
@@ -200,19 +200,19 @@ class Page:
 
 
 def escaped(text: str) -> str:
-    """Text for any place in HTML: no markup, and no character that HTML or UTF-8 cannot hold."""
+    """Escapes text for any place in HTML, and replaces characters that HTML or UTF-8 cannot represent."""
     return html.escape(text.translate(_UNPRINTABLE))
 
 
 def _script_safe(data: str) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Escapes JSON so that it cannot end the script element that contains it."""
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
     return data
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:
-    """Whether a column holds numbers, or text that numbers were written as, and nothing else but None."""
+    """Whether a column has only numbers, formatted numbers, and None, and at least one number."""
     found = [value for value in values if value is not None]
     is_number = (isinstance(v, int | float | str) and re.fullmatch(_NUMBER, shown(v)) is not None for v in found)
     return bool(found) and all(is_number)
@@ -223,6 +223,6 @@ def _resource(name: str) -> str:
 
 
 def _hint(label: str) -> str:
-    """The attribute that explains a term when the pointer rests on it; nothing for other words."""
+    """The title attribute that explains a term of the glossary on hover, or "" for other labels."""
     found = meaning(label)
     return "" if found is None else f' title="{escaped(found)}"'

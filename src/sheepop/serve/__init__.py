@@ -1,1 +1,1 @@
-"""Models over HTTP: the OpenAI-compatible API, its limits, its metrics."""
+"""Serving models over HTTP: the OpenAI-compatible API, its limits and metrics, and the page."""

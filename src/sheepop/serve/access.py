@@ -1,4 +1,4 @@
-"""Who may ask, and how much: API keys with limits each."""
+"""API keys and their rate limits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MINUTE = 60.0
 
 
 class KeySettings(Config):
-    """A key and its limits, as an entry of the file of keys."""
+    """A key and its limits: one entry of the file of keys."""
 
     key: str = Field(min_length=8)
-    """What a client sends as ``Authorization: Bearer KEY``."""
+    """The key that a client sends as ``Authorization: Bearer KEY``."""
     name: str
-    """What logs call its owner; requests of different owners share nothing in the cache."""
+    """The owner of the key; requests of different owners share no cached prefixes."""
     requests_per_minute: int | None = Field(default=None, ge=1)
     """The most requests in any minute."""
     concurrent_requests: int | None = Field(default=None, ge=1)
@@ -34,14 +34,14 @@ class KeySettings(Config):
 
 @dataclass
 class Client:
-    """An owner of a key: when it asked in the last minute, and how many of its requests are open."""
+    """An owner of a key: the times of its requests in the last minute, and how many of them are open."""
 
     settings: KeySettings
     times: deque[float] = field(default_factory=deque)
     num_open: int = 0
 
     def enter(self) -> None:
-        """Counts a request; raises `ApiError` 429 where a limit is reached."""
+        """Counts a request; raises `ApiError` 429 if a limit is reached."""
         now, limits = time.monotonic(), self.settings
         while self.times and now - self.times[0] >= _MINUTE:
             self.times.popleft()
@@ -53,19 +53,19 @@ class Client:
         self.num_open += 1
 
     def leave(self) -> None:
-        """A request has ended."""
+        """Records that a request has ended."""
         self.num_open -= 1
 
 
 class Doorkeeper:
-    """Tells clients by their keys; without a file of keys everyone is one client without limits."""
+    """Identifies clients by their keys; without a file of keys, everyone is the same client without limits."""
 
     def __init__(self, file: str | None) -> None:
         self._clients = [Client(settings) for settings in _read(Path(file))] if file is not None else []
         self._anyone = Client(KeySettings(key="everyone", name="")) if file is None else None
 
     def client(self, authorization: str | None) -> Client:
-        """Whose request it is; raises `ApiError` 401. Every key is compared, in a time that tells nothing of it."""
+        """Returns the client that sent a request; raises `ApiError` 401. Compares every key in constant time."""
         if self._anyone is not None:
             return self._anyone
         given = (authorization or "").removeprefix("Bearer ").strip().encode()
@@ -75,7 +75,7 @@ class Doorkeeper:
         return matching[0]
 
     def without_limits(self) -> Doorkeeper:
-        """One that knows the same keys, for replicas: whoever sends them requests has counted these already."""
+        """Returns a copy with the same keys but no limits, for replicas: the front has counted their requests."""
         other = copy(self)
         other._clients = [Client(KeySettings(key=own.settings.key, name=own.settings.name)) for own in self._clients]
         return other

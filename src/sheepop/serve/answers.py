@@ -1,4 +1,4 @@
-"""From requests of OpenAI's API to requests of the engine, and from what it writes to answers."""
+"""Converts requests of OpenAI's API to requests of the engine, and its texts to answers."""
 
 from __future__ import annotations
 
@@ -22,52 +22,48 @@ from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, Too
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.worker import DeadlineError, ShutdownError
 
-_DEFAULT_TOKENS = 16  # of text completions, as OpenAI's API has it
+_DEFAULT_TOKENS = 16  # of text completions in OpenAI's API
 _MARKED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
 
 
 @dataclass
 class Usage:
-    """Tokens of prompts and of texts."""
+    """The number of tokens of prompts and of generated texts."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """As OpenAI's API has it."""
+        """The usage object of OpenAI's API."""
         total = self.prompt_tokens + self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-        }
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total}
 
 
-def sampling_config(asked: CompletionRequest | ChatRequest, **more: Any) -> GenerationConfig:
-    """The settings of a request; raises `ApiError` for values that the engine refuses."""
+def sampling_config(requested: CompletionRequest | ChatRequest, **more: Any) -> GenerationConfig:
+    """Returns the generation settings of a request; raises `ApiError` for values that the engine refuses."""
     try:
-        bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
+        bias = {int(token): value for token, value in (requested.logit_bias or {}).items()}
     except ValueError:
         raise ApiError(400, "logit_bias: its keys must be token ids.", param="logit_bias") from None
-    if asked.min_tokens > more["max_new_tokens"]:
+    if requested.min_tokens > more["max_new_tokens"]:
         most = counted(more["max_new_tokens"], "token")
-        message = f"min_tokens: {asked.min_tokens} is more than the {most} that may be written."
+        message = f"min_tokens: {requested.min_tokens} is more than the {most} that may be written."
         raise ApiError(400, message, param="min_tokens")
     given = {
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k,
-        "min_p": asked.min_p,
-        "typical_p": asked.typical_p,
-        "repetition_penalty": asked.repetition_penalty,
-        "presence_penalty": asked.presence_penalty,
-        "frequency_penalty": asked.frequency_penalty,
+        "temperature": requested.temperature,
+        "top_p": requested.top_p,
+        "top_k": requested.top_k,
+        "min_p": requested.min_p,
+        "typical_p": requested.typical_p,
+        "repetition_penalty": requested.repetition_penalty,
+        "presence_penalty": requested.presence_penalty,
+        "frequency_penalty": requested.frequency_penalty,
         "logit_bias": bias,
-        "num_completions": asked.n,
-        "min_new_tokens": asked.min_tokens,
-        "seed": asked.seed,
-        "stop": [asked.stop] if isinstance(asked.stop, str) else asked.stop or (),
+        "num_completions": requested.n,
+        "min_new_tokens": requested.min_tokens,
+        "seed": requested.seed,
+        "stop": [requested.stop] if isinstance(requested.stop, str) else requested.stop or (),
         **more,
     }
     try:
@@ -76,36 +72,36 @@ def sampling_config(asked: CompletionRequest | ChatRequest, **more: Any) -> Gene
         raise ApiError(400, str(error)) from None
 
 
-def chat_config(asked: ChatRequest, room: int) -> GenerationConfig:
-    """The settings of a chat; a text without a limit may fill the `room` in the context."""
-    more: dict[str, Any] = {"max_new_tokens": asked.max_completion_tokens or asked.max_tokens or max(1, room)}
-    if asked.logprobs:
-        more["top_logprobs"] = asked.top_logprobs or 0
-    if asked.response_format is not None and asked.response_format.type != "text":
-        schema = asked.response_format.json_schema
+def chat_config(requested: ChatRequest, room: int) -> GenerationConfig:
+    """Returns the generation settings of a chat; without a limit, a text may fill the `room` in the context."""
+    more: dict[str, Any] = {"max_new_tokens": requested.max_completion_tokens or requested.max_tokens or max(1, room)}
+    if requested.logprobs:
+        more["top_logprobs"] = requested.top_logprobs or 0
+    if requested.response_format is not None and requested.response_format.type != "text":
+        schema = requested.response_format.json_schema
         more["json_schema"] = {"type": "object"} if schema is None else schema.schema_
-    if (calls := _calls_schema(asked)) is not None:
+    if (calls := _calls_schema(requested)) is not None:
         if "json_schema" in more:
             raise ApiError(400, "tool_choice: cannot be combined with response_format.", param="tool_choice")
         more["json_schema"] = calls
-    return sampling_config(asked, **more)
+    return sampling_config(requested, **more)
 
 
-def completion_config(asked: CompletionRequest) -> GenerationConfig:
-    """The settings of a text completion."""
+def completion_config(requested: CompletionRequest) -> GenerationConfig:
+    """Returns the generation settings of a text completion."""
     return sampling_config(
-        asked,
-        max_new_tokens=asked.max_tokens or _DEFAULT_TOKENS,
-        best_of=asked.best_of,
-        top_logprobs=asked.logprobs,
+        requested,
+        max_new_tokens=requested.max_tokens or _DEFAULT_TOKENS,
+        best_of=requested.best_of,
+        top_logprobs=requested.logprobs,
     )
 
 
-def _calls_schema(asked: ChatRequest) -> dict[str, Any] | None:
-    """The schema of the calls of a chat that has to call a tool."""
-    if not isinstance(asked.tool_choice, ToolChoice) and asked.tool_choice != "required":
+def _calls_schema(requested: ChatRequest) -> dict[str, Any] | None:
+    """The JSON schema of a tool call, if the chat must call a tool; else None."""
+    if not isinstance(requested.tool_choice, ToolChoice) and requested.tool_choice != "required":
         return None
-    wanted = asked.tool_choice.function.name if isinstance(asked.tool_choice, ToolChoice) else None
+    wanted = requested.tool_choice.function.name if isinstance(requested.tool_choice, ToolChoice) else None
     options = [
         {
             "type": "object",
@@ -116,41 +112,41 @@ def _calls_schema(asked: ChatRequest) -> dict[str, Any] | None:
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in asked.tools or ()
+        for tool in requested.tools or ()
         if wanted is None or tool.function.name == wanted
     ]
     return {"anyOf": options}
 
 
-def tool_calls(text: str, asked: ChatRequest) -> tuple[str, list[dict[str, Any]]]:
-    """What an answer says, and the tools that it calls: as it had to, or between ``<tool_call>`` marks."""
-    if not asked.tools or asked.tool_choice == "none":
+def tool_calls(text: str, requested: ChatRequest) -> tuple[str, list[dict[str, Any]]]:
+    """Splits an answer into its text and its tool calls: the one required call, or those in ``<tool_call>`` tags."""
+    if not requested.tools or requested.tool_choice == "none":
         return text, []
-    if _calls_schema(asked) is not None:
+    if _calls_schema(requested) is not None:
         try:
-            return "", [_call(text, asked)]
-        except ValueError:  # it ended by its length
+            return "", [_call(text, requested)]
+        except ValueError:  # the length limit cut it
             return text, []
     said, end, calls = "", 0, []
     for found in _MARKED.finditer(text):
         try:
-            calls.append(_call(found[1], asked))
+            calls.append(_call(found[1], requested))
         except ValueError:
-            continue  # it stays in the text as it is
+            continue  # it stays in the text
         said, end = said + text[end : found.start()], found.end()
     return (said + text[end:]).strip() if calls else text, calls
 
 
-def _call(text: str, asked: ChatRequest) -> dict[str, Any]:
-    """A call as OpenAI's API has it; raises `ValueError` for a text that is none of a tool that was offered."""
+def _call(text: str, requested: ChatRequest) -> dict[str, Any]:
+    """Returns the tool call object of OpenAI's API; raises `ValueError` if `text` calls no tool of the request."""
     try:
         found = json.loads(text)
     except RecursionError:
-        raise ValueError("a call is not nested so deeply") from None
+        raise ValueError("the call is nested too deeply") from None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         raise ValueError("a call is an object with a name")
-    if found["name"] not in {tool.function.name for tool in asked.tools or ()}:
-        raise ValueError("nobody offered this tool")
+    if found["name"] not in {tool.function.name for tool in requested.tools or ()}:
+        raise ValueError("the request has no tool of this name")
     arguments = found.get("arguments", {})
     return {
         "id": f"call_{secrets.token_hex(12)}",
@@ -161,7 +157,7 @@ def _call(text: str, asked: ChatRequest) -> dict[str, Any]:
 
 @dataclass
 class Answer:
-    """An answer on its way: its requests, and its name and time as the API gives them."""
+    """An answer in progress: its engine requests, and its id and creation time in the API."""
 
     kind: str
     model: ServedModel
@@ -170,7 +166,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, suffix: str = "") -> dict[str, Any]:
-        """What all objects of the answer begin with."""
+        """The fields that every object of the answer begins with."""
         mark = "chatcmpl" if self.kind == "chat.completion" else "cmpl"
         return {
             "id": f"{mark}-{self.id}",
@@ -180,7 +176,7 @@ class Answer:
         }
 
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """The tokens so far."""
         written = [candidate for request in self.requests for candidate in request.candidates]
         return Usage(
             sum(request.prompt.num_tokens for request in self.requests),
@@ -188,11 +184,14 @@ class Answer:
         )
 
     def number(self, candidate: Candidate) -> int:
-        """Which of the answer's choices a text is, while it is written."""
+        """The index of a text among the answer's choices while it streams."""
         return candidate.index + candidate.request.index * candidate.request.num_candidates
 
     async def write(self, seconds: float) -> AsyncGenerator[list[Update], None]:
-        """Nothing once the engine has taken it, then what steps bring, for at most `seconds`; raises `ApiError`."""
+        """Yields an empty list when the engine accepts it, then the updates of each step; raises `ApiError`.
+
+        The answer ends with an error after `seconds`.
+        """
         try:
             async with aclosing(self.model.worker.write(self.requests, seconds=seconds)) as written:
                 async for updates in written:
@@ -202,7 +201,7 @@ class Answer:
 
 
 def api_error(error: SheepOpError) -> ApiError:
-    """An error of the engine as the API has it."""
+    """Converts an error of the engine to an error of the API."""
     if isinstance(error, QueueFullError):
         return ApiError(503, str(error), kind="server_error", code="overloaded", retry_after=1)
     if isinstance(error, ShutdownError):
@@ -215,7 +214,7 @@ def api_error(error: SheepOpError) -> ApiError:
 
 
 def chat_logprobs(candidate: Candidate, model: ServedModel, first: int = 0) -> dict[str, Any]:
-    """The log-probabilities of a chat's tokens from number `first` on."""
+    """The log-probabilities of a chat's tokens from index `first` on, as in OpenAI's API."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         data = model.tokenizer.token_bytes(token_id)
@@ -230,32 +229,35 @@ def chat_logprobs(candidate: Candidate, model: ServedModel, first: int = 0) -> d
 
 
 def text_logprobs(candidate: Candidate, model: ServedModel, offset: int, first: int = 0) -> dict[str, Any]:
-    """The log-probabilities of a text completion's tokens from number `first` on."""
+    """The log-probabilities of a text completion's tokens from index `first` on, as in OpenAI's API.
+
+    `offset` is the character index of the first token.
+    """
 
     def piece(token_id: int) -> str:
         return model.tokenizer.token_bytes(token_id).decode("utf-8", errors="replace")
 
     tokens = [piece(token_id) for token_id in candidate.token_ids]
-    places = [offset]
+    offsets = [offset]
     for token in tokens:
-        places.append(places[-1] + len(token))
+        offsets.append(offsets[-1] + len(token))
     return {
         "tokens": tokens[first:],
         "token_logprobs": candidate.logprobs[first:],
         "top_logprobs": [
             dict(zip(map(piece, found.token_ids), found.logprobs, strict=True)) for found in candidate.likeliest[first:]
         ],
-        "text_offset": places[first:-1],
+        "text_offset": offsets[first:-1],
     }
 
 
 def finish_reason(candidate: Candidate) -> str | None:
-    """Why a text ended, None while it is written."""
+    """Why a text ended; None before its end."""
     return None if candidate.finish_reason is None else _FINISH[candidate.finish_reason]
 
 
 def as_prompts(prompt: str | Sequence[Any], param: str, most: int) -> list[str | list[int]]:
-    """The prompts in a field, each a text or token ids; raises `ApiError` for none at all, or more than `most`."""
+    """Returns the prompts in a field, each a text or token ids; raises `ApiError` for none, or more than `most`."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

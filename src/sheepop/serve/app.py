@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's endpoints, health, metrics; every error in the shape that clients know."""
+"""The HTTP application: OpenAI's endpoints, health and metrics, with every error in the shape of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sheepop.serve.inside import Inside
 from sheepop.serve.metrics import Metrics, Timing
 from sheepop.serve.pieces import DONE, ChatPieces, TextPieces, event
 from sheepop.serve.protocol import (
-    ASKING,
+    MODEL_PATHS,
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -47,9 +47,9 @@ from sheepop.serve.runs import Runs, RunsPage
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.votes import VotesFile
 
-CLIENT_LEFT = 499  # what nobody reads, but the log has
+CLIENT_LEFT = 499  # appears only in the log, since the client is gone
 _MOST_EMBEDDINGS = 2048
-# Settings that only the model can check, and what the API calls them.
+# Settings that only the model can check, with their names in the API.
 _PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"}
 T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
@@ -59,15 +59,15 @@ def create_app(
     registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None, runs: Runs | None = None,
     prompts: Sequence[str] = (),
 ) -> FastAPI:  # fmt: skip
-    """The application that serves the models of `registry`, to clients that `doorkeeper` or a file of keys knows.
+    """Creates the application that serves the models of `registry` to the clients of `doorkeeper` or a file of keys.
 
-    With `config.ui` there is the page too, which also shows `runs`, and whose arena draws from `prompts`.
+    With `config.ui` it also serves the page, which shows `runs` and has an arena that draws from `prompts`.
     """
     page: list[Inside | RunsPage | Arena] = []
     if config.ui:
         assert runs is not None
         votes = VotesFile(Path(config.votes).absolute())
-        # What is named comes before what may have any name.
+        # Inside is last: its route for files matches any name.
         page = [RunsPage(runs, votes), Arena(registry, votes, prompts, config.deadline_seconds), Inside(registry)]
 
     @asynccontextmanager
@@ -79,14 +79,14 @@ def create_app(
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
-    reading: dict[str, tuple[Callable[..., Any], type[replies.Shape] | None]] = {
+    without_model: dict[str, tuple[Callable[..., Any], type[replies.Shape] | None]] = {
         "/health": (service.health, replies.Status),
         "/ready": (service.ready, replies.Status),
         "/metrics": (service.show_metrics, None),
         "/v1/models": (service.list_models, replies.ModelList),
         "/v1/models/{name:path}": (service.show_model, replies.ModelCard),
     }
-    asking: dict[str, tuple[Callable[..., Any], type[replies.Shape]]] = {
+    with_model: dict[str, tuple[Callable[..., Any], type[replies.Shape]]] = {
         "/v1/chat/completions": (service.chat, replies.ChatCompletion),
         "/v1/completions": (service.complete, replies.Completion),
         "/v1/embeddings": (service.embed, replies.EmbeddingList),
@@ -97,20 +97,20 @@ def create_app(
         Gate,
         metrics=service.metrics,
         doorkeeper=service.doorkeeper,
-        asking=ASKING,
+        model_paths=MODEL_PATHS,
         largest_body=config.max_body_bytes,
     )
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
     app.add_exception_handler(HTTPException, _refuse)
     app.router.route_class = _Route
-    for path, (endpoint, shape) in reading.items():
+    for path, (endpoint, shape) in without_model.items():
         described = {} if shape is None else replies.described(shape)
         kind = PlainTextResponse if shape is None else JSONResponse
         app.add_api_route(
             path, endpoint, methods=["GET"], response_model=None, response_class=kind, responses=described
         )
-    for path in ASKING:
-        endpoint, shape = asking[path]
+    for path in MODEL_PATHS:
+        endpoint, shape = with_model[path]
         streams = shape in (replies.ChatCompletion, replies.Completion)
         described = replies.described(shape, streams=streams)
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=described)
@@ -120,28 +120,28 @@ def create_app(
 
 
 class Service:
-    """The endpoints, and what they share."""
+    """The endpoints and their shared state."""
 
     def __init__(self, registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._registry, self._config = registry, config
         self.doorkeeper, self.metrics = doorkeeper, Metrics(registry)
 
     async def health(self) -> dict[str, str]:
-        """Answers as long as the process lives."""
+        """Answers while the process lives."""
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, str]:
-        """Answers while requests are taken."""
+        """Answers while the server accepts requests."""
         if self._registry.is_draining:
             raise draining()
         return {"status": "ready"}
 
     async def show_metrics(self) -> PlainTextResponse:
-        """The metrics, as Prometheus reads them."""
+        """The metrics in Prometheus's text format."""
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def list_models(self, request: Request) -> dict[str, Any]:
-        """All models."""
+        """The models of this server."""
         self.doorkeeper.client(request.headers.get("authorization"))
         return {"object": "list", "data": [_described(model) for model in self._registry.models()]}
 
@@ -150,26 +150,26 @@ class Service:
         self.doorkeeper.client(request.headers.get("authorization"))
         return _described(self._registry.model(name))
 
-    async def tokenize(self, asked: TokenizeRequest, request: Request) -> dict[str, Any]:
+    async def tokenize(self, requested: TokenizeRequest, request: Request) -> dict[str, Any]:
         """The tokens of a text."""
-        with self._ticket(request, asked.model) as ticket:
-            reading = ticket.model.tokens(asked.prompt, with_prefix=asked.add_special_tokens)
+        with self._ticket(request, requested.model) as ticket:
+            reading = ticket.model.tokens(requested.prompt, with_prefix=requested.add_special_tokens)
             tokens = await self._while_wanted(request, reading, "prompt")
             longest = ticket.model.generator.model.config.max_seq_len
             return {"tokens": tokens, "count": len(tokens), "max_model_len": longest}
 
-    async def detokenize(self, asked: DetokenizeRequest, request: Request) -> dict[str, Any]:
+    async def detokenize(self, requested: DetokenizeRequest, request: Request) -> dict[str, Any]:
         """The text of tokens."""
-        with self._ticket(request, asked.model) as ticket:
+        with self._ticket(request, requested.model) as ticket:
             vocab_size = ticket.model.tokenizer.vocab_size
-            if wrong := [token_id for token_id in asked.tokens if not 0 <= token_id < vocab_size]:
+            if wrong := [token_id for token_id in requested.tokens if not 0 <= token_id < vocab_size]:
                 raise ApiError(400, f"tokens: {wrong[0]} is not in the vocabulary of {vocab_size}.", param="tokens")
-            return {"prompt": ticket.model.tokenizer.decode(asked.tokens)}
+            return {"prompt": ticket.model.tokenizer.decode(requested.tokens)}
 
-    async def embed(self, asked: EmbeddingRequest, request: Request) -> dict[str, Any]:
+    async def embed(self, requested: EmbeddingRequest, request: Request) -> dict[str, Any]:
         """A vector for each text: the mean of the last hidden states, with length 1."""
-        with self._ticket(request, asked.model) as ticket:
-            prompts = as_prompts(asked.input, "input", _MOST_EMBEDDINGS)
+        with self._ticket(request, requested.model) as ticket:
+            prompts = as_prompts(requested.input, "input", _MOST_EMBEDDINGS)
 
             async def vectors() -> list[tuple[list[float], int]]:
                 return [await ticket.model.embed(prompt) for prompt in prompts]
@@ -178,42 +178,42 @@ class Service:
             data = []
             for index, (vector, _) in enumerate(found):
                 packed = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-                embedding = vector if asked.encoding_format == "float" else packed
+                embedding = vector if requested.encoding_format == "float" else packed
                 data.append({"object": "embedding", "index": index, "embedding": embedding})
             count = sum(length for _, length in found)
             usage = {"prompt_tokens": count, "total_tokens": count}
             return {"object": "list", "data": data, "model": ticket.model.name, "usage": usage}
 
-    async def complete(self, asked: CompletionRequest, request: Request) -> Response:
+    async def complete(self, requested: CompletionRequest, request: Request) -> Response:
         """Continues texts."""
-        if asked.stream and asked.best_of not in (None, asked.n):
+        if requested.stream and requested.best_of not in (None, requested.n):
             raise ApiError(400, "best_of: cannot be streamed.", param="best_of")
-        with self._ticket(request, asked.model) as ticket:
+        with self._ticket(request, requested.model) as ticket:
             most = self._config.max_running + self._config.max_waiting
-            config, prompts = completion_config(asked), as_prompts(asked.prompt, "prompt", most)
-            making = ticket.model.requests(prompts, config, priority=asked.priority, tenant=ticket.tenant)
+            config, prompts = completion_config(requested), as_prompts(requested.prompt, "prompt", most)
+            making = ticket.model.requests(prompts, config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "prompt")
             answer = Answer("text_completion", ticket.model, requests)
-            return await self._respond(answer, TextPieces(answer, asked), asked, ticket, request)
+            return await self._respond(answer, TextPieces(answer, requested), requested, ticket, request)
 
-    async def chat(self, asked: ChatRequest, request: Request) -> Response:
+    async def chat(self, requested: ChatRequest, request: Request) -> Response:
         """Answers a conversation."""
-        messages = [message.to_template() for message in asked.messages]
-        tools = None if not asked.tools or asked.tool_choice == "none" else [tool.model_dump() for tool in asked.tools]
-        with self._ticket(request, asked.model) as ticket:
+        messages = [message.to_template() for message in requested.messages]
+        tools = [tool.model_dump() for tool in requested.tools or () if requested.tool_choice != "none"] or None
+        with self._ticket(request, requested.model) as ticket:
             longest = ticket.model.generator.model.config.max_seq_len
             prompt = await self._while_wanted(request, ticket.model.render(messages, tools), "messages")
-            config = chat_config(asked, longest - len(prompt))
-            making = ticket.model.requests([prompt], config, priority=asked.priority, tenant=ticket.tenant)
+            config = chat_config(requested, longest - len(prompt))
+            making = ticket.model.requests([prompt], config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "messages")
             answer = Answer("chat.completion", ticket.model, requests)
-            return await self._respond(answer, ChatPieces(answer, asked), asked, ticket, request)
+            return await self._respond(answer, ChatPieces(answer, requested), requested, ticket, request)
 
     def _ticket(self, request: Request, model: str) -> Ticket:
         return Ticket(self.doorkeeper, self._registry, request.headers.get("authorization"), model)
 
     async def _while_wanted(self, request: Request, work: Awaitable[T], param: str | None = None) -> T:
-        """What `work` on the field `param` returns; it is cancelled when the client leaves, or it takes too long."""
+        """Awaits `work` on the field `param`; cancels it if the client disconnects or it takes too long."""
         try:
             return await while_wanted(request, work, self._config.deadline_seconds)
         except SheepOpError as error:
@@ -225,17 +225,17 @@ class Service:
         self,
         answer: Answer,
         pieces: TextPieces | ChatPieces,
-        asked: CompletionRequest | ChatRequest,
+        requested: CompletionRequest | ChatRequest,
         ticket: Ticket,
         request: Request,
     ) -> Response:
         written = answer.write(self._config.deadline_seconds)
-        if asked.stream:
-            # A request that the engine does not take is refused by its status, as long as nothing is sent.
+        if requested.stream:
+            # If the engine refuses the request, the status says so, which must precede the stream.
             await self._while_wanted(request, anext(written))
-            include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+            include_usage = requested.stream_options is not None and requested.stream_options.include_usage
             events = self._events(answer, written, pieces, include_usage=include_usage)
-            return _EventStream(events, written, ticket.handed_on())
+            return _EventStream(events, written, ticket.transfer())
         await self._while_wanted(request, self._write(answer, written))
         chosen = [candidate for request in answer.requests for candidate in request.chosen()]
         choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
@@ -254,7 +254,7 @@ class Service:
     async def _events(
         self, answer: Answer, written: Written, pieces: TextPieces | ChatPieces, *, include_usage: bool
     ) -> AsyncGenerator[str, None]:
-        """The answer as server-sent events, those of a step together; an error in the middle is an event, too."""
+        """Yields the answer as server-sent events, those of a step together; an error on the way is an event, too."""
         timing = Timing(self.metrics, answer.model.name)
         head = answer.head(".chunk" if answer.kind == "chat.completion" else "")
         usage = {"usage": None} if include_usage else {}
@@ -283,43 +283,43 @@ class Service:
 
 
 class Ticket:
-    """A client's request for a model: both are held until it is left, however it ends."""
+    """A client's request for a model: counts for both until the context ends."""
 
     def __init__(self, doorkeeper: Doorkeeper, registry: Registry, authorization: str | None, model: str) -> None:
         client = doorkeeper.client(authorization)
-        with ExitStack() as held:
+        with ExitStack() as stack:
             client.enter()
-            held.callback(client.leave)
-            self.model: ServedModel = held.enter_context(registry.using(model))
-            self._held = held.pop_all()
+            stack.callback(client.leave)
+            self.model: ServedModel = stack.enter_context(registry.using(model))
+            self._stack = stack.pop_all()
         self.tenant = client.settings.name
 
-    def handed_on(self) -> ExitStack:
-        """What it holds, for whoever goes on with the request."""
-        return self._held.pop_all()
+    def transfer(self) -> ExitStack:
+        """Moves the counts to a stack whose owner ends them; leaving the ticket then does nothing."""
+        return self._stack.pop_all()
 
     def __enter__(self) -> Ticket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.close()
+        self._stack.close()
 
 
 class _EventStream(StreamingResponse):
-    """A stream of events that ends its work, and lets go of what it holds, also when it is never read."""
+    """A stream of events that ends its generation and closes `stack` even if it is never read."""
 
-    def __init__(self, events: AsyncGenerator[str, None], written: Written, held: ExitStack) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], written: Written, stack: ExitStack) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._events, self._written, self._held = events, written, held
+        self._events, self._written, self._stack = events, written, stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
+        with self._stack:
             async with aclosing(self._written), aclosing(self._events):
                 await super().__call__(scope, receive, send)
 
 
 class _StrictRequest(Request):
-    """JSON as its standard has it: no NaN, no half of a surrogate pair, and no more than 200 levels."""
+    """Reads only standard JSON: no NaN, no lone surrogate, and no more than 200 levels."""
 
     async def body(self) -> bytes:
         try:
@@ -356,7 +356,7 @@ def _described(model: ServedModel) -> dict[str, Any]:
 
 
 async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> T:
-    """What `work` returns; it is cancelled, and `ApiError` raised, when the client leaves or it takes longer."""
+    """Awaits `work`; cancels it and raises `ApiError` if the client disconnects or `seconds` pass."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({working, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -387,7 +387,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, ApiError):
         code = "not_found" if error.status_code == 404 else None
         refusal = ApiError(error.status_code, f"{request.url.path}: {error.detail}", code=code)
-        refusal.headers = error.headers  # of 405, what is allowed
+        refusal.headers = error.headers  # a 405 lists the allowed methods
         error = refusal
     return JSONResponse(error.body, status_code=error.status_code, headers=error.headers)
 

@@ -1,4 +1,4 @@
-"""The arena: two models, drawn at random, answer one prompt, and who reads them votes before the names are told."""
+"""The arena: two models, drawn at random, answer one prompt, and the reader votes before their names are shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from sheepop.core.errors import DataError, SheepOpError
-from sheepop.evaluate.arena import standings
+from sheepop.evaluate.ranking import standings
 from sheepop.generate import GenerationConfig
 from sheepop.serve.answers import Answer, finish_reason
 from sheepop.serve.pieces import DONE, event
@@ -29,13 +29,13 @@ from sheepop.serve.votes import Message, Vote, VotesFile
 Choice = Literal["left", "right", "tie", "neither"]
 T = TypeVar("T", bound=Hashable)
 _TEMPERATURE, _TOP_P, _MOST_TOKENS = 0.8, 0.95, 256
-# Rounds that can be voted on, the newest ones.
+# The number of rounds that are kept, the newest ones.
 _KEPT = 256
 _LONGEST_PROMPT = 2**16
 
 
 class BeginRequest(BaseModel):
-    """What two models are to answer; one of the arena's prompts where it is null."""
+    """The prompt that two models answer; null draws one of the arena's prompts."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -43,7 +43,7 @@ class BeginRequest(BaseModel):
 
 
 class VoteRequest(BaseModel):
-    """Which answer is better, the left or the right one; or that both are as good, or bad."""
+    """A vote for the left or the right answer, for a tie, or for neither."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -51,36 +51,36 @@ class VoteRequest(BaseModel):
 
 
 class Side:
-    """An answer, as it is written; it goes on when nobody reads it."""
+    """One answer of a round, which is generated whether or not anybody reads it."""
 
     def __init__(self, model: str) -> None:
         self.model, self.text = model, ""
         self.is_over = self.is_cut = False
-        self.problem: str | None = "it was broken off."
-        self._news = asyncio.Event()
+        self.problem: str | None = "it was interrupted."
+        self._changed = asyncio.Event()
 
     def add(self, text: str = "") -> None:
         """Appends a piece, and wakes all readers."""
         self.text += text
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def pieces(self) -> AsyncIterator[str]:
-        """The text from its beginning to its end, as far as it is there at a time."""
-        told = 0
+        """Yields the text from its beginning to its end, as it is generated."""
+        sent = 0
         while True:
-            news = self._news
-            if told < len(self.text):
-                piece, told = self.text[told:], len(self.text)
+            changed = self._changed
+            if sent < len(self.text):
+                piece, sent = self.text[sent:], len(self.text)
                 yield piece
             elif self.is_over:
                 return
             else:
-                await news.wait()
+                await changed.wait()
 
 
 class Round:
-    """A prompt, its two answers, and the vote on them once it is kept."""
+    """A prompt, its two answers, and the vote on them once it is saved."""
 
     def __init__(self, prompt: str, models: tuple[str, str], *, is_chat: bool) -> None:
         self.name, self.prompt, self.is_chat = secrets.token_urlsafe(12), prompt, is_chat
@@ -91,16 +91,16 @@ class Round:
 
     @property
     def models(self) -> list[str]:
-        """Who writes, the left one first."""
+        """The names of the two models, the left one first."""
         return [side.model for side in self.sides.values()]
 
     def shown(self) -> dict[str, Any]:
-        """What the page may know of it: whose answers they are only after the vote."""
+        """The round as the page gets it; the models' names are included only after the vote."""
         found = {"round": self.name, "prompt": self.prompt, "vote": self.vote}
         return found if self.vote is None else {**found, "models": self.models}
 
     def row(self, vote: Choice) -> dict[str, Any]:
-        """Its line in the file: a preference with more about it, or both answers where there is none to learn."""
+        """The line of the round in the votes file: a preference, or both answers if no preference can be learned."""
         texts = [side.text for side in self.sides.values()]
         about = {"vote": vote, "models": self.models, "round": self.name}
         prompt = [Message(role="user", content=self.prompt)] if self.is_chat else self.prompt
@@ -111,26 +111,22 @@ class Round:
         if vote == "right":
             chosen, rejected, chosen_model, rejected_model = rejected, chosen, rejected_model, chosen_model
         preference = Vote(
-            prompt=prompt,
-            chosen=chosen,
-            rejected=rejected,
-            chosen_model=chosen_model,
-            rejected_model=rejected_model,
+            prompt=prompt, chosen=chosen, rejected=rejected, chosen_model=chosen_model, rejected_model=rejected_model
         )
         return {**preference.row(), **about}
 
 
 class Lots:
-    """Draws at random, but evenly: what was drawn once more often than another is half as likely.
+    """Draws at random, but evenly: each draw of a choice halves its weight.
 
-    So all come about equally often, and nobody can tell from earlier draws which comes next.
+    So all choices are drawn about equally often, but nobody can predict the next one.
     """
 
     def __init__(self) -> None:
         self._counts: Counter[Hashable] = Counter()
 
     def draw(self, choices: Sequence[T]) -> T:
-        """One of them."""
+        """Draws one of `choices`."""
         least = min(self._counts[choice] for choice in choices)
         weights = [2.0 ** (least - self._counts[choice]) for choice in choices]
         (drawn,) = secrets.SystemRandom().choices(choices, weights)
@@ -139,7 +135,7 @@ class Lots:
 
 
 class Arena:
-    """Rounds between the models of `registry`, about `prompts` or the voters' own; votes go to a file."""
+    """Rounds between the models of `registry`, on `prompts` or the voters' own; votes go to a file."""
 
     def __init__(self, registry: Registry, votes: VotesFile, prompts: Sequence[str], seconds: float) -> None:
         self._registry, self._votes, self._prompts, self._seconds = registry, votes, tuple(prompts), seconds
@@ -148,7 +144,7 @@ class Arena:
         self._work = SideWork("arena", threads=2, most=64)
 
     def routes(self) -> APIRouter:
-        """What the page asks for."""
+        """The endpoints of the arena."""
         router = APIRouter(prefix="/ui/arena", dependencies=[Depends(same_site)])
         endpoints: dict[str, tuple[str, Callable[..., Any]]] = {
             "": ("GET", self.show), "/standings": ("GET", self.standings), "/rounds": ("POST", self.begin),
@@ -160,19 +156,19 @@ class Arena:
         return router
 
     async def show(self) -> JSONResponse:
-        """How many models and prompts there are, whether models are asked as in a chat, and where votes are kept."""
+        """The numbers of models and prompts, whether prompts are sent as chats, and the path of the votes file."""
         models, prompts = len(self._registry.models()), len(self._prompts)
         found = {"models": models, "prompts": prompts, "chats": self._is_chat(), "votes": str(self._votes.path)}
         return json_answer(found)
 
-    async def begin(self, asked: BeginRequest) -> JSONResponse:
-        """A new round, whose answers are written from now on."""
+    async def begin(self, requested: BeginRequest) -> JSONResponse:
+        """Starts a new round and the generation of its answers."""
         names = [model.name for model in self._registry.models()]
         if len(names) < 2:
-            raise ApiError(409, f"An arena needs two models, and there is {', '.join(names) or 'none yet'}.")
-        if asked.prompt is None and not self._prompts:
+            raise ApiError(409, f"An arena needs two models, but this server has {', '.join(names) or 'none yet'}.")
+        if requested.prompt is None and not self._prompts:
             raise ApiError(400, "prompt: is missing, and this arena has no prompts to draw from.", param="prompt")
-        prompt = self._lots.draw(self._prompts) if asked.prompt is None else asked.prompt
+        prompt = self._lots.draw(self._prompts) if requested.prompt is None else requested.prompt
         if not prompt.strip():
             raise ApiError(400, "prompt: is empty.", param="prompt")
         begun = Round(prompt, self._lots.draw(list(permutations(names, 2))), is_chat=self._is_chat())
@@ -184,18 +180,18 @@ class Arena:
         return json_answer(begun.shown())
 
     async def show_round(self, name: str) -> JSONResponse:
-        """A round, for a page that is loaded again."""
+        """Shows a round again, for a page that was reloaded."""
         return json_answer(self._round(name).shown())
 
     async def answer(self, name: str, side: Literal["left", "right"]) -> Response:
-        """One answer of a round from its beginning, as events."""
+        """Streams one answer of a round from its beginning, as events."""
         found = self._round(name).sides[side]
 
         async def events() -> AsyncIterator[str]:
             async for piece in found.pieces():
                 yield event({"text": piece})
             if found.problem is not None:
-                # There is no vote any more that a name could sway.
+                # The name cannot influence a vote any more: a failed round has none.
                 yield event({"error": {"message": f"{found.model} did not answer: {found.problem}"}})
             else:
                 yield event({"text": "", "is_cut": found.is_cut})
@@ -203,23 +199,23 @@ class Arena:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)
 
-    async def vote(self, name: str, asked: VoteRequest) -> JSONResponse:
-        """Keeps the vote on a round, once, and tells who wrote the answers."""
+    async def vote(self, name: str, requested: VoteRequest) -> JSONResponse:
+        """Saves the vote on a round, once, and shows the names of its models."""
         found = self._round(name)
         async with found.voting:
             if found.vote is not None:
-                raise ApiError(409, "This round is over: its vote is kept already.", code="round_over")
+                raise ApiError(409, "This round is over: its vote is already saved.", code="round_over")
             if any(not side.is_over or side.problem for side in found.sides.values()):
-                raise ApiError(409, "A round is voted on when both answers are whole.", code="round_not_whole")
+                raise ApiError(409, "You can vote when both answers are complete.", code="round_not_whole")
             try:
-                await self._work.do(self._votes.append, found.row(asked.vote))
+                await self._work.do(self._votes.append, found.row(requested.vote))
             except SheepOpError as error:
                 raise ApiError(500, str(error), code="not_kept") from None
-            found.vote = asked.vote
+            found.vote = requested.vote
         return json_answer(found.shown())
 
     async def standings(self) -> JSONResponse:
-        """What all votes in the file say of the models; where they say too little yet, why."""
+        """Ranks the models by the votes in the file; `problem` is the reason if the votes do not suffice."""
         names = [model.name for model in self._registry.models()]
 
         def read() -> dict[str, Any]:
@@ -254,16 +250,16 @@ class Arena:
             side.add()
 
     def _is_chat(self) -> bool:
-        """Whether all models know conversations: they are all asked in the same way, or the weakest way would lose."""
+        """Whether prompts are sent as chats: only if all models have a chat template, so that the form is the same."""
         return all(model.template is not None for model in self._registry.models())
 
     def _round(self, name: str) -> Round:
         if name not in self._rounds:
-            raise ApiError(404, "This round is not known any more. Begin another one.", code="not_found")
+            raise ApiError(404, "This round no longer exists. Start another one.", code="not_found")
         return self._rounds[name]
 
     def close(self) -> None:
-        """Ends all answers."""
+        """Cancels all answers."""
         for each in self._rounds.values():
             _end(each)
         self._work.close()

@@ -1,4 +1,4 @@
-"""The configuration subtree `server`: where it listens, how much it takes on, who may ask."""
+"""The configuration subtree `server`: its address, limits, and who may use it."""
 
 from __future__ import annotations
 
@@ -15,58 +15,59 @@ class ServerConfig(Config):
     host: str = "127.0.0.1"
     """The address to listen on; `0.0.0.0` is every address of this machine."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """The port to listen on; 0 takes a free one."""
+    """The port to listen on; 0 chooses a free one."""
     api_keys: PathText | None = None
-    """A JSON file of keys that may ask, each with its limits; `null` lets everyone ask."""
+    """A JSON file of API keys and their limits; `null` lets everyone use the server."""
     ui: bool = False
-    """Serve a page that looks inside the models, at `/ui`; it asks without a key, and from this machine only."""
+    """Serve a page that looks inside the models, at `/ui`; it needs no key, and only this machine can open it."""
     votes: PathText = "votes.jsonl"
-    """Where the page keeps which of two answers you liked better, for `sheepop tune dpo` and `reward`."""
+    """The file where the page saves your votes between two answers, for `sheepop tune dpo` and `reward`."""
     certificate: PathText | None = None
-    """A TLS certificate; `null` is plain HTTP."""
+    """A TLS certificate file; `null` serves plain HTTP."""
     private_key: PathText | None = None
-    """The key of the certificate, without a passphrase."""
+    """The private key file of the certificate, without a passphrase."""
     max_running: int = Field(default=32, ge=1)
-    """Texts that are written at a time."""
+    """The most texts that are generated at a time."""
     max_waiting: int = Field(default=256, ge=0)
-    """Requests that wait for their turn; more are refused with status 503."""
+    """The most requests that wait; more are refused with status 503."""
     tokens_per_step: int = Field(default=512, ge=1)
-    """Tokens that the network reads in a step: more make long prompts faster and the other texts less even."""
+    """The most tokens that the network reads in a step: a higher limit reads long prompts faster, but delays the tokens
+    of other texts more."""
     cache_memory: float | None = Field(default=None, gt=0)
-    """GiB for keys and values; `null` is what `max_running` texts need, and at most half of what is free."""
+    """GiB for cached keys and values; `null` is what `max_running` texts need, at most half of the free memory."""
     cache_dtype: Literal["auto", "int8"] = "auto"
-    """As what keys and values are cached; see `generation.cache_dtype`."""
+    """The data type of cached keys and values; see `generation.cache_dtype`."""
     batch_invariant: bool = False
-    """No text depends on what else runs; see `generation.batch_invariant`."""
+    """Compute each text independently of other requests; see `generation.batch_invariant`."""
     guesses: int = Field(default=0, ge=0, le=64)
-    """Tokens to guess ahead for each text; see `generation.guesses`."""
+    """How many tokens to guess ahead for each text; see `generation.guesses`."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
-    """The largest body of a request."""
+    """The largest body of a request, in bytes."""
     client_seconds: float = Field(default=30.0, gt=0)
-    """How long a client may take to send a request, and to read what was written for it, before it is cut off."""
+    """How long a client may take to send a request, and to read data that was sent to it, before it is disconnected."""
     deadline_seconds: float = Field(default=600.0, gt=0)
-    """The longest time for a request, waiting included."""
+    """The longest time for a request, including waiting."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """How long requests may still take once the server was asked to stop."""
+    """How long open requests may still take after the server is told to stop."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Processes that have a part of every model each, one a GPU."""
+    """How many processes each hold a part of every model, one per GPU."""
     engine: Literal["local", "ray"] = "local"
     """Where the models run: in this process, or in replicas on a Ray cluster."""
     replicas: int = Field(default=1, ge=1)
-    """How many copies of the models run, with engine `ray`; the limits above hold for each of them."""
+    """How many copies of the models run, with engine `ray`; the limits above apply to each of them."""
     replica_cores: int | None = Field(default=None, ge=1)
-    """Processor cores of a replica, with engine `ray`; `null` shares those of the cluster evenly."""
+    """CPU cores of a replica, with engine `ray`; `null` shares those of the cluster evenly."""
 
     @model_validator(mode="after")
     def _check_engine(self) -> ServerConfig:
         if self.engine == "local" and (self.replicas > 1 or self.replica_cores is not None):
             raise ValueError("replicas and replica_cores need engine = ray; this process runs every model once")
         if self.tensor_parallel > 1 and (self.engine == "ray" or self.ui):
-            raise ValueError("tensor_parallel splits models, which neither replicas nor the page that looks inside do")
+            raise ValueError("tensor_parallel splits models, which neither engine = ray nor ui supports")
         if (self.certificate is None) != (self.private_key is None):
             raise ValueError("certificate and private_key: TLS needs both, or neither")
         if self.ui and self.engine == "ray":
             raise ValueError("ui looks into models of this process; choose engine = local")
         if self.ui and self.api_keys is not None:
-            raise ValueError("ui asks without a key, so it does not go with api_keys; serve it by itself")
+            raise ValueError("ui works without keys, so it cannot be combined with api_keys; serve it separately")
         return self

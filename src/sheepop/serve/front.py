@@ -1,4 +1,4 @@
-"""The address of several replicas: counts by key, limits, metrics and the access log are those of one server."""
+"""The front of several replicas: it checks keys and limits, keeps metrics and the access log, and forwards requests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sheepop.serve.gate import Gate
 from sheepop.serve.home import beginning
 from sheepop.serve.metrics import Metrics, merged
 from sheepop.serve.pieces import event
-from sheepop.serve.protocol import ASKING, ApiError
+from sheepop.serve.protocol import MODEL_PATHS, ApiError
 from sheepop.serve.registry import Registry, draining
 from sheepop.serve.replicas import Replicas
 from sheepop.serve.served_model import ServedModel
 
-_HANDED_ON = (
+_FORWARDED = (
     "type", "http_version", "scheme", "method", "path", "raw_path", "query_string", "root_path", "headers", "client",
     "server", "request_name",
 )  # fmt: skip
 
 
 class Front:
-    """An ASGI application that hands each request to the replica where its beginning is known."""
+    """An ASGI application that forwards each request to the replica that has its prefix cached."""
 
     def __init__(self, replicas: Replicas, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._replicas, self._config, self._doorkeeper = replicas, config, doorkeeper
@@ -36,7 +36,7 @@ class Front:
             self._answer,
             metrics=self._metrics,
             doorkeeper=doorkeeper,
-            asking=ASKING,
+            model_paths=MODEL_PATHS,
             largest_body=config.max_body_bytes,
         )
         self.is_draining, self.num_open = False, 0
@@ -47,18 +47,18 @@ class Front:
             await self._gate(scope, receive, send)
 
     def reload(self) -> None:
-        """Every replica reads all models again."""
+        """Reloads all models in every replica."""
         self._replicas.reload()
 
     def close(self) -> None:
-        """Every replica ends its models; who still waits for one is told so."""
+        """Closes the models of every replica; open requests end with an error."""
         self._replicas.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = (scope["method"], scope["path"])
-        if asked == ("GET", "/health"):
+        route = (scope["method"], scope["path"])
+        if route == ("GET", "/health"):
             await JSONResponse({"status": "ok"})(scope, receive, send)
-        elif asked == ("GET", "/metrics"):
+        elif route == ("GET", "/metrics"):
             text = merged(self._metrics.text(), await self._replicas.metrics())
             await Response(text, media_type="text/plain; version=0.0.4")(scope, receive, send)
         elif self.is_draining:
@@ -66,14 +66,14 @@ class Front:
         else:
             self.num_open += 1
             try:
-                await self._hand_on(Request(scope, receive), send)
+                await self._forward(Request(scope, receive), send)
             finally:
                 self.num_open -= 1
 
-    async def _hand_on(self, request: Request, send: Send) -> None:
-        """Lets a replica answer; requests that a model works for count for their client."""
+    async def _forward(self, request: Request, send: Send) -> None:
+        """Lets a replica answer; requests for a model count towards the limits of their client."""
         body = await request.body()
-        if request.scope["path"] not in ASKING:
+        if request.scope["path"] not in MODEL_PATHS:
             await self._copy("", request, body, send)
             return
         client = self._doorkeeper.client(request.headers.get("authorization"))
@@ -84,7 +84,7 @@ class Front:
             client.leave()
 
     async def _copy(self, key: str, request: Request, body: bytes, send: Send) -> None:
-        """Sends what the replica says; what goes wrong in the middle of a stream is an event in it."""
+        """Sends the answer of the replica; an error in the middle of a stream becomes an event of it."""
         streams = False
 
         async def watched(message: Message) -> None:
@@ -103,15 +103,15 @@ class Front:
                 await send({"type": "http.response.body", "body": event(error.body).encode()})
 
     async def _write(self, key: str, scope: Scope, body: bytes, send: Send) -> None:
-        handed_on = {name: scope[name] for name in _HANDED_ON if name in scope}
-        # The application need not listen for a client that leaves: its task is cancelled.
-        handed_on["asgi"] = {"version": "3.0", "spec_version": "2.4"}
+        forwarded = {name: scope[name] for name in _FORWARDED if name in scope}
+        # With this version the application does not listen for disconnects; its task is cancelled instead.
+        forwarded["asgi"] = {"version": "3.0", "spec_version": "2.4"}
         head: Message | None = None
-        async with aclosing(self._replicas.answer(key, handed_on, body)) as answer:
+        async with aclosing(self._replicas.answer(key, forwarded, body)) as answer:
             async for messages in answer:
                 for message in messages:
                     if message["type"] == "http.response.start":
-                        # Held back until something follows: the loss of a replica before can still be told by status.
+                        # Sent with the first body message, so that a replica lost before can still change the status.
                         head = _without_name(message)
                         continue
                     if head is not None:
@@ -121,7 +121,7 @@ class Front:
 
 
 def _without_name(head: Message) -> Message:
-    """The start of an answer without the name of the request, which the gate in front adds."""
+    """Returns the start of an answer without the request id, which the front's gate adds."""
     return {**head, "headers": [pair for pair in head["headers"] if pair[0] != b"x-request-id"]}
 
 

@@ -1,4 +1,4 @@
-"""What every request passes: its key, a limit for its body, a line in the log, counts and times, faults as errors."""
+"""The middleware of every request: key, body size, access log, metrics, and faults as API errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sheepop.serve.protocol import ApiError
 
 _ACCESS, _FAULTS = logging.getLogger("sheepop.access"), logging.getLogger("sheepop.server")
 _LONGEST_PATH = 200
-_BODIES = 64  # as many of the largest size are held at a time
+_BODIES = 64  # how many bodies of the largest size may be in memory at a time
 
 
 class Gate:
-    """ASGI middleware. Requests for paths that are `asking` need a key; the log has no text of prompts or answers."""
+    """ASGI middleware. Requests for `model_paths` need a key; the log contains no text of prompts or answers."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, doorkeeper: Doorkeeper, asking: Collection[str], largest_body: int
+        self, app: ASGIApp, *, metrics: Metrics, doorkeeper: Doorkeeper, model_paths: Collection[str], largest_body: int
     ) -> None:
         self._app, self._metrics, self._doorkeeper = app, metrics, doorkeeper
-        self._asking, self._largest_body = frozenset(asking), largest_body
+        self._model_paths, self._largest_body = frozenset(model_paths), largest_body
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +36,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started, status, size = time.monotonic(), 0, 0
-        name = scope.setdefault("request_name", secrets.token_hex(8))  # a replica finds that of its front
+        name = scope.setdefault("request_name", secrets.token_hex(8))  # the front sets it for a replica
 
         async def limited() -> Message:
             nonlocal size
@@ -71,17 +71,17 @@ class Gate:
             self._record(scope, status, time.monotonic() - started, name)
 
     def _check(self, scope: Scope) -> None:
-        """Refuses before a body is read."""
+        """Refuses a request without a valid key or with a large body before the body is read."""
         headers = dict(scope["headers"])
-        if scope["path"] in self._asking:
+        if scope["path"] in self._model_paths:
             self._doorkeeper.client(headers.get(b"authorization", b"").decode("latin-1"))
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._largest_body:
             raise _too_large(self._largest_body)
 
     def _record(self, scope: Scope, status: int, seconds: float, name: str) -> None:
-        # Whatever else a client asks for must not become a series of its own.
-        known = scope["path"] if scope["path"] in self._asking else "other"
+        # Unknown paths must not create new time series.
+        known = scope["path"] if scope["path"] in self._model_paths else "other"
         self._metrics.requests.labels(known, str(status)).inc()
         self._metrics.duration.labels(known).observe(seconds)
         entry: dict[str, Any] = {
@@ -100,7 +100,7 @@ def _too_large(most: int) -> ApiError:
 
 
 def _too_many() -> ApiError:
-    message = "The server holds too many large requests. Try again later."
+    message = "The server has too many large requests. Try again later."
     return ApiError(503, message, kind="server_error", code="overloaded", retry_after=1)
 
 

@@ -1,4 +1,4 @@
-"""Which replica a request belongs to: the one that has read its beginning before."""
+"""Which replica gets a request: the one that has probably cached its prefix."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _CHARACTERS, _TOKENS = 256, 64
 
 
 def beginning(body: bytes, tenant: str) -> str:
-    """A name for how a request begins, equal for those that should share a replica; empty where it does not matter.
+    """Returns a hash of a request's prefix, equal for requests that should share a replica; empty without a prefix.
 
-    That is, of one tenant and one model: a conversation up to the user's first message, the first 256 characters of a
-    text, or the first 64 of its tokens.
+    It covers the tenant, the model, and a conversation up to the user's first message, the first 256 characters of a
+    text, or its first 64 tokens.
     """
     try:
-        asked = from_json(body)
+        requested = from_json(body)
     except ValueError:
-        return ""  # the replica says what is wrong with it
-    start = _start(asked) if isinstance(asked, dict) else None
+        return ""  # the replica reports the error
+    start = _start(requested) if isinstance(requested, dict) else None
     if not start:
         return ""
-    return hashlib.blake2b(repr((tenant, asked.get("model"), start)).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr((tenant, requested.get("model"), start)).encode(), digest_size=16).hexdigest()
 
 
-def _start(asked: dict[str, Any]) -> Any:
-    messages, prompt = asked.get("messages"), asked.get("prompt")
+def _start(requested: dict[str, Any]) -> Any:
+    messages, prompt = requested.get("messages"), requested.get("prompt")
     if isinstance(messages, list):
         of_user = (
             n for n, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"
@@ -42,9 +42,9 @@ def _start(asked: dict[str, Any]) -> Any:
 
 
 def home_of(key: str, replicas: Sequence[str]) -> str:
-    """The replica that requests with this key go to.
+    """Returns the replica for requests with this key.
 
-    Each replica draws a number for the key from a hash, and the highest wins (rendezvous hashing, Thaler and
-    Ravishankar 1998): whoever asks finds the same one, and when a replica is lost, only its own keys move.
+    It has the highest hash of its name and the key (rendezvous hashing, Thaler and Ravishankar 1998): every caller
+    finds the same one, and when a replica is lost, only its own keys move.
     """
     return max(replicas, key=lambda replica: hashlib.blake2b(f"{replica} {key}".encode()).digest())

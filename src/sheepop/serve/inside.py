@@ -1,4 +1,4 @@
-"""The page that looks inside: traces of prompts over HTTP, in slices, for whoever sits at this machine."""
+"""The page that looks inside models: its files, and traces of prompts in slices, for users of this machine only."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sheepop.serve.side_work import SideWork
 
 PAGE = "/ui"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-# Traces that are kept for their viewers, and the most numbers of a slice.
+# The number of traces that are kept, and the most numbers in a slice.
 _KEPT, _MOST_NUMBERS = 16, 2**20
 
 
 class TraceRequest(BaseModel):
-    """What is to be traced, a text or token ids, and through which model; the first one where none is named.
+    """The prompt to trace, a text or token ids, and the model; null means the first model.
 
-    An encoder-decoder reads `prompt` as its source, and `target` is what it has written so far.
+    For an encoder-decoder `prompt` is the source, and `target` is the target so far.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -45,16 +45,16 @@ class TraceRequest(BaseModel):
 
 
 class Inside:
-    """The traces that viewers look at, each by its number; the oldest goes when there are too many."""
+    """The latest traces, by number; the one viewed longest ago is dropped when there are too many."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry, self._numbers = registry, itertools.count(1)
-        # Looked at by the one thread of the work alone; the last is the one that was looked at last.
+        # Only the worker thread accesses these; the last one is the one that was viewed last.
         self._traces: OrderedDict[int, Trace] = OrderedDict()
         self._work = SideWork("traces", threads=1, most=_KEPT)
 
     def routes(self) -> APIRouter:
-        """The page and what it asks for."""
+        """The endpoints of the page, its files and its traces."""
         router = APIRouter(prefix=PAGE, dependencies=[Depends(same_site)])
         for path in ("", "/"):
             router.add_api_route(path, self.page, methods=["GET"], include_in_schema=False)
@@ -71,19 +71,19 @@ class Inside:
         return router
 
     async def page(self) -> Response:
-        """The page itself."""
+        """The HTML of the page."""
         return await self.file("index.html")
 
     async def file(self, name: str) -> Response:
-        """A part of the page; raises `ApiError` 404 for anything else."""
+        """A file of the page; raises `ApiError` 404 for anything else."""
         found = files("sheepop.serve").joinpath("page", name)
         kind = _TYPES.get(name.rpartition(".")[2])
         if kind is None or "/" in name or "\\" in name or not found.is_file():
-            raise ApiError(404, f"The page has no part {name!r}.", code="not_found")
+            raise ApiError(404, f"The page has no file {name!r}.", code="not_found")
         return Response(found.read_bytes(), media_type=kind, headers=HEADERS)
 
     async def models(self) -> JSONResponse:
-        """The models that can be looked into: whether each knows how to chat, and reads a source with an encoder."""
+        """The models that can be traced, and whether each has a chat template and an encoder."""
         return json_answer(
             [
                 {
@@ -96,25 +96,25 @@ class Inside:
         )
 
     async def reload(self) -> JSONResponse:
-        """Reads all models anew, so that a run is seen as it is now; then as `models`."""
+        """Reloads all models, to show the current state of a run; returns the same as `models`."""
         try:
             await self._work.do(self._registry.reload)
         except SheepOpError as error:
             raise ApiError(409, str(error), code="not_reloaded") from None
         return await self.models()
 
-    async def trace(self, asked: TraceRequest) -> JSONResponse:
-        """A new trace: tokens, predictions, norms, and the names of all tensors."""
+    async def trace(self, requested: TraceRequest) -> JSONResponse:
+        """Makes a new trace; returns its tokens, predictions, norms, and the names of all tensors."""
         models = self._registry.models()
         if not models:
-            raise ApiError(404, "There is no model yet; the run has no checkpoint so far.", code="model_not_found")
-        name = asked.model or models[0].name
+            raise ApiError(404, "There is no model yet: the run has no checkpoint so far.", code="model_not_found")
+        name = requested.model or models[0].name
         with self._registry.using(name) as model:
-            return json_answer(await self._work.do(self._begin, model, asked))
+            return json_answer(await self._work.do(self._begin, model, requested))
 
-    def _begin(self, model: Any, asked: TraceRequest) -> dict[str, Any]:
+    def _begin(self, model: Any, requested: TraceRequest) -> dict[str, Any]:
         try:
-            trace = Trace.of(model.generator.model, model.tokenizer, asked.prompt, asked.target)
+            trace = Trace.of(model.generator.model, model.tokenizer, requested.prompt, requested.target)
         except UsageError as error:
             raise ApiError(400, str(error), param="prompt") from None
         number = next(self._numbers)
@@ -145,11 +145,11 @@ class Inside:
         }  # fmt: skip
 
     async def tensor(self, number: int, name: str, head: int | None = None, column: int | None = None) -> Response:
-        """A tensor, or one head of it, as float32 in little-endian order; the header ``x-shape`` has its sizes.
+        """A tensor, or one head of it, as little-endian float32; the header ``x-shape`` has its shape.
 
-        Beside the probes there are ``residuals``, ``blocks.N.attention.unmasked``, the scores before anything is
-        hidden, ``blocks.N.attention.angles``, by which positions turn vectors, and ``blocks.N.attention_norm``, what a
-        norm subtracts and divides by. With a `column` it is that number of every last dimension.
+        Besides the probes there are ``residuals``, ``blocks.N.attention.unmasked`` (the scores before masking),
+        ``blocks.N.attention.angles`` (the rotary angles) and ``blocks.N.attention_norm`` (the mean and the divisor of a
+        norm). `column` selects one index of the last dimension.
         """
 
         def read(trace: Trace) -> Response:
@@ -166,18 +166,18 @@ class Inside:
                     raise ApiError(404, f"{name} has no column {column}.", param="column", code="not_found")
                 found = found[..., column]
             if found.numel() > _MOST_NUMBERS:
-                message = f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}; ask for one head of it."
+                message = f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}. Request one head of it."
                 raise ApiError(400, message, param="name")
             return floats(found)
 
         return await self._of(number, read)
 
     async def logits(self, number: int, position: int) -> Response:
-        """The logits of all tokens behind a position, as `tensor` gives them."""
+        """The logits of all tokens after a position, in the format of `tensor`."""
         return await self._of(number, lambda trace: floats(trace.logits_behind(_position(trace, position))))
 
     async def next(self, number: int, position: int, count: int = 50) -> JSONResponse:
-        """The likeliest tokens behind a position with their logits, and the logarithm of what makes them sum to 1."""
+        """The likeliest tokens after a position with their logits, and the logsumexp that normalises them."""
 
         def read(trace: Trace) -> JSONResponse:
             logits = trace.logits_behind(_position(trace, position)).float()
@@ -191,13 +191,13 @@ class Inside:
     async def attribution(
         self, number: int, position: int, token: int | None = None, against: int | None = None
     ) -> JSONResponse:
-        """What each part of the network adds to a logit, the likeliest token's where none is named."""
+        """What each part of the network adds to the logit of `token`, by default the likeliest."""
 
         def read(trace: Trace) -> JSONResponse:
-            place = _position(trace, position)
-            wanted = trace.predictions[place].top[0][0] if token is None else token
+            checked = _position(trace, position)
+            wanted = trace.predictions[checked].top[0][0] if token is None else token
             try:
-                found = direct_attribution(trace, place, wanted, against)
+                found = direct_attribution(trace, checked, wanted, against)
             except IndexError as error:
                 raise ApiError(400, f"There is no such token: {error}.", param="token") from None
             parts = [{"name": name, "nats": value} for name, value in zip(found.names, found.values, strict=True)]
@@ -206,7 +206,7 @@ class Inside:
         return await self._of(number, read)
 
     async def lens(self, number: int) -> JSONResponse:
-        """What each layer would say."""
+        """The logit lens: the prediction of each layer."""
 
         def read(trace: Trace) -> JSONResponse:
             lens = logit_lens(trace)
@@ -217,11 +217,11 @@ class Inside:
         return await self._of(number, read)
 
     async def checks(self, number: int) -> JSONResponse:
-        """The invariants of the trace."""
+        """The results of checking the trace's invariants."""
         return await self._of(number, lambda trace: json_answer([check.to_dict() for check in check_trace(trace)]))
 
     async def map(self, number: int) -> JSONResponse:
-        """The tokens of the prompt, and of the target if there is one, on the two axes of largest variance."""
+        """The embeddings of the prompt's and target's tokens, projected to the two axes of largest variance."""
 
         def read(trace: Trace) -> JSONResponse:
             found = embedding_map(trace.model, [*(trace.prompt.source_ids or []), *trace.token_ids])
@@ -234,7 +234,7 @@ class Inside:
         return await self._of(number, read)
 
     async def neighbours(self, number: int, token: int) -> JSONResponse:
-        """The tokens whose embeddings are nearest to that of a token."""
+        """The tokens with the embeddings nearest to that of `token`."""
 
         def read(trace: Trace) -> JSONResponse:
             if not 0 <= token < trace.config.vocabulary:
@@ -245,11 +245,11 @@ class Inside:
         return await self._of(number, read)
 
     async def _of(self, number: int, read: Callable[[Trace], Any]) -> Any:
-        """What `read` makes of a trace, beside the engine; one viewer at a time."""
+        """Runs `read` on a trace in the worker thread, one request at a time."""
 
         def work() -> Any:
             if number not in self._traces:
-                raise ApiError(404, "This trace is not kept any more. Trace the prompt again.", code="not_found")
+                raise ApiError(404, "This trace no longer exists. Trace the prompt again.", code="not_found")
             last = next(reversed(self._traces))
             if last != number:
                 self._traces[last].forget()
@@ -260,7 +260,7 @@ class Inside:
         return await self._work.do(work)
 
     def close(self) -> None:
-        """Ends the work on traces."""
+        """Stops the worker thread."""
         self._work.close()
 
 

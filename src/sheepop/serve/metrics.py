@@ -1,4 +1,4 @@
-"""What a server counts and times, for Prometheus."""
+"""The metrics of a server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,34 +16,30 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Metrics:
-    """Counters and times of requests; what engines hold is asked of them when someone looks."""
+    """Counters and times of requests; the state of the engines is read when the metrics are."""
 
     def __init__(self, registry: Registry) -> None:
         own = self._registry = CollectorRegistry()
         self.requests = Counter(
             "sheepop_requests", "Requests by endpoint and status.", ["path", "status"], registry=own
         )
-        self.prompt_tokens = Counter("sheepop_prompt_tokens", "Tokens of prompts.", ["model"], registry=own)
-        self.completion_tokens = Counter("sheepop_completion_tokens", "Tokens written.", ["model"], registry=own)
+        self.prompt_tokens = Counter("sheepop_prompt_tokens", "Prompt tokens.", ["model"], registry=own)
+        self.completion_tokens = Counter("sheepop_completion_tokens", "Generated tokens.", ["model"], registry=own)
         self.first_token = Histogram(
             "sheepop_time_to_first_token_seconds", "From a request to its first token.", ["model"], buckets=_SECONDS,
             registry=own,
         )  # fmt: skip
         self.per_token = Histogram(
-            "sheepop_time_per_token_seconds",
-            "Between two tokens of a text.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=own,
+            "sheepop_time_per_token_seconds", "Between two tokens of a text.", ["model"], buckets=_SECONDS, registry=own
         )
         self.duration = Histogram(
             "sheepop_request_seconds", "From a request to its end.", ["path"], buckets=_SECONDS, registry=own
         )
-        self.open = Gauge("sheepop_open_connections", "Requests that are not answered in full.", registry=own)
+        self.open = Gauge("sheepop_open_connections", "Requests whose answers are not complete.", registry=own)
         self._registry.register(_Engines(registry))
 
     def text(self) -> bytes:
-        """All metrics as Prometheus reads them."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
@@ -52,11 +48,11 @@ class _Engines(Collector):
         self._models = registry
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What the engines hold now."""
+        """Yields the current gauges of the engines."""
         gauges = {
-            "sheepop_running_requests": ("Requests that are written.", lambda worker: worker.num_running),
-            "sheepop_waiting_requests": ("Requests that wait for their turn.", lambda worker: worker.num_waiting),
-            "sheepop_cache_use": ("Share of the cache that running requests hold.", lambda worker: worker.cache_use),
+            "sheepop_running_requests": ("Running requests.", lambda worker: worker.num_running),
+            "sheepop_waiting_requests": ("Waiting requests.", lambda worker: worker.num_waiting),
+            "sheepop_cache_use": ("Share of the cache that running requests use.", lambda worker: worker.cache_use),
         }
         for name, (meaning, value) in gauges.items():
             family = GaugeMetricFamily(name, meaning, labels=["model"])
@@ -70,12 +66,12 @@ class _Found(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The families, as they are."""
+        """Returns the families unchanged."""
         return self._families
 
 
 def merged(front: bytes, replicas: Mapping[str, bytes]) -> bytes:
-    """The metrics of a front and its replicas: what the front says of requests, and every replica of its models."""
+    """Merges the metrics of a front, about requests, with those of its replicas, about models."""
     families = {family.name: family for family in text_string_to_metric_families(front.decode())}
     for replica, text in replicas.items():
         for family in text_string_to_metric_families(text.decode()):
@@ -97,7 +93,7 @@ class Timing:
         self._last: float | None = None
 
     def token(self) -> None:
-        """A token, or several of a step, has come."""
+        """Records the arrival of a token, or of several from one step."""
         now = time.monotonic()
         if self._last is None:
             self._first.observe(now - self._started)

@@ -1,6 +1,6 @@
-"""What OpenAI's API says: requests, checked field by field, and the shapes of answers and errors.
+"""The requests of OpenAI's API, checked field by field, and the shape of its errors.
 
-A field that is not supported is refused by name and never ignored.
+An unsupported field is refused by name and never ignored.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
-# The paths of requests that a model works for: these need a key, count towards its limits, and are counted by path.
-ASKING = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+from sheepop.tokenizer.messages import check_content, message_text
+
+# The paths of requests to a model: these need a key, count towards its limits, and have metrics per path.
+MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 _MOST_TEXTS = 128
 _MOST_STOPS = 4
 _LONGEST_STOP = 1000
 _LONGEST_NAME = 256
-_LONGEST_MESSAGE = 2000  # what a client sent may be in it
+_LONGEST_MESSAGE = 2000  # messages can quote what a client sent
 
 
 class ApiError(HTTPException):
-    """An answer in the shape of OpenAI's errors."""
+    """An error in the shape of OpenAI's API."""
 
     def __init__(
         self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
@@ -33,15 +35,15 @@ class ApiError(HTTPException):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class _Asked(BaseModel):
+class _RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 ModelName = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
-class StreamOptions(_Asked):
-    """What a stream has beside the text."""
+class StreamOptions(_RequestModel):
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -49,8 +51,8 @@ class StreamOptions(_Asked):
 _Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
-class _Sampling(_Asked):
-    """What chat and text completions share."""
+class _Sampling(_RequestModel):
+    """The fields that chat and text completions share."""
 
     model: ModelName
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -65,13 +67,13 @@ class _Sampling(_Asked):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
-    # Beyond OpenAI's API, by the names that other servers use.
+    # Not in OpenAI's API; the names are those of other servers.
     top_k: Annotated[int, Field(ge=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    # The default is the most urgent: a client may step back behind others, and not push in.
+    # The default is the most urgent: a client can lower its priority, but not overtake others.
     priority: Annotated[int, Field(ge=0, le=100)] = 0
 
     @model_validator(mode="after")
@@ -90,21 +92,21 @@ class CompletionRequest(_Sampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class TextPart(_Asked):
-    """A part of a message."""
+class TextPart(_RequestModel):
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(_Asked):
+class FunctionCall(_RequestModel):
     """A function that the model called."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Asked):
+class ToolCall(_RequestModel):
     """A call of a tool in an earlier message."""
 
     id: str
@@ -112,7 +114,7 @@ class ToolCall(_Asked):
     function: FunctionCall
 
 
-class ChatMessage(_Asked):
+class ChatMessage(_RequestModel):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -124,24 +126,23 @@ class ChatMessage(_Asked):
 
     @model_validator(mode="after")
     def _check_content(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("content: only an answer of the assistant that calls tools has none")
+        check_content(self.model_dump())
         return self
 
     def to_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: parts joined, and arguments of calls as objects."""
+        """Converts the message for chat templates: joins its parts, and parses the arguments of tool calls."""
         found = self.model_dump(exclude_none=True, exclude={"refusal"})
         if isinstance(self.content, list):
-            found["content"] = "".join(part.text for part in self.content)
+            found["content"] = message_text(found)
         for call in found.get("tool_calls", ()):
             try:
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
             except (ValueError, RecursionError):
-                continue  # the template gets the text as it was
+                continue  # the template gets the unparsed text
         return found
 
 
-class Function(_Asked):
+class Function(_RequestModel):
     """A function that the model may call."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -150,28 +151,28 @@ class Function(_Asked):
     strict: bool | None = None
 
 
-class Tool(_Asked):
-    """A tool; only functions are known."""
+class Tool(_RequestModel):
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(_Asked):
-    """The name of a function."""
+class NamedFunction(_RequestModel):
+    """A function, by name."""
 
     name: str
 
 
-class ToolChoice(_Asked):
-    """The function that has to be called."""
+class ToolChoice(_RequestModel):
+    """The function that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(_Asked):
-    """A schema that the answer has to fit."""
+class JsonSchema(_RequestModel):
+    """A schema that the answer must fit."""
 
     name: str = ""
     description: str | None = None
@@ -179,8 +180,8 @@ class JsonSchema(_Asked):
     strict: bool | None = None
 
 
-class ResponseFormat(_Asked):
-    """How the answer is written."""
+class ResponseFormat(_RequestModel):
+    """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -217,7 +218,7 @@ class ChatRequest(_Sampling):
         return self
 
 
-class EmbeddingRequest(_Asked):
+class EmbeddingRequest(_RequestModel):
     """``POST /v1/embeddings``."""
 
     model: ModelName
@@ -226,7 +227,7 @@ class EmbeddingRequest(_Asked):
     user: str | None = None
 
 
-class TokenizeRequest(_Asked):
+class TokenizeRequest(_RequestModel):
     """``POST /tokenize``."""
 
     model: ModelName
@@ -234,7 +235,7 @@ class TokenizeRequest(_Asked):
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(_Asked):
+class DetokenizeRequest(_RequestModel):
     """``POST /detokenize``."""
 
     model: ModelName
@@ -242,17 +243,17 @@ class DetokenizeRequest(_Asked):
 
 
 def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """What is wrong with a request, of all that pydantic found: the first field that is wrong, and why."""
-    # Of the reasons why none of several types fits, one that is more than another type says most.
+    """Converts pydantic's errors about a request to one `ApiError`, about the first invalid field."""
+    # If a field fits none of several types, an error other than a wrong type is the most helpful.
     field = errors[0]["loc"][:2]
     reasons = [error for error in errors if error["loc"][:2] == field]
     first = next((error for error in reasons if not error["type"].endswith("_type")), errors[0])
     kind, message = first["type"], str(first["msg"])
     if kind == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
-    place, *parts = first["loc"]
-    path = ".".join(str(part) for part in parts if isinstance(part, int) or place != "body" or part in _FIELDS)
-    if kind == "value_error":  # of several fields together
+    source, *parts = first["loc"]
+    path = ".".join(str(part) for part in parts if isinstance(part, int) or source != "body" or part in _FIELDS)
+    if kind == "value_error":  # a check of several fields together
         name, _, message = message.removeprefix("Value error, ").partition(": ")
         path = ".".join(filter(None, (path, name)))
         return ApiError(400, f"{path}: {message}", param=path, code="invalid_value")
@@ -268,9 +269,9 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _fields(model: type[BaseModel]) -> set[str]:
-    """The names of all fields of requests; what else pydantic says of a place are names of types."""
+    """The names of all fields of requests; pydantic's locations also contain names of types."""
     own = {field.alias or name for name, field in model.model_fields.items()}
     return own.union(*map(_fields, model.__subclasses__()))
 
 
-_FIELDS = _fields(_Asked)
+_FIELDS = _fields(_RequestModel)

@@ -12,14 +12,14 @@ from sheepop.serve.served_model import ServedModel
 
 
 def draining() -> ApiError:
-    """The refusal of new requests while the last ones are finished."""
+    """The error for new requests while the server finishes the open ones."""
     return ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
 
 
 class Registry:
-    """Keeps models by name. One that is replaced ends with the last request that uses it.
+    """Keeps models by name. A replaced model is closed after the last request that uses it.
 
-    Those in `later` need not be there yet: runs that have no checkpoint so far.
+    Models in `later` may not exist yet: they are runs without a checkpoint so far.
     """
 
     def __init__(self, load: Callable[[str], ServedModel], names: list[str], *, later: Collection[str] = ()) -> None:
@@ -30,7 +30,7 @@ class Registry:
         self.is_draining = False
 
     def models(self) -> list[ServedModel]:
-        """All models that are served now."""
+        """All current models."""
         return list(self._models.values())
 
     def model(self, name: str) -> ServedModel:
@@ -42,7 +42,7 @@ class Registry:
 
     @contextmanager
     def using(self, name: str) -> Iterator[ServedModel]:
-        """The model of this name, which lives as long as it is used; raises `ApiError` 404, or 503 while draining."""
+        """Keeps the model of this name open within the context; raises `ApiError` 404, or 503 while draining."""
         if self.is_draining:
             raise draining()
         with self._lock:
@@ -57,14 +57,14 @@ class Registry:
 
     @property
     def num_open(self) -> int:
-        """Requests that are not over."""
+        """The number of open requests."""
         with self._lock:
             return sum(self._uses.values())
 
     def reload(self) -> None:
-        """Reads all models again from where they are; requests that run finish with the old ones.
+        """Reloads all models from disk; running requests finish with the old ones.
 
-        One that cannot be read stays as it was, and the others are read all the same; then raises `CheckpointError`.
+        A model that cannot be read stays as it was, and the others are still reloaded; then raises `CheckpointError`.
         """
         problems = []
         for name in dict.fromkeys((*self._models, *self._later)):
@@ -83,7 +83,7 @@ class Registry:
             raise CheckpointError(" ".join(problems))
 
     def close(self) -> None:
-        """Ends all models."""
+        """Closes all models."""
         for model in (*self._models.values(), *self._retired):
             model.close()
 

@@ -1,6 +1,6 @@
-"""Copies of the models on a Ray cluster: Ray Serve starts them, replaces lost ones, and hands each its requests.
+"""Replicas of the models on a Ray cluster: Ray Serve starts them, replaces lost ones, and routes requests to them.
 
-This module imports Ray; who imports this module has chosen it.
+This module imports Ray, so only a server with engine `ray` may import it.
 """
 
 from __future__ import annotations
@@ -38,26 +38,21 @@ Message = MutableMapping[str, Any]
 
 
 class Replica:
-    """The models and the application of a server of one process, without its socket."""
+    """The models and the application of a one-process server, without its socket."""
 
-    def __init__(
-        self,
-        stock: Stock,
-        doorkeeper: Doorkeeper,
-        cores: int,
-    ) -> None:
+    def __init__(self, stock: Stock, doorkeeper: Doorkeeper, cores: int) -> None:
         torch.set_num_threads(cores)
         self._registry = Registry(stock.load, stock.names)
         self._app = create_app(self._registry, stock.config, doorkeeper)
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[list[Message]]:
-        """What the application sends, as ASGI messages; first none, which says that this replica has the request."""
+        """Yields the ASGI messages of the application, after an empty list that accepts the request."""
         yield []
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
 
         async def receive() -> Message:
-            # Who leaves is cancelled, so nothing ever follows the body.
+            # The task is cancelled on a disconnect, so nothing ever follows the body.
             return unread.pop() if unread else await asyncio.Future()
 
         async def send(message: Message) -> None:
@@ -68,7 +63,7 @@ class Replica:
         try:
             over = False
             while not over:
-                # What has come meanwhile goes together: under load fewer and larger pieces cross the network.
+                # All waiting messages are sent together, so that under load fewer, larger pieces cross the network.
                 found = [await sent.get()]
                 while not sent.empty():
                     found.append(sent.get_nowait())
@@ -81,37 +76,37 @@ class Replica:
             await asyncio.gather(answering, return_exceptions=True)
 
     async def metrics(self) -> tuple[str, bytes]:
-        """The number of this replica, and its metrics as Prometheus reads them."""
+        """The number of this replica, and its metrics in Prometheus's text format."""
         scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "query_string": b""}
         pieces = [message.get("body", b"") async for messages in self.answer(scope, b"") for message in messages]
         return str(serve.get_replica_context().rank.rank), b"".join(pieces)
 
     async def reload(self) -> None:
-        """Reads all models again; requests that run finish with the old ones."""
+        """Reloads all models; running requests finish with the old ones."""
         await asyncio.to_thread(self._registry.reload)
 
     async def close(self) -> None:
-        """Ends all models; who still waits for one is told so."""
+        """Closes all models; open requests end with an error."""
         await asyncio.to_thread(self._registry.close)
 
 
 class HomeRouter(RequestRouter):  # type: ignore[misc] # Ray Serve has no types
     """Sends requests with the same key to the same replica, their home, unless it is busy.
 
-    That is when it has as many open requests as it writes texts at a time; then all replicas are asked alike.
+    It is busy if it has as many open requests as it generates texts at a time; then any replica may get the request.
     """
 
     def initialize_state(self, *, busy_at: int) -> None:
-        """A replica is busy from `busy_at` open requests on."""
+        """Sets the number of open requests from which on a replica is busy."""
         self._busy_at = busy_at
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Groups of replicas, the best first; of a group Ray Serve takes the one with the fewest open requests."""
+        """Returns groups of replicas, the best first; in a group Ray Serve takes one with few open requests."""
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # else it asks again without a pause
+        pending_request.routing_context.should_backoff = True  # otherwise Ray Serve retries without a pause
         key = pending_request.metadata.session_id
         if not key or not candidate_replicas:
             return [candidate_replicas]
@@ -123,15 +118,15 @@ class HomeRouter(RequestRouter):  # type: ignore[misc] # Ray Serve has no types
 
 
 class Replicas:
-    """All replicas, as whoever sends them requests sees them."""
+    """All replicas, for the front that sends them requests."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
     async def answer(self, key: str, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
-        """What a replica answers, as ASGI messages; a caller that stops listening ends the request.
+        """Yields the ASGI messages of a replica's answer; a caller that stops iterating ends the request.
 
-        Raises `ApiError` 503 when no replica takes it, or the one that had it is lost.
+        Raises `ApiError` 503 if no replica accepts it, or the one that had it is lost.
         """
         answer = self._handle.options(stream=True, session_id=key).answer.remote(scope, body)
         over = False
@@ -165,11 +160,11 @@ class Replicas:
         return dict(sorted(answer for answer in found if not isinstance(answer, BaseException)))
 
     def reload(self) -> None:
-        """Every replica reads all models again."""
+        """Reloads all models in every replica."""
         self._handle.broadcast("reload").results()
 
     def close(self) -> None:
-        """Every replica ends its models, and tells those who still wait for one."""
+        """Closes the models of every replica; open requests end with an error."""
         with suppress(TimeoutError, RayError, RayServeException):
             self._handle.broadcast("close").results(timeout_s=_ACCEPT_SECONDS)
 
@@ -179,20 +174,17 @@ def _unavailable(what: str, code: str) -> ApiError:
 
 
 @contextmanager
-def replicas_on_ray(
-    stock: Stock,
-    doorkeeper: Doorkeeper,
-) -> Iterator[Replicas]:
-    """Within the block as many replicas as its configuration asks for serve the `stock`, which lies on every node.
+def replicas_on_ray(stock: Stock, doorkeeper: Doorkeeper) -> Iterator[Replicas]:
+    """Runs the configured number of replicas of `stock` within the context; its files must be on every node.
 
-    Raises `UsageError` where the cluster cannot be used, is too small, or the models cannot be loaded there.
+    Raises `UsageError` if the cluster cannot be used, is too small, or cannot load the models.
     """
     config: ServerConfig = stock.config
     device = stock.device
     with ray_cluster(UsageError):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location=ProxyLocation.Disabled)
-        # One that was left behind by a server that was killed is replaced by the next at the same address.
+        # The name is that of the address, so that a server replaces the replicas of a killed one before it.
         name = f"sheepop-{socket.gethostname()}-{config.port}"
         cores = config.replica_cores or _even_share(config.replicas)
         on_gpu = device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
@@ -201,7 +193,7 @@ def replicas_on_ray(
             name="replica",
             num_replicas=config.replicas,
             ray_actor_options={"num_cpus": cores, "num_gpus": int(on_gpu)},
-            # More than an engine takes: its own refusal says more, and comes at once.
+            # More than an engine accepts: its own refusal is more precise and comes at once.
             max_ongoing_requests=2 * (config.max_running + config.max_waiting),
             request_router_config=RequestRouterConfig(
                 request_router_class=HomeRouter, request_router_kwargs={"busy_at": config.max_running}
@@ -223,17 +215,17 @@ def replicas_on_ray(
 
 
 def _trouble(application: str) -> str:
-    """The last line that Ray Serve knows of why a replica did not start: the error that it ended with."""
+    """The last line of Ray Serve's status, which is the error that a replica failed with."""
     status = serve.status().applications[application]
     found = [deployment.message for deployment in status.deployments.values()]
     return "\n".join([status.message, *found]).strip().splitlines()[-1]
 
 
 def _even_share(replicas: int) -> int:
-    """The cores of each of so many replicas, when every node takes as many of them as the others."""
+    """The cores for each replica if the nodes share the replicas evenly; raises `UsageError` for too few cores."""
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cores for cores in nodes if cores]
     if sum(nodes) < replicas:
-        raise UsageError(f"The cluster has {sum(nodes)} cores, too few for {replicas} replicas. Ask for fewer.")
+        raise UsageError(f"The cluster has {sum(nodes)} cores, too few for {replicas} replicas. Request fewer.")
     on_each = -(-replicas // len(nodes))
     return max(1, min(nodes) // on_each)

@@ -1,4 +1,4 @@
-"""The shapes of answers, as the description of the API gives them; answers themselves are written as they come."""
+"""The shapes of answers for the OpenAPI description of the API; the server does not validate its answers by them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Reason = Literal["stop", "length", "tool_calls"]
 
 
 class Shape(BaseModel):
-    """The base of all."""
+    """The base class of all shapes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,14 +53,14 @@ class Text(Shape):
 
 
 class EmbeddingUsage(Shape):
-    """Tokens of texts."""
+    """The number of tokens of texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embedding(Shape):
-    """The vector of a text; little-endian 32-bit numbers in base64, where that was asked for."""
+    """The vector of a text: numbers, or on request little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -68,7 +68,7 @@ class Embedding(Shape):
 
 
 class EmbeddingList(Shape):
-    """Vectors of texts, in their order."""
+    """The vectors of texts, in the order of the texts."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -77,7 +77,7 @@ class EmbeddingList(Shape):
 
 
 class Usage(Shape):
-    """Tokens of prompts and of texts."""
+    """The number of tokens of prompts and of generated texts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -122,7 +122,7 @@ class TopLogprob(Shape):
 
 
 class TokenLogprob(TopLogprob):
-    """A token that was written, and those that were likeliest in its place."""
+    """A generated token, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -135,14 +135,14 @@ class ChatLogprobs(Shape):
 
 
 class CalledFunction(Shape):
-    """A function that is called; its arguments are JSON."""
+    """A called function; its arguments are JSON."""
 
     name: str
     arguments: str
 
 
 class Call(Shape):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -150,7 +150,7 @@ class Call(Shape):
 
 
 class Message(Shape):
-    """What the model answers."""
+    """The answer of the model."""
 
     role: Literal["assistant"]
     content: str | None
@@ -179,7 +179,7 @@ class ChatCompletion(Shape):
 
 
 class Problem(Shape):
-    """What is wrong."""
+    """The details of an error."""
 
     message: str
     type: str
@@ -200,10 +200,10 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def described(shape: type[Shape], *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
-    """What an endpoint may answer, for its description."""
+    """The possible answers of an endpoint, for its OpenAPI description."""
     answer: dict[str, Any] = {"model": shape, "description": shape.__doc__}
     if streams:
-        data = {"type": "string", "description": "A piece of the answer as JSON; of the last event `[DONE]`."}
+        data = {"type": "string", "description": "A piece of the answer as JSON; `[DONE]` in the last event."}
         event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         answer["content"] = {"text/event-stream": {"schema": event}}
     return {200: answer, **_REFUSALS}

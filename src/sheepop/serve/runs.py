@@ -1,4 +1,4 @@
-"""The page's side of runs: their curves while they train, what they write, their traces, their data; and votes."""
+"""The page's endpoints for runs (metrics while they train, samples, traces, data, reports) and for votes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sheepop.serve.side_work import SideWork
 from sheepop.serve.votes import Vote, VotesFile
 
 T = TypeVar("T")
-# A report brings its own scripts; it gets a place of its own, from which it reaches neither the server nor the page.
+# A report has its own scripts, so it is sandboxed: it can reach neither the server nor the page.
 _REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'self'; sandbox allow-scripts"
@@ -25,45 +25,45 @@ _REPORT_POLICY = (
 
 
 class Runs(Protocol):
-    """The runs that the page shows, by name; an unknown name, and what a run does not have, raise `SheepOpError`."""
+    """The runs that the page shows, by name; methods raise `SheepOpError` for an unknown name or missing data."""
 
     def names(self) -> list[str]:
-        """Of all runs."""
+        """The names of all runs."""
 
     def summary(self, name: str) -> dict[str, Any]:
-        """State, size, steps and scores."""
+        """State, size, steps and scores of a run."""
 
     def metrics(self, name: str, offset: int) -> dict[str, Any]:
-        """The rows behind the first `offset` bytes of the metrics, as many as one answer takes, and the next offset."""
+        """The rows after the first `offset` bytes of the metrics, up to the size of one answer, and the next offset."""
 
     def samples(self, name: str) -> list[dict[str, Any]]:
-        """What the model wrote while it was trained."""
+        """The texts that the model generated during training."""
 
     def differences(self) -> dict[str, Any]:
-        """The settings in which the runs differ, and what to know before their scores are compared."""
+        """The settings in which the runs differ, and caveats for comparing their scores."""
 
     def traces(self, name: str) -> list[int]:
         """The steps at which a prompt was traced."""
 
     def trace(self, name: str, step: int) -> StoredTrace:
-        """One of these traces."""
+        """The trace of a step."""
 
     def origins(self, name: str, step: int) -> list[dict[str, Any]]:
         """The texts that a step reads, and the documents that they come from."""
 
     def report(self, name: str, kind: str) -> bytes:
-        """The page about the run, or about its corpus."""
+        """The HTML report of the run, or of its corpus."""
 
 
 class RunsPage:
-    """Answers what the page asks about runs; reading them holds nobody else up."""
+    """The page's endpoints for runs and votes; worker threads read the runs, so that they block no other request."""
 
     def __init__(self, runs: Runs, votes: VotesFile) -> None:
         self._runs, self._votes = runs, votes
         self._work = SideWork("runs", threads=2, most=64)
 
     def routes(self) -> APIRouter:
-        """What the page asks for."""
+        """The endpoints for runs and votes."""
         router = APIRouter(prefix="/ui", dependencies=[Depends(same_site)])
         reading: dict[str, Callable[..., Any]] = {
             "/runs": self.list, "/glossary": self.glossary, "/differences": self.differences, "/votes": self.votes,
@@ -82,19 +82,19 @@ class RunsPage:
         return json_answer(self._runs.names())
 
     async def glossary(self) -> JSONResponse:
-        """What the words on the page mean."""
+        """The definitions of the terms on the page."""
         return json_answer(GLOSSARY)
 
     async def summary(self, name: str) -> JSONResponse:
-        """A run at a glance."""
+        """The summary of a run."""
         return await self._answer(lambda: self._runs.summary(name))
 
     async def metrics(self, name: str, offset: int = 0) -> JSONResponse:
-        """The rows of its metrics that are new since `offset`."""
+        """The rows of the metrics after byte `offset`."""
         return await self._answer(lambda: self._runs.metrics(name, max(0, offset)))
 
     async def samples(self, name: str) -> JSONResponse:
-        """What it wrote."""
+        """The texts that the model generated during training."""
         return await self._answer(lambda: self._runs.samples(name))
 
     async def differences(self) -> JSONResponse:
@@ -102,7 +102,7 @@ class RunsPage:
         return await self._answer(self._runs.differences)
 
     async def origins(self, name: str, step: int) -> JSONResponse:
-        """The documents behind a step."""
+        """The texts and documents of a step."""
         return await self._answer(lambda: self._runs.origins(name, step))
 
     async def traces(self, name: str) -> JSONResponse:
@@ -119,7 +119,7 @@ class RunsPage:
         return await self._answer(read)
 
     async def tensor(self, step: int, name: str, tensor: str, head: int | None = None) -> Response:
-        """A tensor of it, or one head, as floats."""
+        """A tensor of a trace, or one head of it, as float32."""
 
         def read() -> Response:
             found = self._runs.trace(name, step)
@@ -136,11 +136,11 @@ class RunsPage:
         return Response(content, media_type="text/html", headers={**HEADERS, "Content-Security-Policy": _REPORT_POLICY})
 
     async def votes(self) -> JSONResponse:
-        """Where votes are kept."""
+        """The path of the votes file."""
         return json_answer(str(self._votes.path))
 
     async def vote(self, vote: Vote) -> JSONResponse:
-        """Keeps a vote as a line of the file, on the disk before it answers."""
+        """Appends a vote to the file and flushes it to disk before answering."""
         await self._do(lambda: self._votes.append(vote.row()), status=500)
         return json_answer(str(self._votes.path))
 
@@ -148,12 +148,12 @@ class RunsPage:
         return json_answer(await self._do(read))
 
     async def _do(self, work: Callable[[], T], *, status: int = 404) -> T:
-        """What `work` returns; what it says is wrong, it says to the page."""
+        """Runs `work` in a worker thread; turns its errors into `ApiError` for the page."""
         try:
             return await self._work.do(work)
         except SheepOpError as error:
             raise ApiError(status, str(error), code="not_found" if status == 404 else "not_kept") from None
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Stops the worker threads."""
         self._work.close()

@@ -1,4 +1,4 @@
-"""Who may ask for the page and what it shows, and how it is answered."""
+"""Access to the page's endpoints from this machine and this site only, and the headers of their answers."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ HEADERS = {
 
 
 async def same_site(request: Request) -> None:
-    """Refuses other machines, other sites' pages, and names that lead here by a trick: who may ask may read it all."""
+    """Refuses other machines, pages of other sites and DNS rebinding, since the page gives access to everything."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     if request.client is None or not ip_address(request.client.host).is_loopback:
-        raise ApiError(403, "The page is for the machine that it runs on.", code="wrong_client")
+        raise ApiError(403, "The page can be used only on the machine that it runs on.", code="wrong_client")
     if urlsplit(f"//{host}").hostname not in {"localhost", "127.0.0.1", "::1"}:
         raise ApiError(403, f"The page is not served as {host!r}.", code="wrong_host")
     if origin is not None and urlsplit(origin).netloc != host:
-        raise ApiError(403, "Another site's page may not look inside.", code="wrong_origin")
+        raise ApiError(403, "A page of another site may not use this page.", code="wrong_origin")
 
 
 def floats(found: torch.Tensor) -> Response:
-    """Numbers as float32 in little-endian order; the header ``x-shape`` has their sizes."""
+    """A tensor as little-endian float32; the header ``x-shape`` has its shape."""
     shape = ",".join(map(str, found.shape))
     content = found.detach().float().cpu().contiguous().numpy().astype("<f4").tobytes()
     return Response(content, media_type="application/octet-stream", headers={**HEADERS, "x-shape": shape})
 
 
 def json_answer(content: Any) -> JSONResponse:
-    """JSON, with null for what is no finite number."""
+    """JSON, with null for numbers that are not finite."""
     return JSONResponse(finite(content), headers=HEADERS)

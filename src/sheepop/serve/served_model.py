@@ -1,10 +1,11 @@
-"""A model that is served: its engine, its tokenizer, its chat template, and requests made for it."""
+"""A served model: its engine, tokenizer and chat template, and the requests to it."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from sheepop.serve.side_work import SideWork
 from sheepop.serve.worker import EngineWorker
 from sheepop.tokenizer import ChatTemplate
 
-_FEWEST = 16  # requests that may be prepared at a time, however few may wait for the engine
+_FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for the engine
 
 
 class ServedModel:
-    """A model with an engine that runs; `close` ends both."""
+    """A model with a running engine; `close` ends both."""
 
     def __init__(self, name: str, loaded: LoadedModel, config: ServerConfig) -> None:
         self.name = name
@@ -43,28 +44,23 @@ class ServedModel:
         self.created = int(time.time())
         self._numbers, self._guesses = itertools.count(), config.guesses
         self._preparing = SideWork(f"preparing for {name}", threads=2, most=max(config.max_waiting, _FEWEST))
-        # Grammars that take long keep nobody waiting but other grammars.
+        # Slow grammars delay only other grammars.
         self._compiling = SideWork(f"grammars of {name}", threads=1, most=_FEWEST)
         self.template: ChatTemplate | None = None
-        try:
+        with suppress(TokenizerError):
             self.template = ChatTemplate.of(loaded.tokenizer)
-        except TokenizerError:
-            self.template = None
 
     async def requests(
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, *, priority: int, tenant: str
     ) -> list[Request]:
-        """Requests for the engine; raises `UsageError` for a prompt or a grammar that cannot be used."""
+        """Makes requests for the engine; raises `UsageError` for an invalid prompt or grammar."""
         work = self._compiling if config.is_constrained else self._preparing
-        return await work.do(self._requests, prompts, config, priority, tenant)
-
-    def _requests(
-        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, priority: int, tenant: str
-    ) -> list[Request]:
-        return [
-            self.request(prompt, config, index=index, priority=priority, tenant=tenant)
-            for index, prompt in enumerate(prompts)
-        ]
+        return await work.do(
+            lambda: [
+                self.request(prompt, config, index=index, priority=priority, tenant=tenant)
+                for index, prompt in enumerate(prompts)
+            ]
+        )
 
     def request(
         self,
@@ -75,7 +71,7 @@ class ServedModel:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """One of them."""
+        """Makes one request for the engine; raises as `requests`."""
         if self._guesses:
             config = config.replace(guesses=self._guesses)
         return self.generator.request(
@@ -85,46 +81,41 @@ class ServedModel:
     async def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[int]:
-        """A conversation as tokens, up to where the answer begins; raises `TokenizerError` without a template."""
-        if self.template is None:
+        """Renders a chat to tokens, up to the beginning of the answer; raises `TokenizerError` without a template."""
+        template = self.template
+        if template is None:
             raise TokenizerError(
                 f"The model {self.name} has no chat template, so it cannot answer conversations. Use /v1/completions."
             )
-        return await self._preparing.do(self._render, self.template, messages, tools)
 
-    def _render(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> list[int]:
-        text = template.render(messages, tools=tools, add_generation_prompt=True)
-        return self.tokenizer.encode(text, allow_special=True)
+        def work() -> list[int]:
+            text = template.render(messages, tools=tools, add_generation_prompt=True)
+            return self.tokenizer.encode(text, allow_special=True)
+
+        return await self._preparing.do(work)
 
     async def tokens(self, text: str, *, with_prefix: bool) -> list[int]:
-        """The tokens of a text."""
+        """Encodes a text."""
         prefix_ids = self.tokenizer.prefix_ids if with_prefix else ()
         return [*prefix_ids, *await self._preparing.do(self.tokenizer.encode, text)]
 
     async def embed(self, prompt: str | Sequence[int]) -> tuple[list[float], int]:
-        """The vector of a text, and how many tokens it has; raises `UsageError` for one that does not fit."""
-        return await self._preparing.do(self._embed, prompt)
+        """Returns the mean of the last hidden states of a text, scaled to length 1, and the number of its tokens.
 
-    def _embed(self, prompt: str | Sequence[int]) -> tuple[list[float], int]:
-        read = read_prompt("input", prompt, self.generator.model, self.tokenizer, "refuse")
-        return self._vector(read.token_ids), len(read.token_ids)
-
-    @torch.inference_mode()
-    def _vector(self, token_ids: Sequence[int]) -> list[float]:
-        """The mean of the last hidden states of a text, with length 1."""
+        Raises `UsageError` for a text that does not fit.
+        """
         model = self.generator.model
-        hidden_TD = hidden_states(model, token_ids).float()
-        mean_D = hidden_TD.mean(0)
-        vector: list[float] = (mean_D / mean_D.norm().clamp(min=1e-12)).tolist()
-        return vector
+
+        @torch.inference_mode()
+        def work() -> tuple[list[float], int]:
+            token_ids = read_prompt("input", prompt, model, self.tokenizer, "refuse").token_ids
+            mean_D = hidden_states(model, token_ids).float().mean(0)
+            return (mean_D / mean_D.norm().clamp(min=1e-12)).tolist(), len(token_ids)
+
+        return await self._preparing.do(work)
 
     def close(self) -> None:
-        """Ends the engine, and the processes of the template and of grammars."""
+        """Stops the engine, and the processes for the template and grammars."""
         self.worker.close()
         self._preparing.close()
         self._compiling.close()

@@ -1,4 +1,4 @@
-"""The HTTP server: connections within limits of time, and an end that waits for open requests."""
+"""The HTTP server: connections with time limits, and a shutdown that waits for open requests."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from sheepop.serve.protocol import ApiError
 _LOG = logging.getLogger("sheepop.server")
 _LARGEST_HEAD = 64 * 1024
 _IDLE_SECONDS = 30
-_LAST_WORDS_SECONDS = 5  # to tell those whose requests are cut off when the server ends
+_LAST_WORDS_SECONDS = 5  # to send the errors of requests that the shutdown ends
 
 
 class Service(Protocol):
-    """What answers the requests of a server; new ones are refused while it `is_draining`."""
+    """The part of a server that answers requests; it refuses new ones while it `is_draining`."""
 
     is_draining: bool
 
     @property
     def num_open(self) -> int:
-        """Requests that are not over."""
+        """The number of open requests."""
 
     def reload(self) -> None:
-        """Reads all models again."""
+        """Reloads all models."""
 
     def close(self) -> None:
-        """Ends all models; who still waits for one is told so."""
+        """Closes all models; open requests end with an error."""
 
 
 class Server(uvicorn.Server):
-    """Serves an application, behind which is the `service`.
+    """Serves `app`, whose requests `service` answers.
 
-    Takes no new requests once it is told to stop, and ends with the last open one.
-    What is still open after `drain_seconds` is told so.
+    After a signal to stop it refuses new requests and waits for the open ones; after `drain_seconds` it ends those with
+    an error.
     """
 
     def __init__(self, app: ASGIApp, service: Service, config: ServerConfig) -> None:
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
         self._service, self._drain_seconds = service, config.drain_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Also listens for SIGHUP, where this is the main thread."""
+        """Starts the server; in the main thread, also handles SIGHUP by reloading the models."""
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
@@ -81,10 +81,10 @@ class Server(uvicorn.Server):
         except SheepOpError as error:
             _LOG.error("%s", error)
         else:
-            _LOG.info("The models were read again.")
+            _LOG.info("The models were reloaded.")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for open requests first; new ones are refused with 503 meanwhile."""
+        """Waits for open requests, while new ones are refused with 503; then shuts down."""
         self._service.is_draining = True
         until = time.monotonic() + self._drain_seconds
         while self._service.num_open and time.monotonic() < until:
@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 with a client who may take `client_seconds` to send a request, and as long to read what was written."""
+    """HTTP/1.1 with limits for the client: `client_seconds` to send a request, and to read data that was sent."""
 
     def __init__(self, *arguments: Any, client_seconds: float, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -103,14 +103,14 @@ class Connection(H11Protocol):
         self._reading = _Limit(self.loop, client_seconds, lambda: self.transport.abort())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first request has its time from here on."""
+        """Starts the time limit of the first request."""
         super().connection_made(transport)
-        # asyncio does not know that what our own listener accepts is TCP, which would hold small pieces back.
+        # asyncio does not disable Nagle's algorithm for sockets of our own listener; it would delay small pieces.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._arrival.begin()
 
     def data_received(self, data: bytes) -> None:
-        """Others have theirs from their first byte on; to the last one."""
+        """Starts the time limit of a request with its first byte, and ends it with the last one."""
         super().data_received(data)
         if self._is_arriving:
             self._arrival.begin()
@@ -118,28 +118,28 @@ class Connection(H11Protocol):
             self._arrival.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Ends both time limits."""
         super().connection_lost(exc)
         self._arrival.end()
         self._reading.end()
 
     def pause_writing(self) -> None:
-        """The client does not read what is written."""
+        """Starts the limit for reading: the client does not read the data that was sent."""
         super().pause_writing()
         self._reading.begin()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Ends the limit for reading: the client reads again."""
         super().resume_writing()
         self._reading.end()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is refused in the shape of all other refusals."""
+        """Refuses invalid HTTP with an error in the shape of all others."""
         self._refuse(ApiError(400, msg, code="invalid_http"))
 
     @property
     def _is_arriving(self) -> bool:
-        """Whether a request has come in part."""
+        """Whether a request has arrived only in part."""
         if self.conn.their_state is h11.IDLE:
             return bool(self.conn.trailing_data[0])
         return self.conn.their_state is h11.SEND_BODY
@@ -151,7 +151,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers unless an answer has begun, and closes the connection; whoever works at the request is told."""
+        """Answers with the error unless an answer has begun, signals the disconnect, and closes the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error.body).encode()
             length = (b"content-length", str(len(body)).encode())
@@ -166,19 +166,19 @@ class Connection(H11Protocol):
 
 
 class _Limit:
-    """Calls `work` where what has begun does not end within `seconds`."""
+    """Calls `work` if `end` does not follow `begin` within `seconds`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, work: Callable[[], None]) -> None:
         self._loop, self._seconds, self._work = loop, seconds, work
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """The time runs from now on, unless it already does."""
+        """Starts the timer unless it is already running."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._work)
 
     def end(self) -> None:
-        """In time."""
+        """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

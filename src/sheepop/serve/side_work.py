@@ -1,5 +1,4 @@
-"""Work beside the engine that may take long: templates, grammars, long prompts, embeddings. Nobody waits for it but
-who asked."""
+"""Threads for slow work outside the engine, such as templates, grammars, long prompts and embeddings."""
 
 from __future__ import annotations
 
@@ -15,14 +14,17 @@ T = TypeVar("T")
 
 
 class SideWork:
-    """Threads that do what they are asked for in turn; at most `most` pieces of work are open."""
+    """Threads that run calls in order; at most `most` calls are open."""
 
     def __init__(self, name: str, *, threads: int, most: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._most, self._num_open = most, 0
 
     async def do(self, work: Callable[..., T], *arguments: Any, **settings: Any) -> T:
-        """What `work` returns; raises `ApiError` 503 when too much is open. Who stops waiting gives up his turn."""
+        """Returns the result of `work`; raises `ApiError` 503 if too many calls are open.
+
+        A waiting call is dropped if its caller is cancelled.
+        """
         if self._num_open >= self._most:
             raise ApiError(
                 503, "Too many requests are being prepared. Try again later.", kind="server_error", code="overloaded",
@@ -36,5 +38,5 @@ class SideWork:
             self._num_open -= 1
 
     def close(self) -> None:
-        """Drops what has not begun, and waits for the rest."""
+        """Drops waiting calls, and waits for the running ones."""
         self._pool.shutdown(cancel_futures=True)

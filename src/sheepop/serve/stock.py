@@ -1,4 +1,4 @@
-"""What a server has to serve: models on disk, and adapters for one of them."""
+"""The models on disk that a server serves, and adapters for one of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sheepop.serve.served_model import ServedModel
 
 @dataclass
 class Stock:
-    """Models by name in `places`; `adapters` are served as models of their own, over the weights of the first."""
+    """The `paths` of models by name; `adapters` are served as separate models over the weights of the first."""
 
-    places: dict[str, Path]
+    paths: dict[str, Path]
     adapters: dict[str, Path]
     config: ServerConfig
     device: str = "auto"
@@ -28,25 +28,25 @@ class Stock:
 
     @property
     def names(self) -> list[str]:
-        """Models first: what is loaded in this order finds the weights that it shares."""
-        return [*self.places, *self.adapters]
+        """The names in loading order: models before adapters, which share their weights."""
+        return [*self.paths, *self.adapters]
 
     def load(self, name: str) -> ServedModel:
-        """Reads a model anew; one with an adapter shares the weights of the base as it was read last."""
-        if name in self.places:
-            loaded = self._read(self.places[name])
-            if self.adapters and name == next(iter(self.places)):
+        """Loads a model from disk; an adapter shares the weights of the base model that was loaded last."""
+        if name in self.paths:
+            loaded = self._read(self.paths[name])
+            if self.adapters and name == next(iter(self.paths)):
                 self._base = loaded
             return ServedModel(name, loaded, self.config)
         assert self._base is not None
         return ServedModel(name, with_adapters(self._base, [self.adapters[name]], merge=False), self.config)
 
-    def _read(self, place: Path) -> LoadedModel:
+    def _read(self, path: Path) -> LoadedModel:
         device, dtype = resolve_device(self.device), dtype_named(self.dtype)
         if self.config.tensor_parallel == 1:
-            return load_model(place, device, dtype)
+            return load_model(path, device, dtype)
         if self.adapters:
-            raise UsageError("Models with adapters are not split over processes. Leave server.tensor_parallel out.")
+            raise UsageError("Models with adapters cannot be split over processes. Leave server.tensor_parallel out.")
         if self._followers is None:
             self._followers = Followers(self.config.tensor_parallel, device)
-        return self._followers.load(place, dtype)
+        return self._followers.load(path, dtype)

@@ -1,4 +1,4 @@
-"""Votes on answers, and the file that keeps them for `sheepop tune` and for rankings."""
+"""Votes between answers, and the file that stores them for `sheepop tune` and for rankings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
 class Message(BaseModel):
-    """A message of a conversation, as `sheepop tune` reads it."""
+    """A message of a conversation, in the format of `sheepop tune`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -27,7 +27,7 @@ class Message(BaseModel):
 
 
 class Vote(BaseModel):
-    """Which of two answers to a prompt somebody liked better, and who wrote them."""
+    """A preference between two answers to a prompt, with the models that wrote them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -38,7 +38,7 @@ class Vote(BaseModel):
     rejected_model: _Text
 
     def row(self) -> dict[str, Any]:
-        """A line for ``sheepop tune dpo`` and ``reward``."""
+        """The vote as a row of data for ``sheepop tune dpo`` and ``reward``."""
         about = {"chosen_model": self.chosen_model, "rejected_model": self.rejected_model}
         if isinstance(self.prompt, str):
             return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, **about}
@@ -50,19 +50,19 @@ class Vote(BaseModel):
 
 
 class VotesFile:
-    """A file with a vote on each line, for any number of voters at a time."""
+    """A file with a vote per line; any number of threads may append."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._writing = path, threading.Lock()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Keeps a vote: it is on the disk when this returns, and the file is as it was when this raises."""
+        """Appends a vote and flushes it to disk; the file is unchanged if this raises."""
         line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
         with self._writing, storage_errors(self.path), self.path.open("a+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
-                # Somebody's editor may have left the last line without its end.
+                # An editor may have left the last line without a newline.
                 line = line if file.read(1) == b"\n" else b"\n" + line
             try:
                 left = memoryview(line)

@@ -1,4 +1,4 @@
-"""An engine in a thread of its own, and the tasks of an event loop that wait for what it writes."""
+"""An engine in its own thread, and the tasks of an event loop that wait for its updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDING = "The server is shutting down."
 
 
 class EngineFaultError(SheepOpError):
-    """The engine failed at a request for a reason that is no fault of the request."""
+    """The engine failed for a reason that is not the fault of the request."""
 
 
 class ShutdownError(SheepOpError):
@@ -31,12 +31,12 @@ class ShutdownError(SheepOpError):
 
 
 class DeadlineError(SheepOpError):
-    """The request was not over in time."""
+    """The request did not end in time."""
 
 
 @dataclass(frozen=True)
-class _News:
-    """What a step brought for a request, or what ended it; the last of it where the request `is_over`."""
+class _Event:
+    """The updates of a request after a step, or the error that ended it; `is_over` marks the last event."""
 
     updates: list[Update]
     is_over: bool = False
@@ -45,14 +45,14 @@ class _News:
 
 @dataclass(frozen=True)
 class _Listener:
-    """Who waits for requests: a queue of their news in an event loop."""
+    """A task that waits for requests: its event loop, and the queue of their events."""
 
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Queue[_News]
+    events: asyncio.Queue[_Event]
 
 
 class EngineWorker:
-    """Runs an engine for many tasks at a time. A request that goes wrong ends alone; the engine goes on."""
+    """Runs an engine for many tasks at a time. A request that fails does not affect the others."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
@@ -65,43 +65,43 @@ class EngineWorker:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """The number of waiting requests."""
         return len(self._engine.scheduler.waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that are written."""
+        """The number of running requests."""
         return len(self._engine.scheduler.running)
 
     @property
     def cache_use(self) -> float:
-        """The share of the cache's blocks that running requests hold."""
+        """The share of the cache's blocks that running requests use, in the fullest kind."""
         manager = self._engine.scheduler.manager
         return 1 - min(free / count for free, count in zip(manager.num_free, manager.num_blocks, strict=True))
 
     async def write(
         self, requests: Sequence[Request], *, seconds: float | None = None
     ) -> AsyncGenerator[list[Update], None]:
-        """Nothing once the engine has taken the requests; then their updates, those of a step together, to the end.
+        """Yields an empty list when the engine accepts the requests, then the updates of each step, to the end.
 
-        Raises `UsageError` for a request that can never run or finds no room to wait, `DeadlineError` after `seconds`,
-        and what else ended one of them. A caller that stops listening, or hears of an error, ends all requests.
+        Raises `UsageError` for a request that can never run or if the queue is full, `DeadlineError` after `seconds`,
+        and any other error that ended one of them. All requests end when the caller stops iterating or gets an error.
         """
         loop = asyncio.get_running_loop()
         listener = _Listener(loop, asyncio.Queue())
         deadline = None
         if seconds is not None:
-            late = _News([], error=DeadlineError(f"The request took longer than {seconds:g} s."))
-            deadline = loop.call_later(seconds, listener.news.put_nowait, late)
+            late = _Event([], error=DeadlineError(f"The request took longer than {seconds:g} s."))
+            deadline = loop.call_later(seconds, listener.events.put_nowait, late)
         num_open = len(requests)
         self._post(lambda: self._add(requests, listener))
         try:
             while num_open:
-                news = await listener.news.get()
-                num_open -= news.is_over
-                if news.error is not None:
-                    raise news.error
-                yield news.updates
+                event = await listener.events.get()
+                num_open -= event.is_over
+                if event.error is not None:
+                    raise event.error
+                yield event.updates
         finally:
             if deadline is not None:
                 deadline.cancel()
@@ -109,7 +109,7 @@ class EngineWorker:
                 self._post(lambda: self._abort(requests))
 
     def close(self) -> None:
-        """Stops the thread; requests that are not over end with `ShutdownError`, and so do new ones."""
+        """Stops the thread; open and new requests end with `ShutdownError`."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -133,7 +133,7 @@ class EngineWorker:
                 self._step()
         for request in [cast(Request, found) for found in self._scheduled()]:
             self._engine.abort(request)
-            self._tell({id(request): _News([], is_over=True, error=ShutdownError(_ENDING))})
+            self._notify({id(request): _Event([], is_over=True, error=ShutdownError(_ENDING))})
 
     def _run_inbox(self) -> None:
         with self._wake:
@@ -145,21 +145,21 @@ class EngineWorker:
         try:
             with torch.inference_mode():
                 updates = self._engine.step()
-        except BaseException as error:  # also a panic of a library: who runs is told, and who comes next is served
+        except BaseException as error:  # even a library's panic: running requests get the error, later ones are served
             self._fail(error)
             return
         by_request: dict[int, list[Update]] = {}
         for update in updates:
             by_request.setdefault(id(update.request), []).append(update)
-        self._tell({number: _of_step(found) for number, found in by_request.items()})
+        self._notify({number: _of_step(found) for number, found in by_request.items()})
 
     def _fail(self, error: BaseException) -> None:
         _LOG.error("the engine failed", exc_info=error)
         fault = EngineFaultError(f"The engine failed: {type(error).__name__}: {error}")
-        # A step that fails while nobody runs failed at who waits.
+        # If no request was running, the step failed for a waiting one.
         for request in [cast(Request, found) for found in self._engine.scheduler.running or self._scheduled()]:
             self._engine.abort(request)
-            self._tell({id(request): _News([], is_over=True, error=fault)})
+            self._notify({id(request): _Event([], is_over=True, error=fault)})
 
     def _scheduled(self) -> list[Schedulable]:
         return [*self._engine.scheduler.running, *self._engine.scheduler.waiting]
@@ -172,32 +172,32 @@ class EngineWorker:
                     raise ShutdownError(_ENDING)
                 self._engine.add(request)
             except SheepOpError as error:
-                self._tell({id(request): _News([], is_over=True, error=error)})
+                self._notify({id(request): _Event([], is_over=True, error=error)})
                 return
-        self._tell({id(requests[0]): _News([])})
+        self._notify({id(requests[0]): _Event([])})
 
     def _abort(self, requests: Sequence[Request]) -> None:
         for request in requests:
             if self._listeners.pop(id(request), None) is not None:
                 self._engine.abort(request)
 
-    def _tell(self, everything: dict[int, _News]) -> None:
-        """Wakes each event loop once for all the news that it has."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[_News], _News]]] = {}
-        for number, news in everything.items():
-            listener = self._listeners.pop(number, None) if news.is_over else self._listeners.get(number)
+    def _notify(self, events: dict[int, _Event]) -> None:
+        """Delivers events by request, and wakes each event loop only once for all of its events."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[_Event], _Event]]] = {}
+        for number, event in events.items():
+            listener = self._listeners.pop(number, None) if event.is_over else self._listeners.get(number)
             if listener is not None:
-                by_loop.setdefault(listener.loop, []).append((listener.news, news))
+                by_loop.setdefault(listener.loop, []).append((listener.events, event))
         for loop, found in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed: nobody listens
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(_deliver, found)
 
 
-def _of_step(updates: list[Update]) -> _News:
-    wrong = next((update.error for update in updates if update.error is not None), None)
-    return _News(updates, is_over=not updates[0].request.writing, error=wrong)
+def _of_step(updates: list[Update]) -> _Event:
+    error = next((update.error for update in updates if update.error is not None), None)
+    return _Event(updates, is_over=not updates[0].request.writing, error=error)
 
 
-def _deliver(found: list[tuple[asyncio.Queue[_News], _News]]) -> None:
-    for queue, news in found:
-        queue.put_nowait(news)
+def _deliver(found: list[tuple[asyncio.Queue[_Event], _Event]]) -> None:
+    for queue, event in found:
+        queue.put_nowait(event)

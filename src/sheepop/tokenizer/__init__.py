@@ -1,4 +1,4 @@
-"""Text to token ids and back: training a vocabulary, reading those of others, streaming text, chat templates."""
+"""Tokenizers: training a vocabulary, reading published ones, decoding a stream, chat templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that stand beside the model of a ``tokenizer.json``, and what its neighbours say of them."""
+"""Adds the tokens that only ``tokenizer_config.json`` names to the content of a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Entry = dict[str, Any]
 
 
 def recorded_tokens(settings: Mapping[str, Any]) -> dict[int, Entry]:
-    """The tokens in ``added_tokens_decoder`` by id, with every flag; raises `TokenizerError` when it is damaged."""
+    """The tokens in ``added_tokens_decoder`` by id, with all flags; raises `TokenizerError` if it is damaged."""
     try:
         found = {
             int(token_id): {**SPECIAL_FLAGS, **({"content": token} if isinstance(token, str) else token)}
@@ -27,11 +27,11 @@ def recorded_tokens(settings: Mapping[str, Any]) -> dict[int, Entry]:
 
 
 def with_recorded_tokens(description: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`description` with every token that `settings` name among its added tokens, special where they say so.
+    """`description` with all tokens named in `settings` among its added tokens, marked as special where stated.
 
-    Some files have such a token as an ordinary entry of the vocabulary. Others, of a tokenizer that tokens were added
-    to, lack it: then it gets the id behind all others, as in transformers. Raises `TokenizerError` where it is to have
-    another id than that.
+    In some files such a token is an ordinary entry of the vocabulary. In others, to which tokens were added later, it
+    is missing: then it gets the next free id, as in transformers. Raises `TokenizerError` if `settings` state a
+    different id.
     """
     added, vocabulary = description.get("added_tokens") or [], _vocabulary(description)
     if not vocabulary or not _are_tokens(added):
@@ -42,18 +42,18 @@ def with_recorded_tokens(description: Mapping[str, Any], settings: Mapping[str, 
     flags = {token["content"]: token for token in recorded.values()}
     ids: dict[str, int] = {token["content"]: token["id"] for token in added}
     marked = [{**token, "special": True} if token["content"] in special else token for token in added]
-    # In the order of the ids, in which the library adds them.
+    # In the order of ids, in which the library adds them.
     inside = sorted((vocabulary[text], text) for text in {*special, *flags} - ids.keys() if text in vocabulary)
     tokens = [
         *({**SPECIAL_FLAGS, **flags.get(text, {}), "id": token_id, "content": text} for token_id, text in inside),
         *marked,
-        *_behind({**vocabulary, **ids}, recorded, further),
+        *_appended({**vocabulary, **ids}, recorded, further),
     ]
     return description if tokens == added else {**description, "added_tokens": tokens}
 
 
-def _behind(ids: Mapping[str, int], recorded: Mapping[int, Entry], further: list[str]) -> Iterator[Entry]:
-    """The tokens that are not among `ids`, with the ids behind them: those with an id of their own, then the others."""
+def _appended(ids: Mapping[str, int], recorded: Mapping[int, Entry], further: list[str]) -> Iterator[Entry]:
+    """Yields the tokens that are not in `ids`, with the next ids: first those with a stated id, then the others."""
     first = max(ids.values()) + 1
     missing = {token_id: token for token_id, token in sorted(recorded.items()) if token["content"] not in ids}
     for free, (token_id, token) in enumerate(missing.items(), first):
@@ -69,7 +69,7 @@ def _behind(ids: Mapping[str, int], recorded: Mapping[int, Entry], further: list
 
 
 def _further_names(settings: Mapping[str, Any]) -> list[str]:
-    """The special tokens that `settings` name beside the roles, each once."""
+    """The distinct special tokens that `settings` name besides those of the four main roles."""
     found = [settings.get(key) for key in FURTHER_ROLES]
     for key in FURTHER_LISTS:
         names = settings.get(key) or []

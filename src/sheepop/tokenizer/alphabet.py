@@ -1,4 +1,4 @@
-"""The printable characters that stand for the 256 bytes in a byte-level vocabulary (Radford et al. 2019)."""
+"""The printable characters that represent the 256 bytes in a byte-level vocabulary (Radford et al. 2019)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a vocabulary: itself, or the next one from U+0100."""
+    """Maps characters to bytes: printable bytes are represented by themselves, others by U+0100 and following."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -17,23 +17,23 @@ _CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_ALPHABET.items
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
-"""How vocabularies of characters write the bytes of a character that they lack."""
+"""The tokens for single bytes in vocabularies of characters, used for characters that they lack."""
 
 
 def bytes_as_characters(data: bytes) -> str:
-    """The characters that stand for `data` in a byte-level vocabulary."""
+    """The characters that represent `data` in a byte-level vocabulary."""
     return data.decode("latin-1").translate(_CHARACTER_OF_BYTE)
 
 
 def text_as_characters(text: str) -> str:
-    """The characters that stand for the UTF-8 bytes of `text` in a byte-level vocabulary."""
+    """The characters that represent the UTF-8 bytes of `text` in a byte-level vocabulary."""
     return bytes_as_characters(text.encode("utf-8"))
 
 
 def characters_as_bytes(text: str) -> bytes:
-    """The bytes that an entry of a byte-level vocabulary stands for.
+    """The bytes that an entry of a byte-level vocabulary represents.
 
-    An entry that was not made from bytes stands for its own text, as in the `tokenizers` library.
+    An entry with other characters represents its own text, as in the `tokenizers` library.
     """
     try:
         return bytes(BYTE_ALPHABET[character] for character in text)

@@ -1,4 +1,4 @@
-"""Every tokenizer that stands on the `tokenizers` library, whatever its algorithm."""
+"""Tokenizers that use the `tokenizers` library, with any of its algorithms."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, charsmap_of
 from sheepop.tokenizer.decoding import Decoding, read_decoding
 from sheepop.tokenizer.encoder import Encoder, ids_around, parse
-from sheepop.tokenizer.interface import (
-    SPECIAL_TOKENS,
-    TOKENIZER_FILE,
-    SpecialRole,
-    Tokenizer,
-    outside_vocabulary,
-)
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole, Tokenizer, outside_vocabulary
 from sheepop.tokenizer.pattern import CUT, begins_with_known_cut, cut_text
 from sheepop.tokenizer.settings import check_special_ids, role_text, with_roles
 from sheepop.tokenizer.vocabulary import ALGORITHMS, check_model, texts_by_id
@@ -26,19 +20,19 @@ from sheepop.tokenizer.vocabulary import ALGORITHMS, check_model, texts_by_id
 if TYPE_CHECKING:
     import tokenizers
 
-# The library needs about 170 bytes of memory per character while it encodes, so a batch is handed over in groups.
+# The library needs about 170 bytes of memory per character during encoding, so a batch is encoded in groups.
 _GROUP_CHARACTERS = 2**21
 
-# What cuts text wherever `cut_text` does, and looks at nothing beyond a cut.
+# A pre-tokenizer that cuts text wherever `cut_text` does, and does not look beyond a cut.
 _BERT_PRE_TOKENIZER = {"type": "BertPreTokenizer"}
 
 
 class BackendTokenizer(Tokenizer):
-    """A tokenizer described by `content`, the text of a ``tokenizer.json``, and `settings`, its neighbour's keys.
+    """A tokenizer from `content`, the text of a ``tokenizer.json``, and `settings`, the keys of its settings file.
 
-    Truncation and padding, which such a file may ask for, are not applied, and `encode` gives the ids of the text and
-    nothing else: what the file adds around a text are `prefix_ids` and `suffix_ids`. Raises `TokenizerError` when the
-    two do not make a usable tokenizer.
+    It ignores truncation and padding in the file, and `encode` returns only the ids of the text: the tokens that the
+    file adds around a text are `prefix_ids` and `suffix_ids`. Raises `TokenizerError` if the two do not make a usable
+    tokenizer.
     """
 
     def __init__(self, content: str, settings: Mapping[str, Any] | None = None) -> None:
@@ -59,14 +53,14 @@ class BackendTokenizer(Tokenizer):
         self._ordinary = self._encoder(allow_special=False, library=library)
 
     def _check(self) -> None:
-        """Raises `TokenizerError` when `_description` is of a kind that this class does not read."""
+        """Raises `TokenizerError` if this class does not support `_description`."""
         check_model(self._description["model"])
 
     def _read_decoding(self) -> Decoding:
         return read_decoding(self._description["decoder"])
 
     def _ids_around(self, library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids before and behind a text, as the library puts them around one."""
+        """The ids that the library puts before and after a text."""
         if self._description["post_processor"] is None:
             return (), ()
         around = ids_around(library)
@@ -76,35 +70,35 @@ class BackendTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, special and other added tokens included."""
+        """The number of token ids, special and other added tokens included."""
         return len(self._texts)
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Text of every special token with its id."""
+        """The text of every special token with its id."""
         return dict(self._special)
 
     def special_id(self, role: SpecialRole) -> int | None:
-        """The id of the token that ``tokenizer_config.json`` names for `role`, None when it names none."""
+        """The id of the token that ``tokenizer_config.json`` names for `role`, or None."""
         text = role_text(self._settings, role)
         return None if text is None else self._special[text]
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """What the ``post_processor`` of ``tokenizer.json`` puts before a text."""
+        """The ids that the ``post_processor`` of ``tokenizer.json`` puts before a text."""
         return self._around[0]
 
     @property
     def suffix_ids(self) -> tuple[int, ...]:
-        """What the ``post_processor`` of ``tokenizer.json`` puts behind a text."""
+        """The ids that the ``post_processor`` of ``tokenizer.json`` puts after a text."""
         return self._around[1]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Token ids of `text`; raises `TokenizerError` for a lone surrogate, which no UTF-8 text can hold."""
+        """The token ids of `text`; raises `TokenizerError` for a lone surrogate, which UTF-8 cannot encode."""
         return self.encode_batch((text,), allow_special=allow_special)[0]
 
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
-        """`encode` of every text, in order, on the library's threads; Python's lock is released meanwhile."""
+        """`encode` of every text, in order, on the library's threads, without Python's global lock."""
         encoder = self._with_special if allow_special else self._ordinary
         texts = list(texts)
         if not all(isinstance(text, str) for text in texts):
@@ -117,17 +111,17 @@ class BackendTokenizer(Tokenizer):
         return results
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes a token stands for; empty for a special token."""
+        """The UTF-8 bytes of a token; empty for a special token."""
         if not 0 <= token_id < len(self._pieces):
             raise outside_vocabulary(token_id, len(self._pieces))
         return self._pieces[token_id]
 
     def fingerprint(self) -> str:
-        """SHA-256 of the model, its pre-tokenization and its special tokens in one canonical form."""
+        """SHA-256 of the model, its pre-tokenization and its special tokens in a canonical form."""
         return self._fingerprint
 
     def to_json(self) -> str:
-        """The text this tokenizer was made from, unchanged."""
+        """The text from which this tokenizer was made, unchanged."""
         return self._content
 
     def settings(self) -> dict[str, Any]:
@@ -135,7 +129,7 @@ class BackendTokenizer(Tokenizer):
         return dict(self._settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The library's own pickling forgets `encode_special_tokens`.
+        # The library's own pickling loses `encode_special_tokens`.
         return type(self), (self._content, self._settings)
 
     def _encoder(self, *, allow_special: bool, library: tokenizers.Tokenizer | None = None) -> Encoder:
@@ -165,7 +159,7 @@ class BackendTokenizer(Tokenizer):
 
     @cached_property
     def _fingerprint(self) -> str:
-        # Options that are off are left out, so that one a later version of the library adds changes nothing.
+        # Leaves out options that are off, so that options added by later versions of the library change nothing.
         content = {
             "model": _without_defaults(self._description["model"]),
             "normalizer": self._description["normalizer"],
@@ -195,7 +189,7 @@ class BackendTokenizer(Tokenizer):
 
     @cached_property
     def _may_be_cut(self) -> bool:
-        """Whether the parts that `cut_text` makes of a text give the same ids one by one as together."""
+        """Whether the parts from `cut_text` give the same ids separately as the whole text."""
         normalizer, pre_tokenizer = self._description["normalizer"], self._description["pre_tokenizer"]
         if pre_tokenizer == _BERT_PRE_TOKENIZER:
             cuts = normalizer is None or normalizer["type"] == "BertNormalizer"
@@ -205,7 +199,7 @@ class BackendTokenizer(Tokenizer):
 
 
 def _looks_around(token: Mapping[str, Any]) -> bool:
-    """Whether a cut of `cut_text` may fall inside an added token, or beside one that looks at its surroundings."""
+    """Whether `cut_text` may cut inside an added token, or beside one that depends on its surroundings."""
     return any(token[flag] for flag in ("single_word", "lstrip", "rstrip")) or bool(CUT.search(token["content"]))
 
 

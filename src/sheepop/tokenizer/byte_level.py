@@ -1,11 +1,11 @@
-"""Byte-level BPE: tokens are sequences of bytes, so every Unicode text has ids and comes back exactly.
+"""Byte-level BPE: tokens are sequences of bytes, so every Unicode text can be encoded and decoded exactly.
 
 Sennrich, Haddow and Birch 2016 (merges); Radford et al. 2019, section 2.2 (bytes as the alphabet).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 _SMALLEST = SMALLEST_VOCABULARY["bpe"]
 
-# 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies leave them out.
+# 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies lack them.
 _UTF8_CHARACTERS = {c for c, byte in BYTE_ALPHABET.items() if byte not in {0xC0, 0xC1, *range(0xF5, 0x100)}}
 
 
 class ByteLevelBPE(BackendTokenizer):
     """Byte-level BPE, trained here or read from a ``tokenizer.json`` such as GPT-2's.
 
-    A tokenizer trained here gives back every Unicode text exactly and has ``<pad>``, ``<unk>``, ``<bos>``, ``<eos>``
-    at the ids 0 to 3, the 256 bytes at 4 to 259, and what other special tokens it was given at the last ids. A
-    foreign one may rewrite the text first (Unicode normalisation), as its file says.
+    A tokenizer trained here decodes every Unicode text exactly and has ``<pad>``, ``<unk>``, ``<bos>``, ``<eos>`` at
+    the ids 0 to 3, the 256 bytes at 4 to 259, and further special tokens at the last ids. The file of another one may
+    specify that text is normalized first.
     """
 
     @classmethod
@@ -45,9 +45,9 @@ class ByteLevelBPE(BackendTokenizer):
     ) -> ByteLevelBPE:
         """Learns merges from `texts`, which are read once; the same texts give the same file.
 
-        There are ``vocab_size - 260`` merges, less one for each of `special_tokens`: further special tokens, which
-        take the last ids. Text is cut by the `pattern` of that name in `PATTERNS`.
-        Raises `TokenizerError` when the texts have too few different parts for so many tokens.
+        There are ``vocab_size - 260 - len(special_tokens)`` merges; the further `special_tokens` get the last ids.
+        `pattern` names the entry of `PATTERNS` that cuts the text. Raises `TokenizerError` if the texts have too few
+        different parts for this many tokens.
         """
         smallest = _SMALLEST + len(special_tokens)
         if vocab_size < smallest:
@@ -67,7 +67,7 @@ class ByteLevelBPE(BackendTokenizer):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        backend.train_from_iterator(_unicode_parts(texts), trainer)
+        backend.train_from_iterator((part for text in unicode_texts(texts) for part in cut_text(text)), trainer)
         further = _add_special_tokens(backend, special_tokens)
         require_size(backend.get_vocab_size(with_added_tokens=True), vocab_size)
         return cls(backend.to_str(), standard_settings(further))
@@ -83,7 +83,7 @@ class ByteLevelBPE(BackendTokenizer):
             )
 
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
-        """`encode` of every text, in order: in this thread, part by part, where that is known to give the same ids."""
+        """`encode` of every text, in order; part by part in this thread if that gives the same ids as the library."""
         encoder = self._part_encoder
         if encoder is None:
             return super().encode_batch(texts, allow_special=allow_special)
@@ -98,21 +98,16 @@ class ByteLevelBPE(BackendTokenizer):
             if ids is None:
                 left_over.append(index)
         if left_over:
-            self._encode_by_library(texts, left_over, results, allow_special)
+            if all(isinstance(text, str) for text in texts) and (problem := surrogate_error(texts)):
+                raise problem
+            encoded = super().encode_batch([texts[index] for index in left_over], allow_special=allow_special)
+            for index, found in zip(left_over, encoded, strict=True):
+                results[index] = found
         return results
-
-    def _encode_by_library(
-        self, texts: list[str], indices: list[int], results: list[list[int]], allow_special: bool
-    ) -> None:
-        if all(isinstance(text, str) for text in texts) and (problem := surrogate_error(texts)):
-            raise problem
-        encoded = super().encode_batch([texts[index] for index in indices], allow_special=allow_special)
-        for index, ids in zip(indices, encoded, strict=True):
-            results[index] = ids
 
     @cached_property
     def _part_encoder(self) -> PartEncoder | None:
-        """None where text is rewritten first, or cut by a pattern that is not known here."""
+        """The encoder by parts; None if text is normalized first or cut by an unknown pattern."""
         if self._description["normalizer"] is not None:
             return None
         pattern = find_pattern(self._description["pre_tokenizer"])
@@ -120,7 +115,7 @@ class ByteLevelBPE(BackendTokenizer):
 
     @cached_property
     def _ordinary_added(self) -> list[str]:
-        """Added tokens that the library finds in any text, also where special ones are taken as ordinary text."""
+        """Added tokens that are not special, which the library finds even if special tokens are not allowed."""
         return [text for text in self._added.values() if text not in self._special]
 
     def _read_decoding(self) -> Decoding:
@@ -137,13 +132,8 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> 
     return {text: first + index for index, text in enumerate(texts)}
 
 
-def _unicode_parts(texts: Iterable[str]) -> Iterator[str]:
-    for text in unicode_texts(texts):
-        yield from cut_text(text)
-
-
 def is_byte_level(description: Mapping[str, Any]) -> bool:
-    """Whether the content of a ``tokenizer.json`` is BPE over bytes."""
+    """Whether the pre-tokenizer of a ``tokenizer.json`` works on bytes."""
     pre_tokenizer = description.get("pre_tokenizer")
     if not isinstance(pre_tokenizer, dict):
         return False

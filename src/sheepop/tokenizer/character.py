@@ -1,4 +1,4 @@
-"""One token per character: ids are code points for ASCII, other characters follow from 128."""
+"""One token per character: ASCII ids are code points, other characters follow from 128."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _EVERY_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior"
 
 
 class CharTokenizer(Tokenizer):
-    """A character's id is its code point for ASCII; `extra_characters` follow from 128 in code-point order.
+    """A character tokenizer: the id of an ASCII character is its code point; `extra_characters` follow, in order.
 
-    The special tokens take the slots of the control characters 0 to 3; these four, characters that are not in the
-    vocabulary, and lone surrogates are encoded as ``<unk>``. Raises `TokenizerError` when an extra character is not
-    one encodable character.
+    The special tokens take the ids of the control characters 0 to 3. These four, unknown characters, and lone
+    surrogates are encoded as ``<unk>``. Raises `TokenizerError` if an extra character is not one encodable character.
     """
 
     algorithm = "char"
@@ -58,7 +57,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> CharTokenizer:
-        """The tokenizer whose vocabulary is ASCII and every other character of `texts`."""
+        """Makes a tokenizer whose vocabulary is ASCII and every other character of `texts`."""
         characters: set[str] = set()
         for text in texts:
             characters.update(text)
@@ -66,7 +65,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def from_json(cls, content: str, settings: Mapping[str, Any] | None = None) -> CharTokenizer:
-        """Reads what `to_json` wrote; raises `TokenizerError` for what it could not have written."""
+        """Reads the content that `to_json` wrote; raises `TokenizerError` for anything else."""
         try:
             vocabulary = json.loads(content)["model"]["vocab"]
             extras = [token for token, token_id in vocabulary.items() if token_id >= _ASCII_SIZE]
@@ -106,7 +105,7 @@ class CharTokenizer(Tokenizer):
         return _ROLE_IDS[role]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """One id per character (per special token, where allowed)."""
+        """One id per character, and with `allow_special`, per special token."""
         if not allow_special:
             return self._encode_characters(text)
         ids: list[int] = []
@@ -125,11 +124,11 @@ class CharTokenizer(Tokenizer):
         return self._pieces[token_id]
 
     def fingerprint(self) -> str:
-        """SHA-256 of the extra characters, under the name of the algorithm."""
+        """SHA-256 of the name of the algorithm and the extra characters."""
         return hashlib.sha256(f"sheepop character vocabulary\n{self.extra_characters}".encode()).hexdigest()
 
     def to_json(self) -> str:
-        """A word-level model whose words are single characters, with which `tokenizers` gives the same ids."""
+        """A word-level model whose words are single characters, for which `tokenizers` gives the same ids."""
         description = {
             "version": "1.0",
             "truncation": None,
@@ -144,13 +143,13 @@ class CharTokenizer(Tokenizer):
         return json.dumps(description, ensure_ascii=False, separators=(",", ":"))
 
     def settings(self) -> dict[str, Any]:
-        """The keys of ``tokenizer_config.json`` as they were read, or the usual ones."""
+        """The keys of ``tokenizer_config.json``, as read or standard."""
         return dict(self._settings)
 
     def _encode_characters(self, text: str) -> list[int]:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
         table = self._ids_by_code_point
-        # The last entry of the table is <unk>, so that a code point beyond it is unknown as well.
+        # The last entry of the table is <unk>, and code points beyond the table map to it.
         ids: list[int] = table[np.minimum(points, len(table) - 1)].tolist()
         return ids
 
@@ -169,7 +168,7 @@ class CharTokenizer(Tokenizer):
 
 
 def is_character_tokenizer(description: Mapping[str, Any]) -> bool:
-    """Whether the content of a ``tokenizer.json`` is what `CharTokenizer.to_json` writes, its vocabulary aside."""
+    """Whether the content of a ``tokenizer.json``, apart from its vocabulary, is from `CharTokenizer.to_json`."""
     return (
         description.get("pre_tokenizer") == _EVERY_CHARACTER
         and description.get("normalizer") is None

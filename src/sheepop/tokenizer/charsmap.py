@@ -1,8 +1,8 @@
-"""The precompiled table of replacements in SentencePiece models, applied as SentencePiece applies it.
+"""Applies the precompiled table of replacements in SentencePiece models as SentencePiece does.
 
-The table is a double array (Aoe 1989, in the layout of the Darts-clone library): a trie over UTF-8 bytes, and after it
-the replacements, ended by NUL. At every place of a text the longest entry counts. The library's own ``Precompiled``
-normalizer looks at a whole grapheme and takes its shortest entry, by which it loses what follows in the grapheme.
+The table is a double array (Aoe 1989, in the layout of the Darts-clone library): a trie over UTF-8 bytes, followed by
+the replacements, each with a NUL at its end. The longest entry at each position counts. The library's own
+``Precompiled`` normalizer takes the shortest entry in a whole grapheme and so loses the rest of the grapheme.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE
 
 CHARSMAP_MATCHING = "charsmap_matching"
-"""The key of ``tokenizer_config.json`` that asks for this; without it the library's normalizer is meant."""
+"""The key of ``tokenizer_config.json`` that selects this module; without it the library's normalizer is used."""
 
 LONGEST = "longest"
 _LARGEST_TABLE = 2**25
 _LONGEST_ENTRY = 64
-# The parts of a unit of the double array.
+# Bit masks for the parts of a unit of the double array.
 _LABEL, _VALUE, _ENDS_ENTRY = 0x800000FF, 0x7FFFFFFF, 0x100
 
 
 class Charsmap:
-    """Replacements for pieces of text, read from `table`; raises `TokenizerError` when it is damaged.
-
-    Safe to share between threads.
-    """
+    """The replacements in `table`; raises `TokenizerError` if it is damaged. Safe to share between threads."""
 
     def __init__(self, table: bytes) -> None:
         if not 8 <= len(table) <= _LARGEST_TABLE:
@@ -42,11 +39,11 @@ class Charsmap:
             raise _damaged(f"its trie claims {size:,} of {len(table):,} bytes")
         self._units: list[int] = np.frombuffer(table, dtype="<u4", count=size // 4, offset=4).tolist()
         self._replacements = table[4 + size :]
-        # The characters seen so far, and a pattern of those among them with which an entry may begin.
+        # The characters seen so far, and a pattern of those that may begin an entry.
         self._seen: tuple[frozenset[str], _Beginnings] = (frozenset(), _Beginnings())
 
     def rewrite(self, text: str) -> str:
-        """`text` with every entry of the table replaced, the longest at each place, from left to right."""
+        """`text` with every entry of the table replaced, from left to right, the longest at each position."""
         pattern = self._beginnings(text)
         pieces: list[str] = []
         copied = place = 0
@@ -76,7 +73,7 @@ class Charsmap:
         return bool(self._units[node] & _ENDS_ENTRY) or any(self._child(node, byte) for byte in range(1, 0x80))
 
     def _longest(self, text: str, start: int) -> tuple[int, str | None]:
-        """How many characters the longest entry at `start` has, and what replaces it; 1 and None without an entry."""
+        """The length of the longest entry at `start` in characters, and its replacement; 1 and None if none."""
         best: tuple[int, str | None] = (1, None)
         node = 0
         for place in range(start, min(start + _LONGEST_ENTRY, len(text))):
@@ -89,7 +86,7 @@ class Charsmap:
         return best
 
     def _below(self, node: int, character: str) -> int | None:
-        """The node that the bytes of a character lead to from `node`, None when no entry goes on with them."""
+        """The node that `node` leads to by the bytes of a character, or None."""
         for byte in character.encode("utf-8"):
             child = self._child(node, byte)
             if child is None:
@@ -114,9 +111,9 @@ class Charsmap:
 
 
 def charsmap_of(description: Mapping[str, Any], matching: str) -> tuple[dict[str, Any], Charsmap]:
-    """`description` without its table of replacements, and that table, for a tokenizer whose settings say `matching`.
+    """Splits `description` into the rest and its table of replacements, for the `matching` in the settings.
 
-    Raises `TokenizerError` where the table does not come before every other change to the text.
+    Raises `TokenizerError` unless the table is the first step of the normalizer.
     """
     if matching != LONGEST:
         raise TokenizerError(f"{SETTINGS_FILE}: {CHARSMAP_MATCHING} = {matching!r} must be {LONGEST!r}.")
@@ -132,7 +129,7 @@ def charsmap_of(description: Mapping[str, Any], matching: str) -> tuple[dict[str
 
 
 class _Beginnings:
-    """Characters with which an entry begins: `alone` wherever they stand, `others` only before one beyond ASCII."""
+    """Characters that may begin an entry: `alone` anywhere, `others` only before a non-ASCII character."""
 
     def __init__(self, alone: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()) -> None:
         self.alone, self.others = alone, others
@@ -140,14 +137,14 @@ class _Beginnings:
 
 
 def _any_of(characters: frozenset[str]) -> str:
-    """A class of at least these characters. Beyond U+FFFF it has all, since it would be searched one by one there."""
+    """A class of at least these characters; it has all or none above U+FFFF, where the search would be slow."""
     near = "".join(sorted(character for character in characters if character <= "\uffff"))
     far = "\U00010000-\U0010ffff" if len(near) < len(characters) else ""
     return f"[{re.escape(near)}{far}]" if characters else "(?!)"
 
 
 def _offset(unit: int) -> int:
-    """How far the children of a unit lie from it, by exclusive or."""
+    """The offset of a unit's children, to combine by exclusive or."""
     return (unit >> 10) << ((unit & 0x200) >> 6)
 
 

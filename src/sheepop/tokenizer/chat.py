@@ -1,7 +1,7 @@
-"""Chat templates: a conversation as the one text that a model was trained on, written by the model's Jinja template.
+"""Renders a conversation as text with the model's chat template, in Jinja.
 
-A template is a program from the model's directory, so it runs in a process of its own that is bounded in time, memory
-and output, in Jinja's sandbox.
+A template is a program from the model's directory, so it runs in Jinja's sandbox, in its own process with limits on
+time, memory and output.
 """
 
 from __future__ import annotations
@@ -13,15 +13,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from sheepop.core.bounded import (
-    BoundedProcess,
-    BoundedProcessError,
-    HandlerError,
-    MemoryLimitError,
-    TimeLimitError,
-)
+from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, MemoryLimitError, TimeLimitError
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
+from sheepop.tokenizer.messages import Message
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE
 
 _CHILD = "sheepop.tokenizer.chat_child"
@@ -30,35 +25,33 @@ _SECONDS = 10.0
 _LARGEST_OUTPUT = 2**24
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
-# The names under which a message carries its reasoning. Templates read the first, those of gpt-oss the second.
+# The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
-# What the errors of a template say, by the name of their type.
+# The explanation of a template's errors, by the name of their type.
 _REASONS = {
     "TemplateSyntaxError": "is not a valid Jinja template",
     "TemplateError": "does not accept this conversation",
-    "SecurityError": "does what the sandbox forbids",
-    "UndefinedError": "uses what the conversation does not have",
+    "SecurityError": "does something that the sandbox forbids",
+    "UndefinedError": "uses a value that the conversation does not have",
     "OutputError": "writes too much",
     "RecursionError": "calls itself too deeply",
 }
 
-Message = Mapping[str, Any]
-
 
 class Rendered(NamedTuple):
-    """A conversation as text, and the parts of it that a model writes, as first character and end."""
+    """A conversation as text, and the spans of the parts that a model writes, in characters."""
 
     text: str
     written: tuple[tuple[int, int], ...] = ()
 
 
 class ChatTemplate:
-    """Renders conversations with `template`; `variables` are what it sees beside them, such as ``bos_token``.
+    """Renders conversations with `template`, which also sees `variables`, such as ``bos_token``.
 
-    Text of more than `largest_output` characters, and work that takes longer than `seconds` or more memory than
-    `memory_bytes`, is refused. The process starts with the first conversation and ends with `close`. Safe to share
-    between threads, which then wait for each other.
+    Rendering fails if it takes more than `seconds` or `memory_bytes`, or writes more than `largest_output` characters.
+    The process starts with the first conversation and ends with `close`. Safe to share between threads, which then
+    wait for each other.
     """
 
     def __init__(
@@ -78,16 +71,16 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self._limits = (seconds, memory_bytes, largest_output)
         self._process = BoundedProcess(_CHILD, memory_bytes=memory_bytes, seconds=seconds)
-        # Linux ends the process with the thread that started it, so one thread of this object's own asks it.
+        # Linux ends the process with the thread that started it, so this object uses a thread of its own for it.
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, name: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
-        """The template of a model, which its tokenizer carries.
+        """The chat template in the settings of a model's tokenizer.
 
-        Of several `name` chooses one. Without it ``tool_use`` is meant when the conversation `with_tools` has some,
-        and otherwise ``default``. Raises `TokenizerError` when there is none, or none of that name.
+        `name` chooses one of several; the default is ``tool_use``, if it exists and `with_tools` is set, else
+        ``default``. Raises `TokenizerError` if there is no template, or none of that name.
         """
         templates = chat_templates(tokenizer)
         if not templates:
@@ -103,7 +96,7 @@ class ChatTemplate:
 
     @property
     def marks_answers(self) -> bool:
-        """Whether the template has ``{% generation %}`` blocks around what the model writes."""
+        """Whether the template has ``{% generation %}`` blocks around the parts that the model writes."""
         return re.search(r"\{%[-+]?\s*generation\b", self._template) is not None
 
     def render(
@@ -115,14 +108,14 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """The text of a conversation, for `Tokenizer.encode` with `allow_special`, since it holds special tokens.
+        """The text of a conversation; it contains special tokens, so use `Tokenizer.encode` with `allow_special`.
 
-        `messages` are objects as in JSON with at least a role; a key that is None counts as absent. `tools` are
-        descriptions of functions, as JSON schema. With `add_generation_prompt` the text ends where the model's answer
-        begins. The text of messages is not changed: special tokens written in it are read as such too.
+        `messages` are objects as in JSON with at least a role; None counts as absent. `tools` are descriptions of
+        functions, as JSON schema. With `add_generation_prompt`, the text ends where the model's answer begins. The
+        text of messages is not escaped: special tokens in it are encoded as such.
 
-        Raises `UsageError` for what is no conversation, and `TokenizerError` when the template is damaged, refuses the
-        conversation, or exceeds a limit.
+        Raises `UsageError` if `messages` is not a conversation, and `TokenizerError` if the template is damaged,
+        refuses the conversation, or exceeds a limit.
         """
         return self._render(
             messages, False, tools, documents, {"add_generation_prompt": add_generation_prompt, **variables}
@@ -131,10 +124,10 @@ class ChatTemplate:
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> Rendered:
-        """As `render`, a whole conversation, and which parts of it a model writes.
+        """Renders a whole conversation, with the parts that a model writes.
 
-        These are the blocks ``{% generation %}`` of the template; raises `TokenizerError` as `render` does, and for
-        blocks that lie in one another.
+        These are the ``{% generation %}`` blocks of the template. Raises errors as `render` does, and `TokenizerError`
+        for nested blocks.
         """
         return self._render(messages, True, tools, None, {"add_generation_prompt": False, **variables})
 
@@ -176,7 +169,7 @@ class ChatTemplate:
             raise UsageError(f"The conversation contains a value that JSON cannot express: {error}.") from None
 
     def close(self) -> None:
-        """Ends the process. No conversation can be rendered any more."""
+        """Ends the process; nothing can be rendered afterwards."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._process.close)
@@ -209,7 +202,7 @@ class ChatTemplate:
 
 
 def chat_templates(tokenizer: Tokenizer) -> dict[str, str]:
-    """The templates that a tokenizer carries by name; one without a name is called ``default``."""
+    """The chat templates in a tokenizer's settings by name; one without a name is ``default``."""
     found = tokenizer.settings().get(CHAT_TEMPLATE)
     if found is None:
         return {}
@@ -227,7 +220,7 @@ def chat_templates(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like with their texts, as templates name them."""
+    """The texts of special tokens by the names that templates use, such as ``bos_token``."""
     found = {}
     for key, value in settings.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -237,7 +230,7 @@ def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message without what is None, its reasoning under every name that templates read."""
+    """A message without None values, with its reasoning under every key that templates read."""
     present = {key: value for key, value in message.items() if value is not None}
     reasoning = next((present[name] for name in _REASONING if name in present), None)
     if reasoning is None:

@@ -1,4 +1,4 @@
-"""What runs in the process that renders chat templates within limits."""
+"""The program of the child process that renders chat templates."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from sheepop.core.bounded_child import Alive, serve
 
 
 class OutputError(Exception):
-    """A template wrote more than it may."""
+    """A template wrote more than the limit."""
 
 
 class _Generation(Extension):
-    """``{% generation %} ... {% endgeneration %}`` marks what a model writes, for training.
+    """The tag ``{% generation %} ... {% endgeneration %}``, which marks the parts that a model writes, for training.
 
-    Where the environment has a `generation_mark`, the text has it at the beginning and the end of each such part.
+    If the environment has a `generation_mark`, it is written at the start and end of each such part.
     """
 
-    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+    tags = {"generation"}  # noqa: RUF012 - declared so in jinja2
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         environment.extend(generation_mark="", num_generations=0)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block, whose variables are its own."""
+        """Parses a block, which has its own scope of variables."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
@@ -55,14 +55,14 @@ class _Dict:
         return dict(*arguments, **entries)
 
     def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
-        """A new dictionary with the given keys, as ``dict.fromkeys`` makes it."""
+        """``dict.fromkeys``."""
         return dict.fromkeys(*arguments)
 
 
 class _Namespace(Namespace):
-    """``namespace`` without names that begin with an underscore, under which Python keeps its own."""
+    """``namespace`` without names that begin with an underscore, which Python uses internally."""
 
-    # Without named parameters, since `self` may be one of the attributes.
+    # No named parameters, because `self` may be one of the attributes.
     def __init__(*arguments: Any, **attributes: Any) -> None:
         self, *others = arguments
         given = dict(*others, **attributes)
@@ -76,12 +76,12 @@ class _Namespace(Namespace):
 
 
 def render(request: dict[str, Any], alive: Alive) -> Iterator[str]:
-    """The text that the template of `request` makes of its variables; where asked for, the parts that a model writes.
+    """Yields the text that the template of `request` renders and, if requested, the spans that a model writes.
 
-    These are given as ``begin end`` in characters.
+    A span is ``begin end`` in characters.
     """
     template = _compiled(request["template"])
-    # Nobody can write what nobody knows.
+    # A random mark, which no template can write itself.
     mark = f"\0{secrets.token_hex(16)}" if request.get("marked") else ""
     environment: Any = template.environment
     environment.generation_mark, environment.num_generations = mark, 0
@@ -104,7 +104,7 @@ def render(request: dict[str, Any], alive: Alive) -> Iterator[str]:
 
 
 def _without_marks(text: str, mark: str) -> tuple[str, list[tuple[int, int]]]:
-    """The text as it is meant, and where the marked parts of it are, up to the first that is not whole."""
+    """The text without marks, and the spans of the marked parts, up to the first incomplete one."""
     first, *rest = text.split(f"{mark}<")
     clean, parts, size = [first], [], len(first)
     for part in rest:
@@ -134,7 +134,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: Jinja's own filter escapes it for HTML."""
+    """Plain JSON; Jinja's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -8,8 +8,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sheepop.core.config import Config, PathText
 
-# Four special tokens and what the vocabulary holds before any training: 256 bytes, the 124 other ASCII characters, the
-# printable ones (and their forms inside words, of letters and digits), or bytes and printable characters.
+# Four special tokens and the base of each vocabulary: 256 bytes, the 124 other ASCII characters, the printable ones
+# (and the forms of letters and digits inside words), or bytes, printable characters and the space.
 SMALLEST_VOCABULARY = {"bpe": 260, "char": 128, "wordpiece": 160, "unigram": 355}
 
 
@@ -17,12 +17,12 @@ class TokenizerConfig(Config):
     """Which tokenizer to use, or how to train one."""
 
     algorithm: Literal["bpe", "wordpiece", "unigram", "char"] = "bpe"
-    """What is trained: `bpe` (byte-level byte-pair encoding), `wordpiece`, `unigram` or `char` (one token per
+    """The algorithm to train: `bpe` (byte-level byte-pair encoding), `wordpiece`, `unigram` or `char` (one token per
     character)."""
     pattern: Literal["llama3", "sheepop", "gpt2"] = "llama3"
-    """Where `bpe` cuts text before it looks for tokens: `llama3` (Llama 3's rules, which llama.cpp knows),
-    `sheepop` (made for code: fewer tokens there, and no GGUF file with the tokenizer) or `gpt2` (GPT-2's rules,
-    which llama.cpp knows as well)."""
+    """How `bpe` cuts text into parts before it merges: `llama3` (Llama 3's rules, which llama.cpp supports),
+    `sheepop` (fewer tokens for code, but no export of the tokenizer to GGUF) or `gpt2` (GPT-2's rules, which
+    llama.cpp supports too)."""
     vocab_size: int = Field(default=4096, le=2**24)
     """The exact size for `bpe` (260 or more), `wordpiece` (160) and `unigram` (355); the largest size allowed for
     `char` (128 or more)."""
@@ -34,7 +34,7 @@ class TokenizerConfig(Config):
     @field_validator("vocab_size")
     @classmethod
     def _holds_the_alphabet(cls, value: int, info: ValidationInfo) -> int:
-        algorithm = info.data.get("algorithm", "")  # missing when it was refused itself
+        algorithm = info.data.get("algorithm", "")  # missing if it was refused itself
         smallest = SMALLEST_VOCABULARY.get(algorithm, 0)
         if value < smallest:
             raise ValueError(f"a {algorithm} vocabulary needs at least {smallest} tokens")

@@ -1,7 +1,7 @@
-"""From an entry of a vocabulary to the bytes it stands for, as the ``decoder`` of a ``tokenizer.json`` describes it.
+"""Maps each vocabulary entry to its bytes, as specified by the ``decoder`` of a ``tokenizer.json``.
 
-The library's decoders turn a whole list of entries into text. Here every entry has bytes of its own, which is what
-streaming and counting bytes need; what a decoder does differently for the first entry is to drop spaces in front.
+The library's decoders turn a whole list of entries into text. Streaming and counting bytes need the bytes of each
+entry alone; decoders treat only the first entry differently, by dropping leading spaces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sheepop.tokenizer.interface import TOKENIZER_FILE
 
 Step = Callable[[str], str | bytes]
 
-# What a WordPiece decoder with `cleanup` joins to the word before it, in this order.
+# The replacements of a WordPiece decoder with `cleanup`, in this order.
 _CLEANUP = (
     *((f" {sign}", sign) for sign in (".", "?", "!", ",")),
     (" ' ", "'"),
@@ -29,7 +29,7 @@ _CLEANUP = (
 
 @dataclass(frozen=True)
 class Decoding:
-    """`steps` are applied to an entry one after another until one gives bytes; `leading_spaces` as in `Tokenizer`."""
+    """Applies `steps` to an entry in turn until one returns bytes; `leading_spaces` as in `Tokenizer`."""
 
     steps: tuple[Step, ...]
     leading_spaces: int
@@ -39,7 +39,7 @@ class Decoding:
         return self._through(text, self.steps)
 
     def added(self, text: str) -> bytes:
-        """The bytes of an added token, which is written as text and not in the characters that stand for bytes."""
+        """The bytes of an added token, which is plain text and not in the characters that represent bytes."""
         return self._through(text, tuple(step for step in self.steps if step is not characters_as_bytes))
 
     @staticmethod
@@ -53,10 +53,7 @@ class Decoding:
 
 
 def read_decoding(decoder: Mapping[str, Any] | None) -> Decoding:
-    """What `decoder`, as the library writes it, does to each entry.
-
-    Raises `TokenizerError` for one whose text does not follow entry by entry.
-    """
+    """Reads a ``decoder`` in the library's format; raises `TokenizerError` if it does not work entry by entry."""
     if decoder is None:
         return Decoding((lambda text: f" {text}",), 1)
     steps: list[Step] = []
@@ -71,7 +68,7 @@ def read_decoding(decoder: Mapping[str, Any] | None) -> Decoding:
             leading_spaces += part["start"]
         elif kind in _STEPS and not joined:
             steps.append(_STEPS[kind](part))
-            leading_spaces += _spaces_of_its_own(part)
+            leading_spaces += kind == "WordPiece" or (kind == "Metaspace" and part["prepend_scheme"] != "never")
         else:
             raise _unread(kind)
     return Decoding(tuple(steps), leading_spaces)
@@ -83,10 +80,6 @@ def _parts(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _parts(part)
     else:
         yield decoder
-
-
-def _spaces_of_its_own(part: Mapping[str, Any]) -> int:
-    return int(part["type"] == "WordPiece" or (part["type"] == "Metaspace" and part["prepend_scheme"] != "never"))
 
 
 def _unread(kind: str) -> TokenizerError:
@@ -104,10 +97,6 @@ def _replace(part: Mapping[str, Any]) -> Step:
 
     replace = decoders.Replace(Regex(part["pattern"]["Regex"]), part["content"])
     return lambda text: str(replace.decode([text]))
-
-
-def _metaspace(part: Mapping[str, Any]) -> Step:
-    return lambda text: text.replace(part["replacement"], " ")
 
 
 def _strip(part: Mapping[str, Any]) -> Step:
@@ -143,7 +132,7 @@ def _byte_fallback(_: Mapping[str, Any]) -> Step:
 _STEPS: dict[str, Callable[[Mapping[str, Any]], Step]] = {
     "ByteFallback": _byte_fallback,
     "ByteLevel": lambda part: characters_as_bytes,
-    "Metaspace": _metaspace,
+    "Metaspace": lambda part: lambda text: text.replace(part["replacement"], " "),
     "Replace": _replace,
     "Strip": _strip,
     "WordPiece": _word_piece,

@@ -1,4 +1,4 @@
-"""The library's tokenizer with what SheepOp promises beyond it: what merely looks like a token never becomes one."""
+"""Wraps the library's tokenizer so that text that only looks like a special token never becomes one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 
 Rewrite = Callable[[str], str]
 
-# No fault of a file or a text; a panic of the library, which is, is not an Exception either.
+# Errors to pass on. A panic of the library, which a bad file or text causes, is not an Exception either.
 _PASSED_ON = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
 
 
 class Encoder:
-    """Encodes with the model that `description`, the content of a ``tokenizer.json``, describes.
+    """Encodes with the model in `description`, the content of a ``tokenizer.json``.
 
-    The library looks text up in a vocabulary that also holds special tokens and the bytes of characters that it
-    lacks (``</s>``, ``<0x0A>``), so with most models text that is written like one becomes one. Here special tokens
-    are found only with `allow_special`, and such bytes never: their entries are renamed to what no text holds.
-    `rewrite` is applied to every text first. `library` is what the library makes of `description`, where that is there
-    already.
+    The library searches text in a vocabulary that also has special tokens and bytes (``</s>``, ``<0x0A>``), so with
+    most models, text that looks like one becomes one. This class finds special tokens only with `allow_special`, and
+    such bytes never: it renames their entries to strings that no text contains. `rewrite` is applied to every text
+    first. `library` is the parsed `description`, if it exists already.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Encoder:
             self._ids_of_bytes = [ids.get(token) for token in BYTE_TOKENS]
             hidden |= ids.keys() & set(BYTE_TOKENS)
         self._unknown: int | None = model.get("unk_id")
-        # A special token like any other, where these are allowed.
+        # With `allow_special`, the text of the unknown token is that token.
         self._unknown_text = model["vocab"][self._unknown][0] if falls_back and allow_special else None
         self._rewrite = rewrite
         if hidden or library is None:
@@ -58,7 +57,7 @@ class Encoder:
         self.library.encode_special_tokens = not allow_special
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of every text; raises `TokenizerError` for a lone surrogate or what the model cannot express."""
+        """The ids of every text; raises `TokenizerError` for a lone surrogate or text that the model cannot express."""
         try:
             rewritten = texts if self._rewrite is None else [self._rewrite(text) for text in texts]
             if len(rewritten) == 1:
@@ -68,12 +67,13 @@ class Encoder:
         except (*_PASSED_ON, TokenizerError):
             raise
         except BaseException as error:  # A panic of the library is not an Exception.
-            raise _encoding_error(error, texts) from None
+            unencodable = TokenizerError(f"The tokenizer cannot encode this text: {error}.")
+            raise surrogate_error(texts) or unencodable from None
 
     def _ids(self, ids: list[int], text: str) -> list[int]:
         if self._ids_of_bytes is None or self._unknown not in ids:
             return ids
-        # The fast way does not say which text a token was.
+        # The fast method does not return the text of each token.
         return self._with_bytes(self.library.encode(text, add_special_tokens=False))
 
     def _with_bytes(self, encoding: tokenizers.Encoding) -> list[int]:
@@ -95,7 +95,7 @@ class Encoder:
 
 
 def parse(content: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer for the text of a ``tokenizer.json``, without truncation and padding."""
+    """Parses the text of a ``tokenizer.json`` with the library; turns truncation and padding off."""
     import tokenizers
 
     try:
@@ -112,14 +112,14 @@ def parse(content: str) -> tokenizers.Tokenizer:
 
 
 def ids_around(library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that a library's tokenizer puts before and behind a text."""
+    """The ids that the library puts before and after a text."""
     try:
         encoding = library.encode("a", add_special_tokens=True)
     except _PASSED_ON:
         raise
     except BaseException as error:
         raise TokenizerError(
-            f"What {TOKENIZER_FILE} puts around a text (post_processor) is damaged: {error}."
+            f"The post_processor of {TOKENIZER_FILE}, which adds tokens around a text, is damaged: {error}."
         ) from None
     inside = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
     if not inside:
@@ -127,12 +127,8 @@ def ids_around(library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[in
     return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])
 
 
-def _encoding_error(error: BaseException, texts: Sequence[str]) -> TokenizerError:
-    return surrogate_error(texts) or TokenizerError(f"The tokenizer cannot encode this text: {error}.")
-
-
 def _found_in_text(description: Mapping[str, Any], special: Collection[str]) -> set[str]:
-    """The special tokens that the model would make of text that is written like them."""
+    """The special tokens that the model itself would find in text that looks like them."""
     model = description["model"]
     if model["type"] == "Unigram":
         texts = {text for text, _ in model["vocab"]}
@@ -141,14 +137,14 @@ def _found_in_text(description: Mapping[str, Any], special: Collection[str]) -> 
         texts, unknown = model["vocab"].keys(), model.get("unk_token")
     known = texts & {*special, unknown}
     if model["type"] == "BPE" and not model["ignore_merges"]:
-        # Text begins as characters, and everything else in it is merged.
+        # BPE starts from characters and reaches all other entries by merges.
         merged = {left + right for left, right in model["merges"]}
         return {text for text in known if len(text) == 1 or text in merged}
     return known
 
 
 def _renamed(description: Mapping[str, Any], hidden: set[str]) -> dict[str, Any]:
-    """`description` with the entries `hidden` under names that no text holds, since nobody can know them."""
+    """`description` with the entries `hidden` under secret random names, which no text can contain."""
     secret = secrets.token_hex(16)
     names = {text: f"\U0010ffff{secret}{number}" for number, text in enumerate(sorted(hidden))}
     model, added = dict(description["model"]), description["added_tokens"]

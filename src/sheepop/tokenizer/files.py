@@ -1,4 +1,4 @@
-"""Reading a tokenizer from disk, whatever wrote it."""
+"""Reads a tokenizer from disk, in any supported format."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Converted = tuple[str, dict[str, Any]]
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
-    """Reads the tokenizer in a directory, or in one file.
+    """Reads the tokenizer in a directory or file.
 
-    A directory holds ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, and the pair
-    ``encoder.json`` and ``vocab.bpe`` (``vocab.json`` and ``merges.txt``). ``tokenizer_config.json``,
-    ``special_tokens_map.json``, ``added_tokens.json`` and ``chat_template.jinja`` beside it say which tokens were
-    added, which special token plays which role and how a chat is written.
-    `pattern` says how a rank file cuts text, which it does not say itself: the name of an encoding (``cl100k``) or a
-    regular expression; a file that is named after a known encoding needs none.
+    A directory has ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, and the pair
+    ``encoder.json`` and ``vocab.bpe`` (or ``vocab.json`` and ``merges.txt``). ``tokenizer_config.json``,
+    ``special_tokens_map.json``, ``added_tokens.json`` and ``chat_template.jinja`` beside it define added tokens, the
+    roles of special tokens, and the chat template.
+    `pattern` defines how a rank file cuts text, as the name of an encoding (``cl100k``) or a regular expression; a
+    file that is named after a known encoding needs none.
 
-    Raises `TokenizerError` when there is no tokenizer, when it is damaged or of a kind that SheepOp does not read, and
-    when files contradict each other.
+    Raises `TokenizerError` if there is no tokenizer, if it is damaged or of an unsupported kind, and if files
+    contradict each other.
     """
     path = Path(path)
     file = _find(path) if path.is_dir() else path
@@ -59,7 +59,7 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
 
 
 def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None) -> Tokenizer:
-    """The tokenizer that the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json`` describe."""
+    """Makes a tokenizer from the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json``."""
     description, settings = _description(content), settings or {}
     kind = description["model"]["type"]
     if kind == "WordLevel" and is_character_tokenizer(description):
@@ -83,7 +83,7 @@ def _description(content: str) -> dict[str, Any]:
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict | list) and len(vocabulary) > _LARGEST_VOCABULARY:
         raise TokenizerError(f"{TOKENIZER_FILE} has more than {_LARGEST_VOCABULARY:,} tokens, or is damaged.")
-    # Files of the library's first versions name no type; only BPE has merges.
+    # Files of the library's first versions have no type; only BPE has merges.
     kind = model.get("type", "BPE" if "merges" in model else None)
     if not isinstance(kind, str) or kind not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
@@ -92,7 +92,7 @@ def _description(content: str) -> dict[str, Any]:
 
 
 def holds_tokenizer(path: Path) -> bool:
-    """Whether `path` is a file, or a directory that has a tokenizer in it and not merely below it."""
+    """Whether `path` is a file, or a directory that directly contains a tokenizer."""
     return path.is_file() or bool(path.is_dir() and _found(path))
 
 
@@ -119,7 +119,7 @@ def _find(directory: Path) -> Path:
 def _reader(file: Path) -> Callable[[Path, dict[str, Any], str | None], Converted]:
     if file.name in MERGES_OF or file.name in VOCABULARY_OF:
         return _READERS["pair"]
-    # Some models of Meta carry tiktoken's ranks under SentencePiece's name.
+    # Some models of Meta have tiktoken's ranks under SentencePiece's file name.
     if file.suffix == SUFFIX or (file.suffix == ".model" and is_rank_file(file)):
         return _READERS["ranks"]
     return _READERS["sentencepiece"] if file.suffix == ".model" else _READERS["json"]
@@ -136,7 +136,7 @@ def _begins_as_json(file: Path) -> bool:
         with file.open("rb") as opened:
             return opened.read(64).lstrip().startswith(b"{")
     except OSError:
-        return True  # who reads it in earnest says why it cannot be read
+        return True  # reading the file will raise a clear error
 
 
 def _read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
@@ -145,13 +145,9 @@ def _read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> Con
     return read_vocabulary_and_merges(vocabulary, merges, settings), settings
 
 
-def _read_sentencepiece(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
-    return read_sentencepiece(file, settings)
-
-
 _READERS: dict[str, Callable[[Path, dict[str, Any], str | None], Converted]] = {
     "json": _read_json,
     "pair": _read_pair,
     "ranks": read_ranks,
-    "sentencepiece": _read_sentencepiece,
+    "sentencepiece": lambda file, settings, pattern: read_sentencepiece(file, settings),
 }

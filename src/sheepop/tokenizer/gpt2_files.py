@@ -1,4 +1,4 @@
-"""GPT-2's own files: ``encoder.json``, the ids, and ``vocab.bpe``, the merges in the order they were learned."""
+"""Reads GPT-2's own files: ``encoder.json`` with the ids, and ``vocab.bpe`` with the merges in order."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Any
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.added_tokens import recorded_tokens
-from sheepop.tokenizer.around import post_processor
 from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE
 from sheepop.tokenizer.pattern import byte_level_step
-from sheepop.tokenizer.settings import SPECIAL_FLAGS, read_text
+from sheepop.tokenizer.settings import SPECIAL_FLAGS, post_processor, read_text
 
 MERGES_OF = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
-"""The files of a pair, as OpenAI and as transformers call them."""
+"""The file names of a pair in OpenAI's release and in transformers."""
 
 VOCABULARY_OF = {merges: vocabulary for vocabulary, merges in MERGES_OF.items()}
 
 _LARGEST_FILE = 2**26
-# Classes of transformers that cut text as GPT-2 does and put nothing else around it.
+# Classes of transformers that cut text as GPT-2 does and add no tokens around it.
 _SAME_CUT = ("GPT2Tokenizer", "GPTNeoXTokenizer", "PreTrainedTokenizer")
 _END_OF_TEXT = "<|endoftext|>"
 
 
 def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path, settings: Mapping[str, Any]) -> str:
-    """The pair as the content of a ``tokenizer.json`` that cuts text as GPT-2 does.
+    """Converts the pair to the content of a ``tokenizer.json`` that cuts text as GPT-2 does.
 
-    `settings` are those of the directory. Raises `TokenizerError` when a file is missing or damaged, when the two do
-    not belong together, and for a class of tokenizers that may cut text otherwise, of which the pair says nothing.
+    `settings` are those of the directory. Raises `TokenizerError` if a file is missing or damaged, if the two do not
+    belong together, and if `settings` name a class that may cut text differently.
     """
     kind = settings.get("tokenizer_class")
     if kind is not None and str(kind).removesuffix("Fast") not in _SAME_CUT:
@@ -67,8 +66,9 @@ def byte_level_json(
 ) -> str:
     """The content of a ``tokenizer.json`` of byte-level BPE; `special` are entries of the vocabulary.
 
-    `settings` say what is put around a text.
+    `settings` define the tokens that are added around a text.
     """
+    added = {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()}
     description = {
         "version": "1.0",
         "truncation": None,
@@ -76,7 +76,7 @@ def byte_level_json(
         "added_tokens": [{"id": vocabulary[text], "content": text, **SPECIAL_FLAGS} for text in special],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor(settings, _ids(vocabulary, settings)),
+        "post_processor": post_processor(settings, {**added, **vocabulary}),
         "decoder": byte_level_step(use_regex=True),
         "model": {
             "type": "BPE",
@@ -92,11 +92,6 @@ def byte_level_json(
         },
     }
     return json.dumps(description, ensure_ascii=False)
-
-
-def _ids(vocabulary: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, int]:
-    """The ids of all entries, and of the tokens that were added to them."""
-    return {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()} | dict(vocabulary)
 
 
 def _read_vocabulary(file: Path) -> dict[str, int]:
@@ -115,7 +110,7 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
 
 
 def _read_merges(file: Path) -> list[tuple[str, str]]:
-    # Not splitlines: a vocabulary may hold other characters that end lines.
+    # Not splitlines: tokens may contain other characters that end lines.
     lines = read_text(file, _LARGEST_FILE).replace("\r\n", "\n").split("\n")
     merges = []
     for number, line in enumerate(lines, start=1):

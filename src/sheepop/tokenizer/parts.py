@@ -1,5 +1,7 @@
-"""Byte-level BPE one part at a time: text is cut as the tokenizer's pre-tokenizer cuts it, and the ids of a part that
-was seen before are remembered. Natural text and code repeat their words, so most parts are never merged twice.
+"""Encodes byte-level BPE part by part, with a cache of the ids of parts.
+
+Text is cut as by the tokenizer's pre-tokenizer. Natural text and code repeat their words, so most parts are in the
+cache.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from sheepop.tokenizer.pattern import Pattern
 if TYPE_CHECKING:
     import tokenizers
 
-# Few characters, so that one that is not ASCII sends little text through the slower, general pattern.
+# A small window, so that a non-ASCII character sends little text through the slower, general pattern.
 _WINDOW = 2**10
-# A pattern decides where a part ends by looking at no more than this many characters behind that end. White space is
-# apart: where it is cut may depend on its last line end.
+# Where a part ends depends on at most this many characters after it. White space is the exception: its cut may depend
+# on its last line end.
 _LOOKAHEAD = 3
 _ENTRIES = 2**18
 _LONGEST_REMEMBERED = 64
 
 
 class PartEncoder:
-    """Encodes with the model of `backend` exactly as the library does, remembering the ids of at most 2^18 parts.
+    """Encodes with the model of `backend` exactly like the library, and caches the ids of up to 2^18 parts.
 
-    `backend` has no normaliser, its pre-tokenizer is that of `pattern`, and `part_text` gives the text that stands for
-    a part in its vocabulary. Safe to share between threads.
+    `backend` has no normalizer, its pre-tokenizer is that of `pattern`, and `part_text` returns the form of a part in
+    its vocabulary. Safe to share between threads.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, pattern: Pattern, part_text: Callable[[str], str]) -> None:
@@ -42,9 +44,9 @@ class PartEncoder:
         self._agreed: set[str] = set()
 
     def encode(self, text: str) -> NDArray[np.uint32] | None:
-        """The token ids of `text`; None when it holds a character that the library may class otherwise than we do.
+        """The token ids of `text`, or None if the library may classify one of its characters differently.
 
-        Such are lone surrogates, and characters that are not in the same Unicode version everywhere.
+        These are lone surrogates, and characters that differ between Unicode versions.
         """
         blocks = []
         start, size = 0, _WINDOW
@@ -82,9 +84,9 @@ class PartEncoder:
         return findall
 
     def _is_same_class(self, character: str) -> bool:
-        """Whether the library cuts `character` from a letter, a digit and a sign exactly where our pattern does.
+        """Whether library and pattern cut equally between `character` and a letter, a digit and a sign before it.
 
-        The three together tell letters, numbers, white space and everything else apart.
+        The three together distinguish letters, numbers, white space and everything else.
         """
         if "\ud800" <= character <= "\udfff":
             return False
@@ -97,7 +99,7 @@ class PartEncoder:
 
 
 class _Memo(dict[str, bytes]):
-    """Part to its ids as the bytes of 32-bit numbers, computed when missing; emptied when it is full."""
+    """A cache from parts to their ids, as the bytes of 32-bit numbers; it is emptied when it is full."""
 
     def __init__(self, model: Any, part_text: Callable[[str], str]) -> None:
         super().__init__()

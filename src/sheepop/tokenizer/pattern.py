@@ -1,4 +1,4 @@
-"""Where byte-level BPE cuts text into parts before it looks for tokens, which no token reaches over."""
+"""The patterns by which byte-level BPE cuts text into parts; tokens never cross parts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sheepop.core.errors import TokenizerError
 
 
 def split_step(regex: str) -> dict[str, Any]:
-    """The step of a ``pre_tokenizer`` in ``tokenizer.json`` that cuts text into the matches of `regex`."""
+    """The ``pre_tokenizer`` step of a ``tokenizer.json`` that cuts text into the matches of `regex`."""
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
 def byte_level_step(*, use_regex: bool) -> dict[str, Any]:
-    """The step that writes bytes as characters; with `use_regex` it cuts text as GPT-2 does first."""
+    """The step that writes bytes as characters; with `use_regex`, it first cuts text as GPT-2 does."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
@@ -27,12 +27,12 @@ def split_bytes(regex: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A way of cutting text: `pre_tokenizer` as it stands in ``tokenizer.json``, and two expressions that cut the same.
+    """A way of cutting text: the `pre_tokenizer` of ``tokenizer.json``, and two equivalent regular expressions.
 
-    `regex` is for the `regex` library, whose classes of characters are trusted only where they are found equal;
-    `ascii_regex` is for Python's own, and text of ASCII characters only, whose white space is TAB to CR and the space.
-    A part ends after an ASCII letter or digit that stands before a space or line end, which `cut_text` relies on. None
-    holds both a letter and a sign behind it, so that no merge ever spells a special token such as ``<eos>``.
+    `regex` is for the `regex` library, whose character classes are used only after a comparison with the tokenizer
+    library's; `ascii_regex` is for Python's `re` and ASCII text only, whose white space is TAB to CR and the space.
+    Every pattern cuts between an ASCII letter or digit and a following space or line end, on which `cut_text` relies.
+    No part contains a letter followed by a sign, so merges never spell a special token such as ``<eos>``.
     """
 
     pre_tokenizer: dict[str, Any]
@@ -41,7 +41,7 @@ class Pattern:
 
     @property
     def step(self) -> dict[str, Any]:
-        """The first step of the pre-tokenizer, which does the cutting."""
+        """The first step of the pre-tokenizer, which cuts the text."""
         step: dict[str, Any] = self.pre_tokenizer.get("pretokenizers", [self.pre_tokenizer])[0]
         return step
 
@@ -50,14 +50,14 @@ def _by_split(regex: str, ascii_regex: str) -> Pattern:
     return Pattern(split_bytes(regex), regex, ascii_regex)
 
 
-# As Llama 3 cuts, which llama.cpp and most other programs know:
-#   a contraction ("'s", "'LL"), its letters listed: (?i:s), as Llama 3's own file has it, would take a long s as well,
-#       which llama.cpp does not,
-#   a word with the one character before it (" word", "(self", "_name", ".append"),
+# Llama 3's pattern, which llama.cpp and most other programs support:
+#   a contraction ("'s", "'LL"), with its letters listed: (?i:s), as in Llama 3's own file, would also match a long s,
+#       which llama.cpp does not match,
+#   a word with one character before it (" word", "(self", "_name", ".append"),
 #   at most three digits,
 #   punctuation with the line ends after it ("):\n"),
 #   white space up to its last line end,
-#   other white space, of which the last character goes to the word behind it.
+#   other white space, except a last character that belongs to the following word.
 LLAMA3 = _by_split(
     "|".join(
         (
@@ -83,12 +83,12 @@ LLAMA3 = _by_split(
     ),
 )
 
-# Made for code, and for scripts that write vowels as marks on letters:
-#   a word, its marks included, with the one character before it,
+# SheepOp's pattern, for code and for scripts that write vowels as marks on letters:
+#   a word, marks included, with one character before it,
 #   at most three digits,
 #   punctuation with the line end and indentation after it ("):\n        "),
 #   a line end with the indentation after it,
-#   other white space, of which the last character goes to the word behind it.
+#   other white space, except a last character that belongs to the following word.
 SHEEPOP = _by_split(
     "|".join(
         (
@@ -112,7 +112,7 @@ SHEEPOP = _by_split(
     ),
 )
 
-# As GPT-2 cuts (Radford et al. 2019), which the library has built in.
+# GPT-2's pattern (Radford et al. 2019), which is built into the library.
 GPT2 = Pattern(
     byte_level_step(use_regex=True),
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -129,23 +129,23 @@ GPT2 = Pattern(
 )
 
 PATTERNS = {"llama3": LLAMA3, "sheepop": SHEEPOP, "gpt2": GPT2}
-"""The ways of cutting text that a tokenizer can be trained with, by the names that `tokenizer.pattern` takes."""
+"""The patterns with which a tokenizer can be trained, by the values of `tokenizer.pattern`."""
 
 
 def find_pattern(pre_tokenizer: Mapping[str, Any] | None) -> Pattern | None:
-    """The pattern that a ``pre_tokenizer`` cuts by; None for one that is not known here."""
+    """The pattern of a ``pre_tokenizer``, or None if it is unknown."""
     wanted = without_offsets(pre_tokenizer)
     return next((known for known in PATTERNS.values() if without_offsets(known.pre_tokenizer) == wanted), None)
 
 
 def begins_with_known_cut(pre_tokenizer: Mapping[str, Any]) -> bool:
-    """Whether the first step of a ``pre_tokenizer`` is the cut of a known pattern, so that `cut_text` changes no id."""
+    """Whether a ``pre_tokenizer`` first cuts by a known pattern, so that `cut_text` changes no ids."""
     first = without_offsets(pre_tokenizer.get("pretokenizers", [pre_tokenizer])[0])
     return any(without_offsets(known.step) == first for known in PATTERNS.values())
 
 
 def without_offsets(description: Any) -> Any:
-    """A ``pre_tokenizer``, or a step of one, without what plays no part in ids."""
+    """A ``pre_tokenizer``, or a step of one, without the option that does not affect ids."""
     if isinstance(description, dict):
         return {key: without_offsets(value) for key, value in description.items() if key != "trim_offsets"}
     return [without_offsets(item) for item in description] if isinstance(description, list) else description
@@ -156,9 +156,9 @@ _PART_CHARACTERS = 2**15
 
 
 def cut_text(text: str, characters: int = _PART_CHARACTERS) -> Iterator[str]:
-    """Cuts `text` into parts of about `characters` where every `Pattern` cuts too, so that no id changes.
+    """Cuts `text` into parts of about `characters` at places where every `Pattern` cuts, so that no ids change.
 
-    A text without such a place (a letter or digit of ASCII before a space or line end) stays whole.
+    A text without such a place (an ASCII letter or digit before a space or line end) stays whole.
     """
     start = 0
     while len(text) - start > characters and (place := CUT.search(text, start + characters)):
@@ -168,7 +168,7 @@ def cut_text(text: str, characters: int = _PART_CHARACTERS) -> Iterator[str]:
 
 
 def unicode_texts(texts: Iterable[str]) -> Iterator[str]:
-    """`texts` as they come; raises `TokenizerError` for a lone surrogate."""
+    """Yields `texts`; raises `TokenizerError` for a lone surrogate."""
     for text in texts:
         if problem := surrogate_error((text,)):
             raise problem
@@ -176,14 +176,14 @@ def unicode_texts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def surrogate_error(texts: Iterable[str]) -> TokenizerError | None:
-    """The error for the first lone surrogate in `texts`; None when there is none."""
+    """The error for the first lone surrogate in `texts`, or None."""
     texts = list(texts)
     for index, text in enumerate(texts):
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             return TokenizerError(
-                f"Text {index + 1} of {len(texts)} holds the lone surrogate {text[error.start]!r} at character "
+                f"Text {index + 1} of {len(texts)} contains the lone surrogate {text[error.start]!r} at character "
                 f"{error.start}, which is not Unicode text. Decode the input with errors='replace', or remove it."
             )
     return None

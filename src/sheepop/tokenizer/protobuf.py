@@ -1,4 +1,4 @@
-"""The wire format of Protocol Buffers, as much of it as a SentencePiece model needs."""
+"""Reads the wire format of Protocol Buffers, as far as a SentencePiece model needs it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Value]]:
-    """The number and the value of every field of a message, in order.
+    """Yields the number and the value of every field of a message, in order.
 
-    Numbers are unsigned; what has four or eight bytes, or a length, comes as bytes. Raises `TokenizerError` for what is
-    no message.
+    Varints are unsigned integers; fixed-size and length-delimited values are bytes. Raises `TokenizerError` if
+    `message` is damaged.
     """
     place = 0
     while place < len(message):
@@ -41,7 +41,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def as_number(value: Value) -> int:
-    """A field that is a signed 32-bit number, a boolean or an enumeration."""
+    """The value of a field that is a signed 32-bit number, a boolean or an enumeration."""
     if not isinstance(value, int):
         raise _damaged()
     value &= 0xFFFFFFFF
@@ -49,14 +49,14 @@ def as_number(value: Value) -> int:
 
 
 def as_bytes(value: Value) -> bytes:
-    """A field that is bytes or another message."""
+    """The value of a field that is bytes or another message."""
     if not isinstance(value, bytes):
         raise _damaged()
     return value
 
 
 def as_text(value: Value) -> str:
-    """A field that is UTF-8 text."""
+    """The value of a field that is UTF-8 text."""
     try:
         return as_bytes(value).decode("utf-8")
     except UnicodeDecodeError:
@@ -64,7 +64,7 @@ def as_text(value: Value) -> str:
 
 
 def as_float(value: Value) -> float:
-    """A field that is a 32-bit floating-point number."""
+    """The value of a field that is a 32-bit floating-point number."""
     data = as_bytes(value)
     if len(data) != 4:
         raise _damaged()
@@ -73,7 +73,7 @@ def as_float(value: Value) -> float:
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number of up to 64 bits, 7 of them a byte, and the place behind it."""
+    """A number of up to 64 bits, stored in 7 bits per byte, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if place >= len(message):

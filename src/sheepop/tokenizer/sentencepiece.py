@@ -1,31 +1,32 @@
-"""SentencePiece models (Kudo and Richardson 2018) as tokenizers of the `tokenizers` library with the same ids."""
+"""Converts SentencePiece models (Kudo and Richardson 2018) to the `tokenizers` library, with the same ids."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.added_tokens import recorded_tokens
-from sheepop.tokenizer.around import post_processor
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, LONGEST, Charsmap
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
-from sheepop.tokenizer.sentencepiece_model import PieceType, SentencePieceModel, read_model
-from sheepop.tokenizer.sentencepiece_normalizer import SPACE, normalizer_of
-from sheepop.tokenizer.settings import SPECIAL_FLAGS
+from sheepop.tokenizer.sentencepiece_model import NormalizerSpec, PieceType, SentencePieceModel, read_model
+from sheepop.tokenizer.settings import SPECIAL_FLAGS, post_processor
 
+_SPACE = "\u2581"  # represents a space in pieces
 _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
 
 
 def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A model file as the content of a ``tokenizer.json``, and its settings.
+    """Converts a model file to the content of a ``tokenizer.json``, and returns it with its settings.
 
-    `settings` are those of the directory; where they are silent, the model says which token plays which role, and
-    whether a space is put in front of a text. Tokens that they add behind the model's own keep their ids. Raises
-    `TokenizerError` when the file is damaged or uses what cannot be expressed.
+    `settings` are those of the directory; the model supplies missing roles, and whether a space is put before a text.
+    Tokens that `settings` add after the model's own keep their ids. Raises `TokenizerError` if the file is damaged or
+    has features that cannot be converted.
     """
     model = read_model(file)
     if settings.get("add_prefix_space") is False:
@@ -38,8 +39,8 @@ def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, di
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        # In a Unigram model such symbols are entries of the vocabulary, in BPE they are cut out first.
-        "normalizer": normalizer_of(model.normalizer, symbols if model.type == "bpe" else []),
+        # In a Unigram model symbols are vocabulary entries, in BPE they are cut out first.
+        "normalizer": _normalizer(model.normalizer, symbols if model.type == "bpe" else []),
         "pre_tokenizer": None,
         "post_processor": post_processor(settings, {token["content"]: token["id"] for token in added}),
         "decoder": _decoder(model),
@@ -51,7 +52,7 @@ def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, di
 
 
 def _roles(model: SentencePieceModel) -> dict[str, Any]:
-    """Which pieces play the roles, as far as they are there."""
+    """Settings with the pieces of the special roles, if they exist."""
     roles = {role: model.role_ids.get(role, -1) for role in SPECIAL_TOKENS}
     special = (PieceType.UNKNOWN, PieceType.CONTROL)
     return {
@@ -66,40 +67,63 @@ def _roles(model: SentencePieceModel) -> dict[str, Any]:
 
 
 def _symbols(model: SentencePieceModel) -> list[str]:
-    """The user-defined symbols that can be found in text; raises `TokenizerError` for one that normalising changes."""
+    """The user-defined symbols that can occur in text; raises `TokenizerError` for one that normalization changes."""
     symbols = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
     if model.normalizer.charsmap:
         charsmap = Charsmap(model.normalizer.charsmap)
         for symbol in symbols:
             if charsmap.rewrite(symbol) != symbol:
                 raise TokenizerError(f"it keeps {symbol!r} (user_defined_symbols), which its normalization changes.")
-    # SentencePiece looks for them where spaces have been replaced already.
+    # SentencePiece searches for them after it has replaced spaces.
     return [symbol for symbol in symbols if " " not in symbol]
 
 
+def _normalizer(spec: NormalizerSpec, symbols: Sequence[str]) -> dict[str, Any]:
+    """The ``normalizer`` of a ``tokenizer.json``; `symbols` are added tokens that are searched for in its result.
+
+    The library also normalizes each of `symbols` alone, so a text that equals one gets no space before it: the only
+    text that SentencePiece treats differently.
+    """
+    steps: list[dict[str, Any]] = []
+    if spec.charsmap:
+        table = base64.b64encode(spec.charsmap).decode("ascii")
+        steps.append({"type": "Precompiled", "precompiled_charsmap": table})
+    if spec.remove_extra_whitespaces:
+        steps += [_replace(r"\A +| +\z", ""), _replace(" {2,}", " ")]
+    if spec.add_dummy_prefix and symbols:
+        alone = "|".join(map(re.escape, symbols))
+        steps.append(_replace(rf"\A(?!(?:{alone})\z)(?=[\s\S])", _SPACE))
+    elif spec.add_dummy_prefix:
+        steps.append({"type": "Prepend", "prepend": _SPACE})
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    if spec.remove_extra_whitespaces:
+        # As in SentencePiece, a literal sign for a space at the end of the text counts as a space.
+        steps.append(_replace(rf"{_SPACE}+\z", ""))
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
 def _unigram(model: SentencePieceModel) -> dict[str, Any]:
-    """A user-defined symbol has the score by which SentencePiece prefers it; those that text never gives have none."""
+    """The Unigram model: user-defined symbols get the score that SentencePiece uses, unreachable pieces 0."""
     vocabulary = [
         (piece.text, _symbol_score(piece.text))
         if piece.type is PieceType.USER_DEFINED
         else (piece.text, piece.score if piece.type is PieceType.NORMAL else 0.0)
         for piece in model.pieces
     ]
-    return {
-        "type": "Unigram",
-        "unk_id": model.unknown_id,
-        "vocab": vocabulary,
-        "byte_fallback": model.byte_fallback,
-    }
+    return {"type": "Unigram", "unk_id": model.unknown_id, "vocab": vocabulary, "byte_fallback": model.byte_fallback}
 
 
 def _symbol_score(text: str) -> float:
-    """That of SentencePiece 0.2.3, in which the other pieces have logarithms of probabilities: no parts do better."""
+    """The score of a symbol in SentencePiece 0.2.3: more than any cut, as other pieces have log probabilities."""
     return 0.1 * (len(text.encode()) - 1)
 
 
 def _bpe(model: SentencePieceModel) -> dict[str, Any]:
-    """BPE that merges whatever makes a piece, the best piece first, as SentencePiece does."""
+    """The BPE model: like SentencePiece, it merges any two pieces that form a piece, the best piece first."""
     normal = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
     ids = {piece.text: token_id for token_id, piece in enumerate(model.pieces)}
     merges = [
@@ -124,7 +148,7 @@ def _bpe(model: SentencePieceModel) -> dict[str, Any]:
 
 def _decoder(model: SentencePieceModel) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
@@ -139,13 +163,13 @@ def _added_tokens(model: SentencePieceModel, symbols: set[str], settings: Mappin
         if piece.type in (PieceType.UNKNOWN, PieceType.CONTROL):
             entries.append({"id": token_id, "content": piece.text, **SPECIAL_FLAGS})
         elif piece.text in symbols and model.type == "bpe":
-            # Found in text that is normalised already, where SentencePiece looks for them.
+            # Searched for in normalized text, as in SentencePiece.
             entries.append({"id": token_id, "content": piece.text, **_FLAGS, "normalized": True, "special": False})
     return entries + _further_tokens(len(model.pieces), settings)
 
 
 def _further_tokens(first: int, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Entries for the tokens that were added to the model afterwards, whose ids follow its own."""
+    """The entries of tokens that were added to the model later, whose ids follow its own."""
     further = recorded_tokens(settings)
     beyond = sorted(token_id for token_id in further if token_id >= first)
     if beyond != list(range(first, first + len(beyond))):

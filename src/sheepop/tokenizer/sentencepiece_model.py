@@ -1,4 +1,4 @@
-"""The content of a SentencePiece model file: pieces with scores and types, and how text is normalised."""
+"""Reads a SentencePiece model file: pieces with scores and types, and the settings of the normalizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sheepop.tokenizer.alphabet import BYTE_TOKENS
 from sheepop.tokenizer.charsmap import Charsmap
 from sheepop.tokenizer.interface import SpecialRole
 from sheepop.tokenizer.protobuf import Value, as_bytes, as_float, as_number, as_text, fields
-from sheepop.tokenizer.sentencepiece_normalizer import NormalizerSpec
 from sheepop.tokenizer.settings import check_file_size
 
 _LARGEST_FILE = 2**26
@@ -24,7 +23,7 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 class PieceType(IntEnum):
-    """What a piece is for: only the first and the fourth are found in text."""
+    """The type of a piece; only NORMAL and USER_DEFINED ones occur in text."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -36,7 +35,7 @@ class PieceType(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """An entry of the vocabulary; its score is a logarithm of a probability, or minus its rank."""
+    """An entry of the vocabulary; its score is a log probability (Unigram) or minus its rank (BPE)."""
 
     text: str
     score: float = 0.0
@@ -44,8 +43,17 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class NormalizerSpec:
+    """The normalizer: a table of replacements, whether to put a space before a text, and to merge repeated spaces."""
+
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+
+
+@dataclass(frozen=True)
 class SentencePieceModel:
-    """A model of the `type` ``unigram`` or ``bpe``; ids are places in `pieces`, -1 for a role that nothing plays."""
+    """A model of the `type` ``unigram`` or ``bpe``; ids are indices into `pieces`, -1 for a role without a piece."""
 
     type: str
     pieces: tuple[Piece, ...]
@@ -56,7 +64,7 @@ class SentencePieceModel:
 
 
 def read_model(file: Path) -> SentencePieceModel:
-    """Reads a model file; raises `TokenizerError` when it is damaged or uses what SheepOp does not read."""
+    """Reads a model file; raises `TokenizerError` if it is damaged or has unsupported features."""
     check_file_size(file, _LARGEST_FILE)
     pieces: list[Piece] = []
     trainer, normalizer, denormalizer = b"", b"", b""
@@ -122,7 +130,7 @@ def _check_pieces(pieces: list[Piece]) -> None:
         raise TokenizerError(f"it is damaged: it must have one unknown piece, but has {len(unknown)}.")
 
 
-# Number, how it is read, and what it is when it is left out.
+# For each field its number, its reader, and its default.
 _Fields = dict[str, tuple[int, Callable[[Value], Any], Any]]
 _TRAINER: _Fields = {
     "model_type": (3, as_number, 1),

@@ -1,4 +1,4 @@
-"""``tokenizer_config.json`` and what may stand beside it: which token plays which role, and the chat templates."""
+"""Reads ``tokenizer_config.json`` and the files beside it: roles of special tokens, added tokens, chat templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ _FURTHER_TEMPLATES = "additional_chat_templates"
 _LARGEST_SETTINGS = 2**26
 LARGEST_TEMPLATE = 2**20
 
-# Where nothing says which token plays a role, these names do; GPT-2 has one special token for both ends.
+# Whether transformers adds bos and eos by default, by class.
+_USUAL_AROUND = {
+    "LlamaTokenizer": (True, False),
+    "CodeLlamaTokenizer": (True, False),
+    "GemmaTokenizer": (True, False),
+    "T5Tokenizer": (False, True),
+}
+
+# The names of the tokens of each role if the settings name none; GPT-2 has one special token for both ends.
 _CONVENTIONAL_NAMES: dict[SpecialRole, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]"),
     "unk": ("<unk>", "[UNK]"),
@@ -35,12 +43,12 @@ _CONVENTIONAL_NAMES: dict[SpecialRole, tuple[str, ...]] = {
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """The keys of ``tokenizer_config.json`` in `directory`, with the roles, tokens and templates of its neighbours.
+    """The keys of ``tokenizer_config.json`` in `directory`, completed from the files beside it.
 
-    ``special_tokens_map.json`` fills in the roles that it alone names, and ``added_tokens.json`` what
-    ``added_tokens_decoder`` lacks. ``chat_template.jinja``, and what lies in ``additional_chat_templates``, stand in
-    place of templates in ``tokenizer_config.json``, as in transformers.
-    Empty where there is no such file; raises `TokenizerError` for one that is damaged or too large.
+    ``special_tokens_map.json`` adds missing roles, and ``added_tokens.json`` adds tokens that ``added_tokens_decoder``
+    lacks. ``chat_template.jinja`` and the files in ``additional_chat_templates`` replace the templates in
+    ``tokenizer_config.json``, as in transformers. Missing files are skipped; raises `TokenizerError` for one that is
+    damaged or too large.
     """
     settings = read_table(directory / SETTINGS_FILE)
     named = {*(f"{role}_token" for role in SPECIAL_TOKENS), *FURTHER_ROLES, *FURTHER_LISTS}
@@ -58,7 +66,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def read_table(file: Path) -> dict[str, Any]:
-    """The keys of a JSON file beside a tokenizer, none where there is no such file; raises `TokenizerError`."""
+    """The keys of a JSON file, none if it does not exist; raises `TokenizerError` if it is damaged or too large."""
     if not file.is_file():
         return {}
     check_file_size(file, _LARGEST_SETTINGS)
@@ -69,7 +77,7 @@ def read_table(file: Path) -> dict[str, Any]:
 
 
 def _added_tokens(directory: Path) -> dict[str, Any]:
-    """``added_tokens.json`` in the form of ``added_tokens_decoder``."""
+    """Reads ``added_tokens.json`` into the format of ``added_tokens_decoder``."""
     table = read_table(directory / _ADDED_TOKENS)
     if not all(type(token_id) is int for token_id in table.values()):
         raise TokenizerError(f"{directory / _ADDED_TOKENS} is damaged: it is not a table from text to id.")
@@ -83,7 +91,7 @@ def _template_files(directory: Path) -> dict[str, str]:
 
 
 def check_file_size(file: Path, largest: int) -> None:
-    """Raises `TokenizerError` for a file of more than `largest` bytes, before any of it is read."""
+    """Raises `TokenizerError` for a file of more than `largest` bytes, without reading it."""
     try:
         size = file.stat().st_size
     except OSError as error:
@@ -96,7 +104,7 @@ def check_file_size(file: Path, largest: int) -> None:
 
 
 def read_text(file: Path, largest: int) -> str:
-    """The text of a file of at most `largest` bytes, line ends as they are; raises `TokenizerError` otherwise."""
+    """The text of a file, with its line ends; raises `TokenizerError` if it is unreadable or over `largest` bytes."""
     check_file_size(file, largest)
     try:
         return file.read_bytes().decode("utf-8")
@@ -107,7 +115,7 @@ def read_text(file: Path, largest: int) -> str:
 
 
 def with_roles(settings: Mapping[str, Any], special: Mapping[str, int]) -> dict[str, Any]:
-    """`settings`, with the roles that conventional names play where it says nothing about any role."""
+    """`settings`, with roles from conventional names if they state none."""
     if any(f"{role}_token" in settings for role in SPECIAL_TOKENS):
         return dict(settings)
     found = {
@@ -123,9 +131,9 @@ def with_roles(settings: Mapping[str, Any], special: Mapping[str, int]) -> dict[
 
 
 def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`.
+    """The ``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`.
 
-    `further` are the special tokens beyond the four, with their ids.
+    `further` are special tokens besides the four, with their ids.
     """
     ids = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())} | dict(further or {})
     return {
@@ -139,12 +147,12 @@ def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any
 
 
 def special_token_entries(first: int = 0, texts: Iterable[str] = SPECIAL_TOKENS.values()) -> list[dict[str, Any]]:
-    """Entries of ``added_tokens`` in ``tokenizer.json`` for special tokens with the ids `first`, `first` + 1, ..."""
+    """The ``added_tokens`` entries of special tokens with the ids `first`, `first` + 1, ..."""
     return [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in enumerate(texts, first)]
 
 
 def further_special_tokens(names: Iterable[str], taken: Container[str]) -> list[str]:
-    """`names`; raises `TokenizerError` when one of them is an entry of the vocabulary already."""
+    """Returns `names` as a list; raises `TokenizerError` if one of them already is in the vocabulary."""
     names = list(names)
     for name in names:
         if name in taken:
@@ -153,7 +161,7 @@ def further_special_tokens(names: Iterable[str], taken: Container[str]) -> list[
 
 
 def check_special_ids(settings: Mapping[str, Any], ids: Mapping[str, int]) -> None:
-    """Raises `TokenizerError` unless the roles and ids that `settings` names are those in `ids` (text -> id)."""
+    """Raises `TokenizerError` unless the roles and ids in `settings` agree with `ids` (text -> id)."""
     for role in SPECIAL_TOKENS:
         text = role_text(settings, role)
         if text is not None and text not in ids:
@@ -175,10 +183,39 @@ def check_special_ids(settings: Mapping[str, Any], ids: Mapping[str, int]) -> No
 
 
 def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
-    """Text of the token that `settings` names for `role`, which stands there as a string or as a token object."""
+    """The text of the token that `settings` name for `role`, as a string or a token object."""
     value = settings.get(f"{role}_token")
     if isinstance(value, dict):
         value = value.get("content")
     if value is not None and not isinstance(value, str):
         raise TokenizerError(f"{SETTINGS_FILE}: {role}_token = {json.dumps(value)} is not a token's text.")
     return value
+
+
+def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
+    """The ``post_processor`` for ``add_bos_token`` and ``add_eos_token``, by default as usual for the named class.
+
+    It is for files that do not describe one themselves. `ids` are those of the special tokens.
+    """
+    usual = _USUAL_AROUND.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (False, False))
+    is_on = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
+    named = (role_text(settings, "bos"), role_text(settings, "eos"))
+    texts = [text if on is True and text in ids else None for text, on in zip(named, is_on, strict=True)]
+    if texts == [None, None]:
+        return None
+
+    def template(*sequences: str) -> list[dict[str, Any]]:
+        parts = []
+        for number, name in enumerate(sequences):
+            around = [None if text is None else {"SpecialToken": {"id": text, "type_id": number}} for text in texts]
+            parts += [around[0], {"Sequence": {"id": name, "type_id": number}}, around[1]]
+        return [part for part in parts if part is not None]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": template("A"),
+        "pair": template("A", "B"),
+        "special_tokens": {
+            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in texts if text is not None
+        },
+    }

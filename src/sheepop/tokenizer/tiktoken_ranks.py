@@ -1,7 +1,7 @@
-"""tiktoken's rank files: a line for every token, its bytes in base64 and its rank, which is its id.
+"""Reads tiktoken's rank files: a line for every token, with its bytes in base64 and its rank, which is its id.
 
-Such a file says neither how text is cut before merging nor which special tokens there are. Both are known for the
-encodings that OpenAI has published.
+Such a file defines neither how text is cut before merging nor the special tokens. Both are known for the encodings
+that OpenAI published.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LONGEST_TOKEN = 2**10
 _FURTHEST_SPECIAL = 4096
 _END_OF_TEXT = "<|endoftext|>"
 
-# As published by OpenAI, without possessive quantifiers and case-insensitive groups, which regular-expression
-# libraries read differently. The long s folds to an s.
+# As published by OpenAI, but without possessive quantifiers and case-insensitive groups, which libraries interpret
+# differently. The long s matches an s.
 _CONTRACTION = r"'(?:[sS\u017fdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -61,7 +61,7 @@ _O200K = "|".join(
 
 @dataclass(frozen=True)
 class _Encoding:
-    """How text is cut, and for a file of exactly `num_ranks` ranks its special tokens."""
+    """The pattern that cuts text, and the special tokens for a file of exactly `num_ranks` ranks."""
 
     pattern: str
     num_ranks: int
@@ -85,11 +85,11 @@ def is_rank_file(file: Path) -> bool:
 
 
 def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tuple[str, dict[str, Any]]:
-    """A rank file as the content of a ``tokenizer.json``, and its settings.
+    """Converts a rank file to the content of a ``tokenizer.json``, and returns it with its settings.
 
-    Special tokens are those in the ``added_tokens_decoder`` of `settings`, or else those of the encoding that `pattern`
-    or the file's name names. Ids that nothing uses become special tokens that no text gives. Raises `TokenizerError`
-    when the file is damaged, or when it is not known how it cuts text.
+    Special tokens are those in ``added_tokens_decoder`` of `settings`, else those of the encoding named by `pattern` or
+    by the file name. Unused ids become reserved special tokens. Raises `TokenizerError` if the file is damaged, or if
+    its way of cutting text is unknown.
     """
     encoding = _encoding(file, pattern)
     ranks = _read(file)
@@ -114,7 +114,7 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
         split_bytes(encoding.pattern),
         list(special),
         settings,
-        ignore_merges=True,  # a part of text that is a token is that token, whatever its merges
+        ignore_merges=True,  # a part that is a token becomes that token, regardless of merges
     )
     return content, settings
 
@@ -137,7 +137,7 @@ def _checked(pattern: str) -> str:
 
     try:
         Regex(pattern)
-    except Exception as error:  # the library has no class for it
+    except Exception as error:  # the library has no specific error class
         raise TokenizerError(f"the pattern {pattern!r} is not a regular expression: {error}.") from None
     if not pattern:
         raise TokenizerError(f"the pattern is empty. Give {', '.join(_ENCODINGS)} or a regular expression.")
@@ -176,7 +176,7 @@ def _parsed(line: bytes) -> tuple[bytes, int] | None:
 
 
 def _merges(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, in the order of the ranks, in which tiktoken merges."""
+    """Every pair of tokens that forms a token, in the order of ranks, in which tiktoken merges."""
     found = []
     for token, rank in ranks.items():
         for cut in range(1, len(token)):

@@ -1,4 +1,4 @@
-"""From a corpus and a config to a tokenizer: one row per algorithm."""
+"""Trains a tokenizer; each algorithm is a row in a table."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from sheepop.tokenizer.wordpiece import train_wordpiece
 
 
 def train_tokenizer(
-    config: TokenizerConfig,
-    texts: Iterable[str],
-    *,
-    console: Console | None = None,
-    special_tokens: Sequence[str] = (),
+    config: TokenizerConfig, texts: Iterable[str], *, console: Console | None = None, special_tokens: Sequence[str] = ()
 ) -> Tokenizer:
-    """The tokenizer that `config` asks for, trained on `texts`, which are read once and in order.
+    """Trains the tokenizer of `config` on `texts`, which are read once and in order.
 
-    `special_tokens` are needed beside the usual four. With ``config.path`` the tokenizer is read from there and
-    `texts` are not touched. Training stops reading at ``config.max_training_bytes`` and says so on `console`
-    (standard error when None is given). Raises `TokenizerError` when there is no text, or not enough of it for
-    ``config.vocab_size`` tokens (for ``char``: too many different characters), and where a special token cannot be.
+    `special_tokens` are needed besides the usual four. With ``config.path``, reads that tokenizer and no `texts`.
+    Training stops reading at ``config.max_training_bytes`` and reports that on `console` (standard error if None).
+    Raises `TokenizerError` if there is no text, too little for ``config.vocab_size`` tokens (for ``char``: too many
+    different characters), or a special token is impossible.
     """
     if config.path is not None:
         return _with_special_tokens(load_tokenizer(config.path), special_tokens, config.path)
@@ -65,10 +61,6 @@ def _check_names(special_tokens: Sequence[str]) -> None:
         taken.add(name)
 
 
-def _train_byte_level(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
-    return ByteLevelBPE.train(texts, config.vocab_size, special_tokens, pattern=config.pattern)
-
-
 def _train_characters(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
     if special_tokens:
         raise TokenizerError(
@@ -85,24 +77,16 @@ def _train_characters(texts: Iterable[str], config: TokenizerConfig, special_tok
     return tokenizer
 
 
-def _train_wordpiece(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
-    return train_wordpiece(texts, config.vocab_size, special_tokens)
-
-
-def _train_unigram(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
-    return train_unigram(texts, config.vocab_size, special_tokens)
-
-
 _TRAINERS: dict[str, Callable[[Iterable[str], TokenizerConfig, Sequence[str]], Tokenizer]] = {
-    "bpe": _train_byte_level,
-    "wordpiece": _train_wordpiece,
-    "unigram": _train_unigram,
+    "bpe": lambda texts, config, names: ByteLevelBPE.train(texts, config.vocab_size, names, pattern=config.pattern),
+    "wordpiece": lambda texts, config, names: train_wordpiece(texts, config.vocab_size, names),
+    "unigram": lambda texts, config, names: train_unigram(texts, config.vocab_size, names),
     "char": _train_characters,
 }
 
 
 class _Reader:
-    """Hands on texts until their UTF-8 bytes reach a limit; the last one is cut at a character."""
+    """Yields texts until their UTF-8 bytes reach a limit; the last one is cut at a character."""
 
     def __init__(self, texts: Iterable[str], max_bytes: int, progress: Progress) -> None:
         self._texts, self._max_bytes, self._progress = texts, max_bytes, progress
@@ -131,7 +115,7 @@ class _Reader:
 
 
 def _first_bytes(encoded: bytes, limit: int) -> tuple[str, bytes]:
-    """The longest whole-character start of UTF-8 text that fits in `limit` bytes."""
+    """The longest prefix of whole characters of UTF-8 text that fits in `limit` bytes."""
     while limit > 0 and encoded[limit] & 0xC0 == 0x80:
         limit -= 1
     return encoded[:limit].decode("utf-8", errors="surrogatepass"), encoded[:limit]

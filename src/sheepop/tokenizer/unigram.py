@@ -1,4 +1,4 @@
-"""The Unigram model (Kudo 2018): the likeliest of all ways to cut a text into pieces; bytes for what no piece has."""
+"""The Unigram model (Kudo 2018): the most probable cut of a text into pieces, and bytes for unknown characters."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.alphabet import BYTE_TOKENS
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
-from sheepop.tokenizer.frequent_characters import PRINTABLE_ASCII, frequent_characters
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
 from sheepop.tokenizer.pattern import SHEEPOP, unicode_texts
 from sheepop.tokenizer.settings import further_special_tokens, special_token_entries, standard_settings
 from sheepop.tokenizer.unigram_training import LONGEST_WORD, learn_pieces
-from sheepop.tokenizer.vocabulary import require_size
+from sheepop.tokenizer.vocabulary import PRINTABLE_ASCII, frequent_characters, require_size
 
-# Pieces are learned from the most frequent words, which together have this many characters at most.
+# Pieces are learned from the most frequent words, with at most this many characters in total.
 _MOST_CHARACTERS = 2**22
 
-# Bytes and special tokens are no pieces of text, so no segmentation may prefer them to pieces.
+# The log probability of bytes and special tokens, so that no segmentation prefers them to pieces.
 _NEVER = -1000.0
 
 
 def train_unigram(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> BackendTokenizer:
-    """Learns pieces from `texts`, which are read once and kept meanwhile; the same texts give the same file.
+    """Learns pieces from `texts`, which are read once and kept in memory; the same texts give the same file.
 
-    Text is not changed first, spaces are part of the pieces, and what no piece has is written as bytes, so every
-    Unicode text comes back exactly. The ids 0 to 3 are the usual special tokens, 4 to 259 the bytes; `special_tokens`,
-    further ones, are last. Raises `TokenizerError` when the texts have too many characters or too few words for the
-    size.
+    Text is not normalized, spaces belong to pieces, and characters without a piece become bytes, so every Unicode text
+    is decoded exactly. The ids 0 to 3 are the usual special tokens, 4 to 259 the bytes, and the last ids the further
+    `special_tokens`. Raises `TokenizerError` if the texts have too many characters or too few words for the size.
     """
     smallest = SMALLEST_VOCABULARY["unigram"] + len(special_tokens)
     if vocab_size < smallest:
@@ -55,7 +53,7 @@ def train_unigram(texts: Iterable[str], vocab_size: int, special_tokens: Sequenc
 
 
 def _words(texts: Iterable[str], alphabet: Sequence[str]) -> dict[str, int]:
-    """The parts that text is cut into with how often each occurs, without characters that are not in `alphabet`."""
+    """The parts into which text is cut, with their counts, without characters that are not in `alphabet`."""
     import regex  # type: ignore[import-untyped, unused-ignore]
 
     find = regex.compile(SHEEPOP.regex).findall

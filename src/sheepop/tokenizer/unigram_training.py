@@ -1,7 +1,7 @@
-"""Learning the pieces of a Unigram model: expectation maximisation and pruning (Kudo 2018, section 3.2).
+"""Learns the pieces of a Unigram model by expectation maximization and pruning (Kudo 2018, section 3.2).
 
-The library's own trainer walks through tables in an order that chance decides, and gives another vocabulary each time.
-Here the same words give the same pieces. Encoding is the library's.
+The library's own trainer iterates over hash tables in random order, and returns a different vocabulary each time. Here
+the same words give the same pieces. The library does the encoding.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LONGEST_WORD = 24
-"""Words have at most so many characters, so that their probabilities stay far above the smallest float64."""
+"""The most characters in a word, so that its probability stays far above the smallest float64."""
 
-# As many candidates for every piece that is wanted, of which each round keeps this share.
+# The number of candidates per requested piece, the least number, and the share that each round keeps.
 _CANDIDATES, _LEAST_CANDIDATES = 20, 20_000
 _SHRINKING = 0.75
 _ITERATIONS = 2
-# Pruning ends a little above the goal; the last are chosen by their probability.
+# Pruning ends slightly above the goal; the final pieces are chosen by probability.
 _MARGIN = 1.1
 _LEAST_EXPECTED = 0.5
 
 
 def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int) -> list[tuple[str, float]]:
-    """Pieces with the logarithms of their weights, the heaviest first: all of `alphabet`, and others up to `size`.
+    """Pieces with the logarithms of their weights, in descending order: all of `alphabet`, and others up to `size`.
 
-    With an alphabet of more than `size` characters there are more pieces than that. The weights are the probabilities
-    of the pieces but for the sparse prior (see `_maximised`), under which they sum to less than one. `words` have at
-    most `LONGEST_WORD` characters, all of them in `alphabet`. The result does not depend on their order.
+    If `alphabet` has more than `size` characters, so does the result. The weights are the probabilities of the pieces
+    except for the sparse prior (see `_maximised`), under which they sum to less than one. `words`, with their counts,
+    have at most `LONGEST_WORD` characters, all in `alphabet`. The result does not depend on their order.
     """
     ordered = sorted(words)
     counts = np.array([words[word] for word in ordered], dtype=np.float64)
@@ -51,7 +51,7 @@ def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int) -
         goal = max(int(_MARGIN * size), len(alphabet))
         if alive <= goal:
             break
-        # What the logarithm of the likelihood loses when a piece's occurrences are written with other pieces.
+        # The loss in log likelihood if the occurrences of a piece are replaced with other pieces.
         candidates = len(alphabet) + np.flatnonzero(np.isfinite(logs[len(alphabet) :]))
         alternatives = own_lattice.best_without_itself(logs)[candidates - len(alphabet)]
         loss = expected[candidates] * (logs[candidates] - alternatives)
@@ -61,7 +61,7 @@ def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int) -
 
 
 def _chosen(texts: Sequence[str], logs: Floats, num_characters: int, size: int) -> list[tuple[str, float]]:
-    """The whole alphabet, and the likeliest of the other pieces."""
+    """The whole alphabet and the most probable other pieces."""
     others = [number for number in range(num_characters, len(texts)) if np.isfinite(logs[number])]
     others.sort(key=lambda number: (-logs[number], texts[number]))
     chosen = [*range(num_characters), *others[: max(0, size - num_characters)]]
@@ -70,7 +70,7 @@ def _chosen(texts: Sequence[str], logs: Floats, num_characters: int, size: int) 
 
 
 def _initial_logs(lattice: WordLattice, counts: Floats, num_pieces: int) -> Floats:
-    """Every candidate in proportion to how often it occurs."""
+    """The logarithm of every candidate's share of all occurrences."""
     frequency = np.maximum(lattice.frequencies(counts, num_pieces), 1.0)
     return np.asarray(np.log(frequency) - np.log(frequency.sum()))
 
@@ -78,7 +78,8 @@ def _initial_logs(lattice: WordLattice, counts: Floats, num_pieces: int) -> Floa
 def _maximised(expected: Floats, num_characters: int) -> Floats:
     """exp(E[log p]) of every piece under a sparse Dirichlet prior, as a logarithm: digamma(c) - digamma(sum of c).
 
-    A piece that is hardly ever expected is dropped (-inf); characters, the first ones, are kept at the least count.
+    A piece with too small an expected count is dropped (-inf); the characters, which are first, keep at least the
+    minimum count.
     """
     expected = expected.copy()
     expected[:num_characters] = np.maximum(expected[:num_characters], _LEAST_EXPECTED)
@@ -89,7 +90,7 @@ def _maximised(expected: Floats, num_characters: int) -> Floats:
 
 
 def _digamma(x: Floats) -> Floats:
-    """The derivative of log Gamma: six steps of its recurrence, and the asymptotic series from there on."""
+    """The derivative of log Gamma, from six steps of its recurrence and the asymptotic series."""
     shift = np.zeros_like(x)
     for _ in range(6):
         shift -= 1 / x
@@ -99,10 +100,10 @@ def _digamma(x: Floats) -> Floats:
 
 
 def _candidates(words: Sequence[str], counts: Floats, most: int) -> list[str]:
-    """The substrings of 2 to `LONGEST_PIECE` characters that stand for the most text, of those seen at least twice.
+    """The substrings of 2 to `LONGEST_PIECE` characters that cover the most text, among those seen at least twice.
 
-    Substrings of one length are numbered by the number of all but their last character and that character, so no
-    substring is ever built that is not chosen.
+    A substring is numbered by the number of its prefix without the last character, and that character, so only the
+    chosen substrings are built.
     """
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     text = np.frombuffer("".join(words).encode("utf-32-le"), dtype="<u4").astype(np.int64)

@@ -1,10 +1,11 @@
-"""What the model of a ``tokenizer.json`` must be like: every id once, and no text that it would drop unseen."""
+"""Checks vocabularies, and counts the characters with which one begins."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
@@ -15,12 +16,32 @@ if TYPE_CHECKING:
     import tokenizers
 
 ALGORITHMS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}
-"""What the models of the library are called here."""
+"""The names of the library's models in SheepOp."""
+
+PRINTABLE_ASCII = tuple(map(chr, range(0x21, 0x7F)))
+
+# The share of a text that its frequent characters make up, as is usual with SentencePiece.
+_COVERAGE = 0.9995
+
+
+def frequent_characters(texts: Iterable[str]) -> list[str]:
+    """The most frequent characters that make up 99.95 percent of `texts`, in code-point order."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    needed = _COVERAGE * counts.total()
+    chosen, covered = [], 0
+    for character in sorted(counts, key=lambda character: (-counts[character], character)):
+        if covered >= needed:
+            break
+        chosen.append(character)
+        covered += counts[character]
+    return sorted(chosen)
 
 
 def texts_by_id(library: tokenizers.Tokenizer, content: str) -> list[str]:
-    """The vocabulary in the order of its ids, which must be 0, 1, 2, ... without gaps."""
-    # The library gives an added token another id than the file says, with no more than a log line.
+    """The vocabulary in the order of ids; raises `TokenizerError` unless these are 0, 1, 2, ... without gaps."""
+    # If the id of an added token is impossible, the library changes it and only logs that.
     for token in json.loads(content).get("added_tokens") or []:
         actual = library.token_to_id(token["content"])
         if actual != token["id"]:
@@ -39,7 +60,7 @@ def texts_by_id(library: tokenizers.Tokenizer, content: str) -> list[str]:
 
 
 def require_size(possible: int, vocab_size: int) -> None:
-    """Raises `TokenizerError` when training gave fewer tokens than the `vocab_size` that was asked for."""
+    """Raises `TokenizerError` if training gave fewer tokens (`possible`) than the requested `vocab_size`."""
     if possible < vocab_size:
         raise TokenizerError(
             f"The vocabulary is larger than the corpus allows: tokenizer.vocab_size is {vocab_size}, and this "
@@ -48,12 +69,12 @@ def require_size(possible: int, vocab_size: int) -> None:
 
 
 def check_model(model: Mapping[str, Any]) -> None:
-    """Raises `TokenizerError` for a model that drops characters, has no answer for some, or answers by chance."""
+    """Raises `TokenizerError` for a model that drops or cannot encode some characters, or encodes at random."""
     _CHECKS[model["type"]](model)
 
 
 def check_options(model: Mapping[str, Any], *names: str) -> None:
-    """Raises `TokenizerError` when one of the options `names` of a BPE model is set."""
+    """Raises `TokenizerError` if one of the options `names` of a BPE model is set."""
     if unsupported := [name for name in names if model[name]]:
         raise TokenizerError(
             f"{TOKENIZER_FILE} sets {', '.join(unsupported)} of its BPE model, which SheepOp does not support. "
@@ -67,8 +88,8 @@ def _check_bpe(model: Mapping[str, Any]) -> None:
         _check_unknown(model)
     elif not model["byte_fallback"] or not model["vocab"].keys() >= set(BYTE_TOKENS):
         raise TokenizerError(
-            f"{TOKENIZER_FILE} holds a BPE tokenizer that drops the characters it does not know: it has neither a "
-            "token for unknown ones nor tokens for all 256 bytes. Use one that has."
+            f"{TOKENIZER_FILE} has a BPE model that drops unknown characters: it has neither an unknown token nor "
+            "tokens for all 256 bytes. Use a tokenizer that has one or the other."
         )
 
 
@@ -84,8 +105,8 @@ def _check_unknown(model: Mapping[str, Any]) -> None:
 def _check_unigram(model: Mapping[str, Any]) -> None:
     if model["unk_id"] is None:
         raise TokenizerError(
-            f"{TOKENIZER_FILE} holds a Unigram tokenizer without a token for unknown characters (unk_id), so some "
-            "text could not be encoded. Use one that has."
+            f"{TOKENIZER_FILE} has a Unigram model without a token for unknown characters (unk_id), so it cannot "
+            "encode some texts. Use a tokenizer that has one."
         )
     for text, score in model["vocab"]:
         if not math.isfinite(score):

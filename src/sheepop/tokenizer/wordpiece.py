@@ -1,4 +1,4 @@
-"""WordPiece (Schuster and Nakajima 2012; Devlin et al. 2019): the longest pieces of every word, from left to right."""
+"""WordPiece (Schuster and Nakajima 2012; Devlin et al. 2019): cuts words into the longest pieces, left to right."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
-from sheepop.tokenizer.frequent_characters import PRINTABLE_ASCII, frequent_characters
 from sheepop.tokenizer.interface import SPECIAL_TOKENS, UNK
 from sheepop.tokenizer.pattern import cut_text, unicode_texts
 from sheepop.tokenizer.settings import further_special_tokens, special_token_entries, standard_settings
-from sheepop.tokenizer.vocabulary import require_size
+from sheepop.tokenizer.vocabulary import PRINTABLE_ASCII, frequent_characters, require_size
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,12 +21,11 @@ _CONTINUES = "##"
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> BackendTokenizer:
-    """Learns pieces from `texts`, which are read once and kept meanwhile; the same texts give the same file.
+    """Learns pieces from `texts`, which are read once and kept in memory; the same texts give the same file.
 
-    Text is cut at white space, around punctuation and around Chinese characters, as in BERT, with its case and accents
-    kept. White space itself, control characters, and words with rare characters or of more than 100 are not
-    represented: words without pieces become ``<unk>``. Raises `TokenizerError` when the texts have too many characters
-    or too few words for the size.
+    Text is cut at white space, around punctuation and around Chinese characters, as in BERT, but keeps case and
+    accents. White space and control characters are lost, and words with rare characters or more than 100 characters
+    become ``<unk>``. Raises `TokenizerError` if the texts have too many characters or too few words for the size.
     """
     smallest = SMALLEST_VOCABULARY["wordpiece"] + len(special_tokens)
     if vocab_size < smallest:
@@ -49,7 +47,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, special_tokens: Seque
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size - len(special_tokens),
         min_frequency=1,
-        # Characters inside words are given too: the trainer would add them in an order that chance decides.
+        # Includes the characters inside words, which the trainer would add in random order.
         special_tokens=[*SPECIAL_TOKENS.values(), *first, *further],
         initial_alphabet=first,
         limit_alphabet=len(first),
@@ -69,7 +67,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, special_tokens: Seque
 
 
 def _alphabet(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The frequent characters as words begin with them, and as they go on with them."""
+    """The frequent characters at the beginning of words, and with the prefix ``##`` inside words."""
 
     def words(text: str) -> list[str]:
         return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))]

@@ -1,8 +1,8 @@
-"""Activation checkpointing, put round the blocks of a finished network: less memory for more arithmetic.
+"""Activation checkpointing, which wraps the blocks of a finished network: less memory for more arithmetic.
 
-``full`` keeps only the input of a block and runs the block again in the backward pass (Chen et al. 2016).
-``selective`` keeps the results of matrix products and of attention as well, so that only cheap operations are run
-again (Korthikanti et al. 2022, section 5). Neither changes a number: dropout draws the same mask the second time.
+``full`` keeps only the input of a block and recomputes the block in the backward pass (Chen et al. 2016). ``selective``
+also keeps the results of matrix products and attention, so that it recomputes only cheap operations (Korthikanti et al.
+2022, section 5). Neither changes a result: dropout draws the same mask the second time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
 
 GIGABYTE = 10**9
-_FREE_SHARE = 0.8  # of what is free, when no budget is given: the rest is for what is not counted
+_FREE_SHARE = 0.8  # the share of free memory to use without a given budget; the rest is for memory not counted
 
 
 def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: int | None = None) -> None:
-    """Wraps the forward pass of the first `num_blocks` blocks (all when None); names and weights stay as they are.
+    """Wraps the forward pass of the first `num_blocks` blocks (None: all); names and weights do not change.
 
-    Only passes that need gradients are affected. Raises `ConfigError` for more blocks than there are.
+    It affects only passes that need gradients. Raises `ConfigError` if the network has fewer blocks.
     """
     layers: Sequence[nn.Module] = model.layers
     count = len(layers) if num_blocks is None else num_blocks
@@ -56,16 +56,17 @@ def _run_checkpointed(forward: Callable[..., Any], options: dict[str, Any], *arg
 
 
 def _contexts(kept: set[Any]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """For the first time that a block is run, which keeps results, and for the second one, which takes them."""
+    """The contexts of the first pass, which keeps results, and of the recomputation, which reuses them."""
     keeping, taking = create_selective_checkpoint_contexts(partial(_policy, kept))  # type: ignore[no-untyped-call]
-    return keeping, _Taking(taking, kept)
+    return keeping, _Reusing(taking, kept)
 
 
-class _Taking(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes results that are kept from `mode`, and runs all else.
+class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Takes the results of the `kept` operations from `mode`, and runs all other operations.
 
-    By itself torch's `mode` refuses what is not run as often as the first time. Within a block that is so where FSDP
-    gathers a part of it, such as experts, apart: that part may be there already, or be freed, on the way back.
+    torch's `mode` alone raises an error if an operation runs more or less often than in the first pass. That happens
+    in a block of which FSDP gathers a part, such as experts, separately: in the backward pass that part may be there
+    already, or may have been freed.
     """
 
     def __init__(self, mode: TorchDispatchMode, kept: set[Any]) -> None:
@@ -74,11 +75,11 @@ class _Taking(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """As torch's own modes: what is compiled within is not run operation by operation."""
+        """True, as in torch's own modes: compiled code inside does not run operation by operation."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of one operation."""
+        """Returns the result of one operation."""
         if func in self._kept:
             return self._mode.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
@@ -90,17 +91,17 @@ def _policy(kept: set[Any], context: Any, operation: Any, *arguments: Any, **set
 
 @dataclass(frozen=True)
 class StepBytes:
-    """What a training step needs, in bytes: for the blocks of one micro-batch, for its loss, and all the time."""
+    """The memory of a training step in bytes: activations of the blocks in a micro-batch, loss, permanent state."""
 
     activations: Activations
     loss: int
     state: int
 
     def peak(self, mode: Mode, num_blocks: int) -> int:
-        """The estimated peak when `mode` is applied to the first `num_blocks` blocks.
+        """The estimated peak with `mode` applied to the first `num_blocks` blocks.
 
-        What is kept, the gradients of what is outside the blocks, which are as large, and the largest block once more
-        while it is run again.
+        It is the sum of everything that is kept, the gradients of the activations outside the blocks, which are equally
+        large, and the activations of the largest block while it is recomputed.
         """
         kept = self.state + self.loss + self.activations.total(mode, num_blocks) + self.activations.rest
         if mode == "none" or num_blocks == 0:
@@ -108,7 +109,7 @@ class StepBytes:
         return kept + max(block.everything for block in self.activations.blocks[:num_blocks])
 
     def cheapest(self, budget: int) -> tuple[Mode, int] | None:
-        """The first mode of none, selective and full that fits, with the fewest blocks; None when none fits."""
+        """The first of none, selective and full that fits, with the fewest blocks; None if none fits."""
         if self.peak("none", 0) <= budget:
             return "none", 0
         modes: tuple[Mode, ...] = ("selective", "full")
@@ -122,9 +123,10 @@ class StepBytes:
 def step_bytes(
     model: ModelConfig, training: TrainingConfig, precision: str, rows: int, length: int, device: str
 ) -> StepBytes:
-    """What a step on micro-batches of `rows` sequences of `length` tokens needs.
+    """The memory of a step on micro-batches of `rows` sequences of `length` tokens.
 
-    The loss holds the gradients of hidden states, counted with what is outside the blocks, and head, and some logits.
+    The loss needs the gradient of the head and some logits. The gradient of the hidden states is counted with the
+    activations outside the blocks.
     """
     head = 4 * model.vocabulary * model.d_model
     logits = logits_bytes(rows * length, model.vocabulary, torch_dtype(precision), device)
@@ -138,9 +140,9 @@ def step_bytes(
 def resolve_activation_checkpointing(
     config: TrainingConfig, measure: Callable[[], StepBytes], device: str
 ) -> TrainingConfig:
-    """`config` with ``auto`` replaced by the cheapest mode that fits; other modes are returned as they are.
+    """Replaces ``auto`` in `config` by the cheapest mode that fits; other modes do not change.
 
-    Raises `ConfigError` when no mode fits the budget.
+    Raises `ConfigError` if no mode fits the budget.
     """
     if config.activation_checkpointing != "auto":
         return config

@@ -1,4 +1,4 @@
-"""What is due when: logging, validations, evaluations, samples, checkpoints, and the end of a run."""
+"""The intervals of logging, validations, evaluations, samples and checkpoints, and the end of a run."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ MILESTONES = (0.10, 0.25, 0.50)  # shares of the steps whose checkpoints are kep
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Ends a run whose held-out loss no longer falls: it has learnt what it will (Prechelt 1998).
+    """Ends a run whose held-out loss no longer falls (Prechelt 1998).
 
-    That is after `patience` validations in a row without improvement; None never does. An improvement is a loss more
-    than `delta` nats per token below the last loss that was one. What is counted is part of the training state, so that
-    a resumed run stops where the unbroken one does.
+    It ends after `patience` validations in a row without improvement, or never with None. An improvement is a loss more
+    than `delta` nats per token below that of the last improvement. The counters are part of the training state, so that
+    a resumed run ends at the same step as an uninterrupted one.
     """
 
     patience: int | None = None
     delta: float = 0.0
 
     def after(self, state: TrainingState, loss: float) -> TrainingState:
-        """The state with one more validation counted; a loss that is no number is no improvement."""
+        """The state after one more validation; NaN is no improvement."""
         reference = state.reference_loss
         if loss < (math.inf if reference is None else reference - self.delta):
             return state.after(reference_loss=loss, stale_validations=0)
         return state.after(stale_validations=state.stale_validations + 1)
 
     def is_over(self, state: TrainingState) -> bool:
-        """Whether patience is at its end."""
+        """Whether `patience` validations in a row brought no improvement."""
         return self.patience is not None and state.stale_validations >= self.patience
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The intervals of a run, in steps; the last step is due for everything. None is never due."""
+    """The intervals of a run in steps, None for never. Everything but verification is also due after the last step."""
 
     pace: Pace
     log_interval: int
@@ -59,7 +59,7 @@ class Agenda:
         validates: bool,
         evaluation_interval: int | None = None,
     ) -> Agenda:
-        """What a configuration says; without held-out text nothing is validated."""
+        """The agenda of a configuration; `validates` is false without held-out text."""
         return cls(
             resolved.pace,
             config.log_interval,
@@ -73,24 +73,24 @@ class Agenda:
 
     @property
     def total_steps(self) -> int:
-        """The steps of the run as things stand."""
+        """The steps of the run by its current pace."""
         return self.pace.total_steps
 
     @property
     def milestones(self) -> set[int]:
-        """The steps whose checkpoints are kept for good."""
+        """The steps whose checkpoints are never deleted."""
         return {math.ceil(self.pace.planned * share) for share in MILESTONES}
 
     def logs(self, step: int) -> bool:
-        """Whether step number `step` (1 for the first) is written down."""
+        """Whether step number `step` (1 for the first) is logged."""
         return self._is_due(self.log_interval, step)
 
     def verifies(self, step: int) -> bool:
-        """Whether a micro-batch of step number `step` is computed twice."""
+        """Whether step number `step` is computed twice."""
         return self.verify_interval is not None and step % self.verify_interval == 0
 
     def after(self, step: int) -> tuple[str, ...]:
-        """What is to be done after a step, in this order."""
+        """The names of the work that is due after a step, in this order."""
         names = {
             VALIDATE: self._is_due(self.eval_interval, step),
             EVALUATE: self._is_due(self.evaluation_interval, step),
@@ -100,9 +100,9 @@ class Agenda:
         return tuple(name for name, due in names.items() if due)
 
     def after_validation(self, state: TrainingState, loss: float) -> TrainingState:
-        """`state` with a held-out loss counted: the best of all, and the last of a run that ends here, are saved."""
+        """The state after a validation; a checkpoint is due if the loss is the best or early stopping ends the run."""
         best = state.best_loss
-        is_best = loss < (math.inf if best is None else best)  # a loss that is no number is never the best
+        is_best = loss < (math.inf if best is None else best)  # NaN is never the best
         if is_best:
             state = state.after(best_loss=loss, best_step=state.step)
         state = self.early_stopping.after(state, loss)
@@ -111,7 +111,7 @@ class Agenda:
         return state
 
     def is_over(self, state: TrainingState) -> bool:
-        """Whether the last step is taken, or patience is at its end."""
+        """Whether the last step is taken, or early stopping ends the run."""
         return state.step >= self.total_steps or self.early_stopping.is_over(state)
 
     def _is_due(self, interval: int | None, step: int) -> bool:

@@ -1,6 +1,6 @@
-"""What a run may spend, turned into steps: derived or measured once before it, with precision and intervals.
+"""Turns the budgets of a run into steps and chooses its precision, compilation and intervals.
 
-The result is written into the run's configuration, so that a resumed run measures nothing again.
+The results are written into the run's configuration, so that a resumed run does not measure again.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import math
 import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import psutil
 
 from sheepop.core.console import Console
+from sheepop.core.measurements import measurement_key, recall, remember
 from sheepop.core.speed import synchronize
 from sheepop.data import Batches
 from sheepop.model import Transformer
@@ -33,21 +35,24 @@ _DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
 _LEAST_MEASURING_SECONDS, _MOST_MEASURING_SECONDS = 2.0, 30.0
 _TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long measuring took
-_FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
+_FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
+_LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
+_GROUPS = 3
+_LEAST_GAIN = 0.05  # a less exact candidate must save this share of a step
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long one optimizer step takes in one precision, compiled or not, and how long it took to find out."""
+    """The time of one optimizer step in one precision, compiled or not, and the seconds that measuring it took."""
 
     precision: str
     seconds: float
     compiled: bool = False
     measured_in: float = field(default=0.0, compare=False)
-    compiled_in: float = field(default=0.0, compare=False)  # what the first step of the run takes beside
+    compiled_in: float = field(default=0.0, compare=False)  # the extra seconds of a run's first step
 
     def __str__(self) -> str:
         return f"{self.precision}{' compiled' if self.compiled else ''} {self.seconds * 1000:,.0f} ms"
@@ -62,37 +67,71 @@ def measure_step(
     *,
     seconds: float,
     console: Console,
+    shape: str | None = None,
 ) -> StepTime:
-    """Times real optimizer steps of a throw-away model in every candidate precision; returns the fastest.
+    """Times optimizer steps of throw-away models in every candidate precision; returns the one that `fastest` chooses.
 
-    Where `config.compile` is ``auto`` the fastest is timed compiled too. The candidates share `seconds`, each with two
-    seconds at least, after two untimed steps, the first of which compiles.
+    If `config.compile` is ``auto`` the chosen precision is timed compiled too. The candidates share `seconds`, each
+    with two seconds at least, after two untimed steps, the first of which compiles. `shape` identifies all that decides
+    how long a step takes: a result that an earlier start measured for it is used again, None always measures.
     """
     precisions, started = candidates(config.precision, device), time.monotonic()
+    key = None if shape is None else measurement_key("training step", device, shape)
+    known = None if key is None else recall(key, StepTime)
+    if known is not None and known.precision in precisions:
+        console.info(f"Using {known}, which an earlier start measured for one step.{_how_to_fix(config, known)}")
+        return replace(known, measured_in=0.0)
     share = max(_LEAST_MEASURING_SECONDS, seconds / (len(precisions) + (config.compile == "auto")))
 
-    def time_candidate(precision: str, compiled: bool) -> StepTime:
-        first, times = _time_steps(make_model(), batches, objective, config, device, precision, share, compiled)
-        seconds = statistics.median(times)
-        return StepTime(precision, seconds, compiled, compiled_in=first - seconds if compiled else 0.0)
+    timings: list[StepTime] = []
+    times: list[list[float]] = []
 
-    timings = [time_candidate(precision, config.compile is True) for precision in precisions]
+    def time_candidates(names: Sequence[str], compiled: bool) -> None:
+        runs = _time_steps(make_model, batches, objective, config, device, names, share, compiled)
+        for name, (first, _, *timed) in zip(names, runs, strict=True):
+            median = statistics.median(timed)
+            timings.append(StepTime(name, median, compiled, compiled_in=first - median if compiled else 0.0))
+            times.append(timed)
+
+    time_candidates(precisions, config.compile is True)
     if config.compile == "auto":
-        timings.append(time_candidate(min(timings, key=_seconds).precision, compiled=True))
-    fastest = min(timings, key=_seconds)
-    console.info(f"Measured one step: {', '.join(map(str, timings))}. Using {fastest}.")
-    return replace(fastest, measured_in=time.monotonic() - started)
+        time_candidates([timings[fastest(times)].precision], True)
+    chosen = timings[fastest(times)]
+    measured = ", ".join(map(str, timings))
+    console.info(f"Measured one step: {measured}. Using {chosen}.{_how_to_fix(config, chosen)}")
+    if key is not None:
+        remember(key, chosen)
+    return replace(chosen, measured_in=time.monotonic() - started)
 
 
-def _seconds(timing: StepTime) -> float:
-    return timing.seconds
+def fastest(times: Sequence[Sequence[float]]) -> int:
+    """The index of the candidate to use, from the measured seconds of each; a later one must be clearly faster.
+
+    The candidates are in order of exactness, float32 first. The times of a later one are dealt into three groups; it is
+    clearly faster if the best time of every group is more than 5 percent below the best time of the candidate chosen so
+    far. The best time counts because another program can only make a step slower.
+    """
+    chosen = 0
+    for number, seconds in enumerate(times):
+        bests = [min(group) for start in range(_GROUPS) if (group := seconds[start::_GROUPS])]
+        if max(bests) < (1 - _LEAST_GAIN) * min(times[chosen]):
+            chosen = number
+    return chosen
+
+
+def _how_to_fix(config: TrainingConfig, chosen: StepTime) -> str:
+    """A sentence with the settings that make every start choose alike, or nothing if they are set."""
+    settings = [f"training.precision={chosen.precision}"] if config.precision == "auto" else []
+    if config.compile == "auto":
+        settings.append(f"training.compile={str(chosen.compiled).lower()}")
+    return f" To always use it: {' '.join(settings)}." if settings else ""
 
 
 def resolve_compile(config: TrainingConfig, device: str) -> TrainingConfig:
-    """`config` with a null of `compile` filled in: ``auto`` where Triton makes kernels for a GPU, else false.
+    """Replaces a `compile` of null: by ``auto`` on a GPU with Triton, else by false.
 
-    On a GPU a block that is not compiled reads and writes memory for every operation; on a CPU, where most of a step is
-    products, compiling seldom pays for itself.
+    On a GPU a block that is not compiled reads and writes memory for every operation. On a CPU most of a step is matrix
+    products, so compiling seldom saves time.
     """
     if config.compile is not None:
         return config
@@ -105,20 +144,20 @@ def needs_measuring(config: TrainingConfig, device: str) -> bool:
 
 
 def measuring_seconds(config: TrainingConfig) -> float:
-    """The time to spend on measuring: a small share of a budget in minutes, at most half a minute."""
+    """The seconds to spend on measuring: a small share of the budget in minutes, at most half a minute."""
     share = 0.0 if config.max_minutes is None else config.max_minutes * 60 * _MEASURE_SHARE
     return max(_LEAST_MEASURING_SECONDS, min(share, _MOST_MEASURING_SECONDS))
 
 
 def loop_seconds(config: TrainingConfig, timing: StepTime | None) -> float | None:
-    """What of a budget in minutes is left for the loop, when measuring is done; None without one."""
+    """The seconds of a budget in minutes that remain for the loop after measuring; None without such a budget."""
     if config.max_minutes is None or timing is None:
         return None
     return max(_TRAINING_SHARE * config.max_minutes * 60, config.max_minutes * 60 - timing.measured_in)
 
 
 def most_steps(config: TrainingConfig, num_samples: int, seq_len: float) -> int | None:
-    """What the budgets other than minutes allow; None without any."""
+    """The number of steps that the budgets other than minutes allow; None without such a budget."""
     sizes, limits = config.batch_sizes(), []
     if config.max_steps is not None:
         limits.append(config.max_steps)
@@ -138,9 +177,9 @@ def resolve_training(
     seq_len: float,
     validation_tokens: int,
 ) -> TrainingConfig:
-    """`config` with every null that the loop needs filled in; `timing` is required for a budget in minutes.
+    """Fills in every null of `config` that the loop needs; a budget in minutes needs `timing`.
 
-    All budgets become `max_steps`: a run made from the result takes the same steps on any machine.
+    All budgets become `max_steps`, so a run from the result takes equally many steps on any machine.
     """
     precision = timing.precision if timing is not None else candidates(config.precision, device)[0]
     steps = _total_steps(config, timing, num_samples, seq_len, validation_tokens)
@@ -169,10 +208,10 @@ def resolve_training(
 def _warmup_steps(config: TrainingConfig, steps: int) -> int:
     if config.warmup_steps is not None:
         return config.warmup_steps
-    # The points of a piecewise schedule say its warm-up.
+    # The points of a piecewise schedule contain its warm-up.
     if config.schedule == "piecewise":
         return 0
-    # The decay of wsd needs a step of its own.
+    # The decay of wsd needs at least one step.
     room = steps - (config.decay_steps or 1) if config.schedule == "wsd" else steps
     return max(0, min(room, math.ceil(steps * _WARMUP_SHARE)))
 
@@ -198,7 +237,7 @@ def _total_steps(
 def _steps_in_minutes(
     config: TrainingConfig, minutes: float, timing: StepTime, seq_len: float, validation_tokens: int
 ) -> int:
-    """The most steps that fit with their validations, at least one; a smaller batch takes its share of a step."""
+    """The most steps that fit with their validations, at least one; a smaller batch takes a share of a step."""
     sizes = config.batch_sizes()
     per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
     validations = _num_validations(config, timing, seq_len, validation_tokens)
@@ -215,7 +254,7 @@ def _steps_in_minutes(
 
 
 def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: float, validation_tokens: int) -> int:
-    """Ten over the run; in a short one as many as take a fifth of its minutes, and at least one."""
+    """Ten, or in a short run as many as fit into a fifth of its minutes, at least one."""
     if config.max_minutes is None or timing is None or not validation_tokens:
         return _MOST_VALIDATIONS
     per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
@@ -228,41 +267,61 @@ def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: float
 
 
 def _training_seconds(minutes: float, timing: StepTime) -> float:
-    """What of a budget is left for steps and validations."""
+    """The seconds of a budget that remain for steps and validations."""
     left = minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
     return max(_TRAINING_SHARE * minutes * 60, left)
 
 
 def _time_steps(
-    model: Transformer,
+    make_model: Callable[[], Transformer],
     batches: Batches,
     objective: Objective,
     config: TrainingConfig,
     device: str,
-    precision: str,
+    precisions: Sequence[str],
     seconds: float,
     compiled: bool,
-) -> tuple[float, list[float]]:
-    """The seconds of the first step, which compiles, and of each after the second."""
-    optimizers = build_optimizers(model, config)
-    runner = StepRunner(
-        OneDevice(model, precision=precision, device=device, compiled=compiled),
-        objective,
-        optimizers,
-        build_evaluation_weights(model, optimizers, config),
-        config.max_grad_norm,
-    )
+) -> list[list[float]]:
+    """Times steps of all precisions in turn, for `seconds` each after two steps; returns the seconds of every step.
+
+    If memory has no room for the states of several models, one precision is timed after the other.
+    """
+
+    def build_runner(precision: str) -> StepRunner:
+        model = make_model()
+        optimizers = build_optimizers(model, config)
+        placement = OneDevice(model, precision=precision, device=device, compiled=compiled)
+        evaluation = build_evaluation_weights(model, optimizers, config)
+        return StepRunner(placement, objective, optimizers, evaluation, config.max_grad_norm)
+
+    runners = [build_runner(precisions[0])]
+    if _have_room(runners[0], len(precisions) - 1):
+        runners += [build_runner(precision) for precision in precisions[1:]]
+    elif len(precisions) > 1:
+        del runners
+        apart = [[precision] for precision in precisions]
+        one = (make_model, batches, objective, config, device)
+        return [_time_steps(*one, precision, seconds, compiled)[0] for precision in apart]
+    times: list[list[float]] = [[] for _ in precisions]
     size = config.global_batch_size
-    times: list[float] = []
+    least = _LEAST_STEPS if len(runners) == 1 else _LEAST_COMPARED_STEPS
     number, started = -2, time.monotonic()
-    while number < 3 or time.monotonic() - started < seconds:
-        begin = time.perf_counter()
+    while number < least or time.monotonic() - started < seconds * len(runners):
         samples = (max(0, number) * size + np.arange(size)) % batches.num_samples
-        prepared = PreparedStep.of(batches.batch(samples), config.micro_batch_size or size, objective, device=device)
-        runner.take(prepared, number=max(0, number))
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
+        for own, runner in zip(times, runners, strict=True):
+            begin = time.perf_counter()
+            batch = batches.batch(samples)
+            prepared = PreparedStep.of(batch, config.micro_batch_size or size, objective, device=device)
+            runner.take(prepared, number=max(0, number))
+            synchronize(device)
+            own.append(time.perf_counter() - begin)
         if number == -1:
             started = time.monotonic()
         number += 1
-    return times[0], times[2:]
+    return times
+
+
+def _have_room(runner: StepRunner, more: int) -> bool:
+    """Whether memory has room for the weights, gradients and two states of each weight of `more` such models."""
+    weights = sum(parameter.numel() for parameter in runner.placement.model.parameters())
+    return more * weights * 16 < psutil.virtual_memory().available

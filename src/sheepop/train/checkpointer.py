@@ -1,4 +1,4 @@
-"""The checkpoints of a run: weights, optimizer and counters, written beside the loop and read back."""
+"""The checkpoints of a run: weights, optimizer and counters, written in the background and read back."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from sheepop.train.source import StepSource
 
 
 class BackgroundWriter:
-    """One thread that runs one job at a time; what a job raises, the next call on this object raises.
+    """A thread that runs one job at a time; `submit`, `check` and `wait` raise the error of the job before.
 
-    A job must own everything it reads: the loop changes the weights meanwhile.
+    A job must own everything that it reads, because the loop changes the weights meanwhile.
     """
 
     def __init__(self) -> None:
@@ -44,29 +44,29 @@ class BackgroundWriter:
         self._job: Future[None] | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Waits for the job before, then starts this one."""
+        """Waits for the previous job, then starts this one."""
         self.wait()
         self._job = self._thread.submit(job)
 
     def check(self) -> None:
-        """Raises what the last job raised, if it has ended by now."""
+        """Raises the error of the last job if that job has ended with one."""
         if self._job is not None and self._job.done():
             self.wait()
 
     def wait(self) -> None:
-        """Waits until nothing is being written."""
+        """Waits for the job; raises its error."""
         job, self._job = self._job, None
         if job is not None:
             job.result()
 
     def close(self) -> None:
-        """Waits for the last job, whose error is left to `wait`, and ends the thread."""
+        """Waits for the last job without raising its error, and ends the thread."""
         self._thread.shutdown()
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank writes of some tensors, which rank writes which of all of them, and the bytes of all."""
+    """The tensors that this rank writes, the rank that writes each of all tensors, and the bytes of all tensors."""
 
     tensors: dict[str, Tensor]
     writers: dict[str, int]
@@ -74,11 +74,11 @@ class Share:
 
 
 class Checkpointer:
-    """Writes and reads the checkpoints of one run. Writing goes on beside the loop; `check` raises what went wrong.
+    """Writes and reads the checkpoints of one run. It writes in the background; `check` raises an error of that.
 
-    `form` says what is stored of the model; without one all of its weights are. The state of `source`, where steps come
-    from, is kept with them. Where there are several `ranks`, each of which has `pieces` of the tensors, each writes
-    some of them whole into a file of its own, so that ranks in any number can read them. Close it at the end.
+    `form` decides which weights of the model are stored, by default all. A checkpoint also contains the state of
+    `source`, which provides the steps. Each of several `ranks` has `pieces` of the tensors, and writes some whole
+    tensors into a file of its own, so that any number of ranks can read them. Close it at the end.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Checkpointer:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copies the state as it is now and starts writing it as the checkpoint of `state.step`; all ranks do so.
+        """Copies the current state and starts writing it as the checkpoint of `state.step`; all ranks call it together.
 
-        The model is the one to be used, with the evaluation weights; ``state/`` has the trained ones when they differ.
-        Waits for the checkpoint before. `before` runs ahead of the writing and must make durable what the state speaks
-        of; `after` runs when the checkpoint is the latest. Both are for the first rank.
+        The model in the checkpoint has the evaluation weights; ``state/`` has the trained weights if they differ. The
+        call first waits for the previous checkpoint. `before` runs ahead of the writing and must put on the disk the
+        logs that the state refers to; `after` runs once the checkpoint is the latest. Only the first rank runs them.
         """
         self._writer.wait()
         with self._evaluation.applied():
@@ -156,7 +156,7 @@ class Checkpointer:
         self._writer.submit(write if self._ranks.is_first else help_first)
 
     def _share(self, tensors: Mapping[str, Tensor], *, divided: bool = True) -> Share:
-        """The copies of whole tensors that this rank writes, so that all write as much; else the first writes all."""
+        """The whole tensors that this rank writes: an equal share, or everything on the first rank if not `divided`."""
         mine, writers, sizes = {}, {}, [0] * self._ranks.size
         for name, whole in self._pieces.wholes(tensors):
             writers[name] = sizes.index(min(sizes)) if divided else 0
@@ -167,12 +167,12 @@ class Checkpointer:
         return Share(mine, writers, sum(sizes))
 
     def _of_all_stages(self, optimizer: OptimizerState) -> tuple[dict[str, float], list[str]]:
-        """The plain numbers of optimizers, and the names of parameters that have no state."""
+        """The plain numbers of the optimizers of all stages, and the names of the parameters without state."""
         scalars = {name: value for name, value in optimizer.scalars.items() if self._pieces.is_here(name)}
         without = [name for name in optimizer.without if self._pieces.is_here(name)]
-        told = self._pieces.told((scalars, without))
-        of_all = {name: value for numbers, _ in told for name, value in numbers.items()}
-        return of_all, list(dict.fromkeys(name for _, names in told for name in names))
+        stages = self._pieces.told((scalars, without))
+        of_all = {name: value for numbers, _ in stages for name, value in numbers.items()}
+        return of_all, list(dict.fromkeys(name for _, names in stages for name in names))
 
     def _write_model(self, directory: Path, weights: Share, provenance: Mapping[str, Any]) -> None:
         if not self._ranks.are_several or not self._form.is_divisible:
@@ -185,24 +185,24 @@ class Checkpointer:
         self._form.describe(directory, self._tokenizer, provenance)
 
     def give_up(self) -> None:
-        """Waits for no other rank any more."""
+        """Stops waiting for other ranks."""
         if self._board is not None:
             self._board.is_given_up = True
 
     def check(self) -> None:
-        """Raises what went wrong in writing, if anything did by now."""
+        """Raises an error of the writing, if there is one by now."""
         self._writer.check()
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is written; raises what went wrong."""
+        """Waits until the last checkpoint is written; raises an error of the writing."""
         self._writer.wait()
 
     def close(self) -> None:
-        """Waits for what is being written, and ends."""
+        """Waits for the writing and ends the thread."""
         self._writer.close()
 
     def with_best(self, state: TrainingState, warn: Callable[[str], None]) -> TrainingState:
-        """Points ``best`` at the best checkpoint that `state`, just loaded, knows of; without it where that is lost."""
+        """Points ``best`` at the best checkpoint of `state`, just loaded; returns the state, without a best if lost."""
         best = state.best_step
         if best is None:
             return state
@@ -238,9 +238,9 @@ class Checkpointer:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy in the CPU's memory, which the loop may not touch any more; from a GPU through pinned memory.
+    """A copy in the CPU's memory, from a GPU into pinned memory; call `_await_copies` before reading it.
 
-    Checkpoints are float32 throughout, frozen weights that are kept in bfloat16 too. See `_await_copies`.
+    Checkpoints are float32 throughout, so frozen weights in bfloat16 are converted.
     """
     dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
     copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
@@ -248,6 +248,6 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _await_copies(device: torch.device) -> None:
-    """Waits until copies from a GPU are there."""
+    """Waits for copies from a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize()

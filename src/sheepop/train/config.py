@@ -1,4 +1,4 @@
-"""The training subtree of the configuration."""
+"""The settings under ``training``."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from pydantic import Field, model_validator
 from sheepop.core.config import Config, PathText
 from sheepop.core.errors import ConfigError
 from sheepop.core.keys import MayChange
+from sheepop.core.names import Names
 from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.mixture_schedule import first_empty_step
 from sheepop.data.stages import Stages
-from sheepop.train.objective_names import ObjectiveName
 from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
 from sheepop.train.pace import Pace
 from sheepop.train.schedule import ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
 
+OBJECTIVE_NAMES = Names("next_token")
+ObjectiveName = Annotated[str, OBJECTIVE_NAMES]
 Count = Annotated[int, Field(ge=1)]
 Warmup = tuple[tuple[Count, Count], ...]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
 ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
-_LEAST_EPS = 2.0**-126  # the least normal float32, which the optimizers' sums are kept in; less would count as 0
+_LEAST_EPS = 2.0**-126  # the least normal float32: the optimizers' sums are float32, in which less may count as 0
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True)
 class ResolvedTraining:
-    """The settings that may be null in `TrainingConfig`, all known."""
+    """Settings that may be null in `TrainingConfig`, with their final values."""
 
     pace: Pace
     warmup_steps: int
@@ -48,23 +50,23 @@ class ResolvedTraining:
 
     @property
     def total_steps(self) -> int:
-        """The steps of the run as things stand."""
+        """The steps of the run by its current pace."""
         return self.pace.total_steps
 
 
 class LayerConfig(Config):
-    """Settings of the parameters whose names match a pattern."""
+    """Settings for the parameters whose names match a pattern."""
 
     pattern: str = Field(min_length=1)
     """Names of parameters, as a shell-style pattern such as `blocks.0.*`; `*` matches any text, including dots."""
     learning_rate: float = Field(1.0, ge=0)
-    """A factor of the learning rate; 0 leaves the weights as they are."""
+    """A factor of the learning rate; 0 leaves the weights unchanged."""
     weight_decay: Annotated[float, Field(ge=0)] | None = None
-    """The decay of the matrices among them; `null` is the general one."""
+    """The decay of the matrices among them; `null` means `training.weight_decay`."""
 
 
 class TrainingConfig(Config):
-    """How a model is trained. Steps are optimizer steps; sizes of batches count sequences."""
+    """The settings of training. Steps are optimizer steps; batch sizes count sequences."""
 
     max_steps: MayChange[Annotated[int, Field(ge=1, le=10**12)] | None] = None
     """Budget in steps; with several budgets, the one reached first ends the run; with none, the run makes one epoch."""
@@ -73,88 +75,90 @@ class TrainingConfig(Config):
     max_tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
     """Budget in tokens, counted as full rows; turned into `max_steps`."""
     max_minutes: Annotated[float, Field(gt=0, le=1e7)] | None = None
-    """Budget in minutes: one step is timed, the minutes become `max_steps`, and the schedule fits them; where the clock
-    later shows that they were too many or too few, `pace` changes them."""
+    """Budget in minutes: the run times one step and turns the minutes into `max_steps`, which the schedule follows; if
+    the clock later shows that the steps are too many or too few, the run changes them and writes `pace`."""
     pace: tuple[tuple[Annotated[int, Field(ge=0)], Count], ...] = ()
-    """How the clock changed the number of steps: pairs `[step, total steps from there on]`, the first being the plan;
-    written by a run with `max_minutes`, and read by one that repeats it; when empty, `max_steps` is the plan."""
+    """How the clock changed the number of steps: pairs `[step, total steps from there on]`, beginning with the plan. A
+    run with `max_minutes` writes it, and a run that repeats it reads it; if empty, `max_steps` is the plan."""
     global_batch_size: Count = 32
     """Rows in one step."""
     batch_size_warmup: Warmup = ()
-    """Smaller steps first: pairs `[until step, rows]`, growing; after the last, `global_batch_size`."""
+    """Smaller batches first: pairs `[until step, rows]`, growing; after the last, `global_batch_size`."""
     micro_batch_size: MayChange[Count | None] = None
-    """Rows in one forward pass; must divide `global_batch_size`, and where it does not divide the rows of a warm-up
-    the last pass has fewer; `null` is all of them."""
+    """Rows in one forward pass; must divide `global_batch_size`. If it does not divide a smaller batch of the warm-up,
+    the last pass has fewer rows. `null` means all rows of the step."""
     sequence_length_warmup: Warmup = ()
-    """Shorter rows first: pairs `[until step, tokens]`, growing; each must divide the length of a row; rows are cut,
-    and a step has as many tokens as without it."""
+    """Shorter rows first: pairs `[until step, tokens]`, growing; each must divide the length of a row. Rows are cut
+    into more rows, so that a step has equally many tokens."""
     curriculum: Literal["none", "easy_to_hard"] = "none"
-    """`none` reads rows in random order, `easy_to_hard` by `difficulty`."""
+    """Order of rows: `none` is random, `easy_to_hard` follows `difficulty`."""
     difficulty: DifficultyName = "rarity"
-    """What makes a row hard: `rarity` of its tokens, bad `compression` of its text, or `length` of its documents."""
+    """Measure of difficulty: `rarity` of a row's tokens, `compression` (text that compresses badly is hard), or
+    `length` of its documents."""
     curriculum_epochs: Count = 1
-    """Epochs from easy to hard; those after them are in random order."""
+    """Epochs from easy to hard; later epochs are in random order."""
     curriculum_jitter: float = Field(0.1, ge=0, le=1)
-    """How far a row may come before or after its place by difficulty, as a share of an epoch."""
+    """How far a row may move from its position by difficulty, as a share of an epoch."""
     mixture: tuple[ScheduledSource, ...] = ()
-    """Sources whose weights change during training; an empty list reads all rows alike."""
+    """Sources whose weights change during training; with an empty list, all rows have the same weight."""
     prefetch: MayChange[int] = Field(2, ge=0, le=1000)
-    """Steps whose batches are prepared ahead, in a thread of their own; 0 prepares each when it is needed."""
+    """Number of steps whose batches a thread prepares in advance; with 0, the loop prepares each batch itself."""
     optimizer: OptimizerName = "adamw"
-    """What turns gradients into steps; `muon` is for the matrices inside the network, with AdamW for the rest."""
+    """The optimizer; `muon` updates the matrices inside the network and leaves the rest to AdamW."""
     objective: ObjectiveName = "next_token"
-    """What is minimised: the cross-entropy of the `next_token`, or what a plugin adds."""
+    """The loss to minimise: cross-entropy of the `next_token`, or an objective of a plugin."""
     momentum: Beta | None = None
-    """Of `sgd` and `muon`; `null` is 0.9 and 0.95."""
+    """Momentum of `sgd` and `muon`; `null` means 0.9 and 0.95."""
     layers: tuple[LayerConfig, ...] = ()
-    """Rates and decays of some parameters; if several entries match a name, the first one counts."""
+    """Learning-rate factors and decays for some parameters; if several entries match a name, the first one counts."""
     initial_embeddings: PathText | None = None
-    """A file of word vectors that token embeddings start from (word2vec, GloVe, fastText's `.vec`); `null` is none."""
+    """A file of word vectors to start token embeddings from (word2vec, GloVe, fastText's `.vec`); `null` means none."""
     learning_rate: float = Field(1e-3, gt=0)
     """The highest rate, reached at the end of the warm-up."""
     min_learning_rate: float = Field(0.0, ge=0)
-    """The rate that the decay ends at; at most `learning_rate`; refused where there is no decay."""
+    """The rate at the end of the decay, at most `learning_rate`; refused for a schedule without decay."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """Steps of linear warm-up; `null` is 5 percent of the steps, and none for `piecewise`; a warm-up longer than the
+    """Steps of linear warm-up; `null` means 5 percent of the steps, and none for `piecewise`. A warm-up longer than the
     run gives a warning."""
     schedule: ScheduleName = "cosine"
-    """The course of the rate after the warm-up; `wsd` holds it and then decays it; with `schedule_free_adamw` it must
-    be `constant`."""
+    """The course of the rate after the warm-up; `wsd` keeps it constant and then decays it; `schedule_free_adamw`
+    requires `constant`."""
     decay_steps: Count | None = None
-    """Steps of the decay at the end of `wsd`; `null` is 20 percent of the steps."""
+    """Steps of the decay at the end of `wsd`; `null` means 20 percent of the steps."""
     schedule_points: tuple[SchedulePoint, ...] | None = None
-    """Of `piecewise`, which needs them: pairs of a step and a factor of `learning_rate`, such as `[[0, 0.1], [100,
-    1.0], [1000, 0.0]]`."""
+    """Points of `piecewise`, which requires them: pairs of a step and a factor of `learning_rate`, such as `[[0, 0.1],
+    [100, 1.0], [1000, 0.0]]`."""
     betas: tuple[Beta, Beta] | None = None
-    """The two decay rates of Adam, AdamW (with `muon` too), Lion and schedule-free AdamW; `null` is the usual pair for
-    the optimizer, 0.9 and 0.95 for AdamW."""
+    """The two decay rates of Adam, AdamW (also with `muon`), Lion and schedule-free AdamW; `null` means the usual pair
+    of the optimizer, 0.9 and 0.95 for AdamW."""
     eps: Annotated[float, Field(ge=_LEAST_EPS)] | None = None
-    """The term that avoids division by zero, for the same optimizers except Lion, and for Adafactor; `null` is the
-    usual one for the optimizer, 1e-8 for AdamW."""
+    """The term that avoids division by zero, for the same optimizers except Lion, and for Adafactor; `null` means the
+    usual value of the optimizer, 1e-8 for AdamW."""
     weight_decay: float = Field(0.1, ge=0)
-    """Decay of matrices, decoupled from the gradient except in `adam` and `sgd`; biases and norms are not decayed."""
+    """Decay of matrices, decoupled from the gradient except in `adam` and `sgd`; biases and norms do not decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Gradients with a larger global norm are scaled down to it; `null` does not clip."""
+    """Gradients with a larger global norm are scaled down to this norm; `null` does not clip."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Validate, sample from and save an exponential average of the weights with this decay, such as 0.999; `null`
-    does not average."""
+    """Decay, such as 0.999, of an exponential moving average of the weights, which is then validated, sampled from and
+    saved instead of the trained weights; `null` does not average."""
     precision: Precision = "auto"
     """Arithmetic of the forward pass: `fp32`, `bf16`, `fp16`, `fp8`, or `auto`: `bf16` on a GPU that computes in
-    it, on a CPU with fast bf16 products the faster of `fp32` and `bf16`, measured once, and `fp32` elsewhere."""
+    it; on a CPU with fast bf16 products `fp32`, unless a short measurement shows that `bf16` is clearly faster; `fp32`
+    elsewhere."""
     activation_checkpointing: MayChange[ActivationCheckpointing] = "none"
-    """What the backward pass computes again to save memory: `none`, `selective` (all but matrix products and
-    attention), `full`, or `auto`, the cheapest that fits `memory_budget`."""
+    """What the backward pass recomputes to save memory: `none`, `selective` (all but matrix products and attention),
+    `full`, or `auto`, the cheapest that fits `memory_budget`."""
     checkpointed_blocks: MayChange[Count | None] = None
-    """How many blocks that applies to, for `selective` and `full`; `null` is all of them."""
+    """Number of blocks that recompute, for `selective` and `full`; `null` means all blocks."""
     memory_budget: MayChange[Annotated[float, Field(gt=0)] | None] = None
-    """GB (10^9 bytes) that training may use, for `activation_checkpointing: auto`; `null` is 80 percent of what is
-    free when the run starts."""
+    """GB (10^9 bytes) that training may use, for `activation_checkpointing: auto`; `null` means 80 percent of the
+    memory that is free when the run starts."""
     compile: bool | Literal["auto"] | None = None
-    """`torch.compile` of the blocks; `null` is `auto` on a GPU with Triton, else `false`; needs a C++ compiler on a
-    CPU, and without one the run says so and continues; `auto` times a step with and without it once, and keeps the
-    faster."""
+    """`torch.compile` of the blocks; `null` means `auto` on a GPU with Triton, else `false`. On a CPU it needs a C++
+    compiler, and without one the run gives a warning and continues. `auto` times a step with and without it, and
+    compiles if that is clearly faster."""
     z_loss: float = Field(0.0, ge=0)
-    """Coefficient of the square of every token's log-sum-exp, added to what is minimised."""
+    """Coefficient of the square of every token's log-sum-exp, which is added to the loss."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of every target that is spread evenly over the vocabulary."""
     log_interval: MayChange[Count] = 10
@@ -162,35 +166,35 @@ class TrainingConfig(Config):
     log_batch_hash: MayChange[bool] = False
     """Write the SHA-256 of the global batch into every row of training metrics."""
     sinks: MayChange[tuple[SinkName, ...]] = ("tensorboard",)
-    """Where metrics go in addition to `metrics.jsonl`; each at most once."""
+    """Services that get the metrics in addition to `metrics.jsonl`; each at most once."""
     eval_interval: MayChange[Count | None] = None
-    """Steps between two validations; `null` is a tenth of the steps, or more in a run of few minutes, where
-    validations may take a fifth of them."""
+    """Steps between two validations; `null` means a tenth of the steps, or more in a short run with `max_minutes`, in
+    which validations may take a fifth of the time."""
     eval_tokens: MayChange[Count | None] = None
-    """Tokens of the held-out text per validation while training; `null` is all; the scoring at the end always takes
+    """Tokens of the held-out text per validation during training; `null` means all. The scoring at the end always uses
     all."""
     eval_stride: MayChange[Count | None] = None
-    """Tokens between the beginnings of two held-out rows, at most the length of a row; `null` is that length. With
-    fewer, rows overlap: every token is still scored once, and from more of the text before it."""
+    """Tokens between the beginnings of two held-out rows, at most the length of a row; `null` means that length. With
+    fewer, rows overlap: every token is still scored once, but with more context."""
     early_stopping: MayChange[Count | None] = None
-    """Validations in a row without improvement that end the run; `null` never does."""
+    """The run ends after this many validations in a row without improvement; `null` never ends it early."""
     early_stopping_delta: MayChange[float] = Field(0.0, ge=0)
-    """By how many nats per token a validation loss must be lower to count as an improvement."""
+    """An improvement lowers the validation loss by more than this many nats per token."""
     sample_interval: MayChange[Count | None] = None
-    """Steps between two samples; `null` is a fifth of the steps."""
+    """Steps between two samples; `null` means a fifth of the steps."""
     sample_prompts: MayChange[tuple[str, ...] | None] = None
-    """Prompts that the model continues before its first step and during training; `null` is the beginning of a held-out
-    text, an empty list none."""
+    """Prompts that the model continues before its first step and during training; `null` means the beginning of a
+    held-out text, an empty list none."""
     sample_tokens: MayChange[Count] = 64
-    """Tokens of such a sample; its seed follows from the step, the rest from `generation`."""
+    """Tokens of a sample; its seed follows from the step, its other settings from `generation`."""
     checkpoint_interval: MayChange[Count | None] = None
-    """Steps between two checkpoints; `null` is a tenth of the steps."""
+    """Steps between two checkpoints; `null` means a tenth of the steps."""
     keep_checkpoints: MayChange[Count] = 3
-    """How many of the newest checkpoints are kept, in addition to the best and those at 10, 25 and 50 percent."""
+    """Number of newest checkpoints to keep, in addition to the best and those at 10, 25 and 50 percent."""
     trouble: TroubleConfig = Field(default_factory=TroubleConfig)
-    """What happens when the loss or the gradient of a step cannot be right."""
+    """How a run treats a step whose loss or gradient cannot be right."""
     verify_interval: MayChange[Count | None] = None
-    """Steps between two checks, in which a step is computed twice and compared bit by bit; `null` never checks."""
+    """Steps between two checks that compute a step twice and compare the bits; `null` never checks."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:
@@ -268,15 +272,15 @@ class TrainingConfig(Config):
         return Pace(planned, tuple(revisions))
 
     def at_pace(self, pace: Pace) -> TrainingConfig:
-        """These settings for a run whose steps the clock has changed to those of `pace`."""
+        """These settings with `pace`, to which the clock has changed the number of steps."""
         return self.replace(max_steps=pace.total_steps, pace=((0, pace.planned), *pace.revisions))
 
     def batch_sizes(self) -> Stages:
-        """The sequences of every step."""
+        """The number of sequences in every step."""
         return Stages(self.batch_size_warmup, self.global_batch_size)
 
     def row_lengths(self, max_length: int) -> Stages:
-        """The tokens in a row at every step; raises `ConfigError` for a length that does not divide `max_length`."""
+        """The row length of every step; raises `ConfigError` for a length that does not divide `max_length`."""
         for _, length in self.sequence_length_warmup:
             if max_length % length:
                 raise ConfigError(
@@ -286,7 +290,7 @@ class TrainingConfig(Config):
         return Stages(self.sequence_length_warmup, max_length)
 
     def resolved(self) -> ResolvedTraining:
-        """The settings a loop needs; raises `ValueError` while one of them is still null or ``auto``."""
+        """The settings of the loop; raises `ValueError` if one of them is still null or ``auto``."""
         known = {
             "pace": None if self.max_steps is None else self._pace(self.max_steps),
             "warmup_steps": self.warmup_steps,

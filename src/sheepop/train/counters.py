@@ -1,4 +1,4 @@
-"""The counters of a run: what it must remember beside weights and optimizer."""
+"""The counters of a run: its state without weights and optimizer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sheepop.train.trouble import Window
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything a run must remember beside weights and optimizer; random streams are computed, not remembered.
+    """The state of a run without weights and optimizer; random streams follow from the seed and the step.
 
-    `due` names what was still to be done at this step when the state was saved. `left_out` are the batches that
-    training passes over, by their number in the order of batches; `rewound_to` is the step to which the run went back
-    last. `scores` are the newest of each kind, as a model's provenance lists them.
+    `due` names the work that was still due after this step when the state was saved. `left_out` are the numbers of the
+    batches that training skips; `rewound_to` is the step of the last rewind. `scores` are the newest scores of each
+    kind, as the model's provenance lists them.
     """
 
     step: int = 0
@@ -33,17 +33,17 @@ class TrainingState:
     rewinds: int = 0
     rewound_to: int | None = None
     left_out: tuple[int, ...] = ()
-    loss_scale: LossScale | None = None  # of float16 only
-    reference_loss: float | None = None  # the validation loss that later ones are to improve on
-    stale_validations: int = 0  # validations in a row that did not
+    loss_scale: LossScale | None = None  # only for float16
+    reference_loss: float | None = None  # the validation loss of the last improvement
+    stale_validations: int = 0  # validations in a row without improvement
     scores: tuple[Mapping[str, Any], ...] = ()
 
     def after(self, **changes: Any) -> TrainingState:
-        """A copy in which the given counters differ."""
+        """A copy with the given changes."""
         return replace(self, **changes)
 
     def scored(self, scores: Sequence[Mapping[str, Any]]) -> TrainingState:
-        """A copy with these scores of this step in the place of those of their kinds."""
+        """A copy in which these scores of this step replace those of the same kinds."""
         kinds = {score["kind"] for score in scores}
         kept = [score for score in self.scores if score["kind"] not in kinds]
         return self.after(scores=(*kept, *(finite({**score, "step": self.step}) for score in scores)))
@@ -55,7 +55,7 @@ class TrainingState:
 
     @property
     def batch_number(self) -> int:
-        """The number, in the order of batches, of the one that the next step takes: those left out are passed over."""
+        """The number of the batch that the next step takes, with those in `left_out` skipped."""
         number = self.step
         for left_out in sorted(self.left_out):
             number += left_out <= number
@@ -63,7 +63,10 @@ class TrainingState:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> TrainingState:
-        """Reads what `asdict` gave; counters of later versions are missing in older records. Raises `ValueError`."""
+        """Reads what `asdict` returned, also of an earlier version, which has fewer counters.
+
+        Raises `ValueError` for a record without step and metrics_bytes, or with unknown counters.
+        """
         if unknown := record.keys() - {entry.name for entry in fields(cls)}:
             raise ValueError(f"unknown counters: {', '.join(sorted(unknown))}")
         if "step" not in record or "metrics_bytes" not in record:

@@ -1,6 +1,6 @@
-"""The weights that a model is judged by and saved with, where they are not the weights that are trained.
+"""Weights for evaluation, which may differ from the trained weights.
 
-The loop validates, samples and saves within `EvaluationWeights.applied`, and knows nothing else of the matter.
+The loop validates, samples and saves within `EvaluationWeights.applied`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sheepop.train.optimizers import ScheduleFreeAdamW
 
 
 class EvaluationWeights(ABC):
-    """Weights that can take the place of those that are trained. `differ` says whether they are others at all.
+    """Weights that can replace the trained weights. `differ` is false if they always are the trained weights.
 
-    `are_whole` is false while some are exchanged and others are not yet, and after an error in between.
+    `are_whole` is false while weights are being exchanged, and after an error during that.
     """
 
     differ: ClassVar[bool]
@@ -29,9 +29,9 @@ class EvaluationWeights(ABC):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within the block the model has these weights; behind it the trained ones again, bit for bit.
+        """Within the block the model has these weights, and after it the trained ones again, bit for bit.
 
-        A block inside such a block changes nothing.
+        A nested block changes nothing.
         """
         if self._are_applied:
             yield
@@ -51,11 +51,11 @@ class EvaluationWeights(ABC):
 
     @abstractmethod
     def update(self, step: int) -> None:
-        """Hears that the optimizer has taken step number `step` (0 for the first)."""
+        """Called after the optimizer has taken step number `step` (0 for the first)."""
 
     @abstractmethod
     def adopt(self) -> None:
-        """Takes over the weights that the model has now, which were read from a checkpoint, as these weights."""
+        """Copies the model's present weights, which were read from a checkpoint, into these weights."""
 
     @abstractmethod
     def _put_in(self) -> None:
@@ -67,15 +67,15 @@ class EvaluationWeights(ABC):
 
 
 class TrainedWeights(EvaluationWeights):
-    """The usual case: the weights that are trained, which are always in their place."""
+    """The usual case: the trained weights themselves."""
 
     differ = False
 
     def update(self, step: int) -> None:
-        """The step moved these very weights."""
+        """Does nothing."""
 
     def adopt(self) -> None:
-        """They are what was read."""
+        """Does nothing."""
 
     def _put_in(self) -> None:
         pass
@@ -87,10 +87,9 @@ class TrainedWeights(EvaluationWeights):
 class AveragedWeights(EvaluationWeights):
     """An exponential moving average of the trained weights over the steps (Polyak and Juditsky 1992).
 
-    After step t (1 for the first) every average e moves towards its weight by ``e = d e + (1 - d) w`` with
-    ``d = min(decay, (1 + t) / (10 + t))``. The second term is the customary correction of the bias towards the
-    initial weights: early averages forget fast. It makes d a function of the step, so that the averages, float32,
-    are all there is to save.
+    After step t (1 for the first) every average e becomes ``d e + (1 - d) w``, where w is its weight and
+    ``d = min(decay, (1 + t) / (10 + t))``. The second term is the usual correction of the bias towards the initial
+    weights: early averages forget fast. As d depends only on the step, a checkpoint needs only the averages (float32).
     """
 
     differ = True
@@ -102,20 +101,20 @@ class AveragedWeights(EvaluationWeights):
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Moves the averages towards the weights as step number `step` (0 for the first) left them."""
+        """Moves the averages towards the weights after step number `step` (0 for the first)."""
         torch._foreach_lerp_(self._averages, self._weights, 1 - average_decay(self._decay, step + 1))
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Takes over the weights that the model has now as the averages."""
+        """Copies the model's present weights into the averages."""
         torch._foreach_copy_(self._averages, self._weights)
 
     @torch.no_grad()
     def _put_in(self) -> None:
-        """Exchanges weights and averages, which wait in each other's place.
+        """Swaps weights and averages.
 
-        One tensor at a time, so that no second copy of the model is held. The weights stay where they are in memory,
-        because compiled code may have been made for that place.
+        It swaps one tensor at a time, so that memory never holds another copy of the model. The weights keep their
+        memory addresses, because compiled code may depend on them.
         """
         for weight, average in zip(self._weights, self._averages, strict=True):
             waiting = weight.detach().clone()
@@ -127,7 +126,7 @@ class AveragedWeights(EvaluationWeights):
 
 
 class ScheduleFreeWeights(EvaluationWeights):
-    """The average x of schedule-free AdamW, while the weights that are trained are its point y."""
+    """The average x of schedule-free AdamW; the trained weights are its point y."""
 
     differ = True
 
@@ -137,10 +136,10 @@ class ScheduleFreeWeights(EvaluationWeights):
         self._trained: list[Tensor] = []
 
     def update(self, step: int) -> None:
-        """Does nothing: the optimizer moves the average with every step."""
+        """Does nothing, because the optimizer updates the average."""
 
     def adopt(self) -> None:
-        """Does nothing: the average follows from the trained weights and the optimizer's state."""
+        """Does nothing, because the average follows from the trained weights and the optimizer's state."""
 
     def _put_in(self) -> None:
         self._trained = [weight.detach().clone() for weight in self._weights]
@@ -160,7 +159,7 @@ def average_decay(decay: float, step: int) -> float:
 def build_evaluation_weights(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], config: TrainingConfig
 ) -> EvaluationWeights:
-    """What `config` asks for: the moving average, the average of schedule-free AdamW, or the trained weights."""
+    """The weights by `config`: the moving average, the average of schedule-free AdamW, or the trained weights."""
     if config.ema_decay is not None:
         return AveragedWeights(model, config.ema_decay)
     for optimizer in optimizers:

@@ -1,4 +1,4 @@
-"""What training does for a network with experts: it asks for even loads, evens them out, and reports them."""
+"""Training of networks with experts: losses and bias updates that balance the loads, and metrics of the loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BALANCE, ROUTER_Z = "load_balancing_loss", "router_z_loss"
 
 
 def with_experts(objective: Objective, config: ModelConfig) -> Objective:
-    """`objective` as it is to be minimised by a network of `config`: itself, unless there are experts."""
+    """Returns `objective`, wrapped in `BalancedExperts` if the network has experts."""
     if config.experts is None:
         return objective
     num_layers = sum(config.has_experts(layer) for layer in range(config.num_layers))
@@ -31,12 +31,12 @@ def with_experts(objective: Objective, config: ModelConfig) -> Objective:
 
 @dataclass(frozen=True)
 class BalancedExperts(Objective):
-    """An objective with the losses of the routers of `num_layers` added to it.
+    """An objective plus the losses of the routers of `num_layers` layers.
 
-    The mean over the layers of ``a E sum_e f_e P_e + b mean(logsumexp(logits)^2)`` is added for every token, where a
+    It adds, for every token, the mean over the layers of ``a E sum_e f_e P_e + b mean(logsumexp(logits)^2)``, where a
     and b are `experts.load_balancing_loss` and `experts.router_z_loss`; see `sheepop.model.experts.Routing`. Only
-    positions that count are looked at. The second term is a sum over tokens, so it does not depend on how a step is
-    cut into micro-batches; the first asks for even loads within each micro-batch.
+    supervised positions count. The second term is a sum over tokens, so it does not depend on how a step is cut into
+    micro-batches; the first term balances the loads within each micro-batch.
     """
 
     objective: Objective
@@ -44,24 +44,24 @@ class BalancedExperts(Objective):
     num_layers: int
 
     def supervised(self, batch: Batch) -> int:
-        """As the objective has it."""
+        """The number that the wrapped objective returns."""
         return self.objective.supervised(batch)
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
-        """The objective's sums with the routers' losses; ``expert_loads`` (L, E) are the tokens of each expert.
+        """The objective's sums plus the routers' losses; ``expert_loads`` (L, E) counts the tokens of each expert.
 
-        Raises `RuntimeError` when the objective does not run the network exactly once.
+        Raises `RuntimeError` if the objective does not run the network exactly once.
         """
         recording = _Recording(network)
         sums = self.objective.loss_sums(recording, batch)
         routings = recording.only_run().routings
         if not routings:
-            return sums  # ranks that have the layers tell of them
+            return sums  # the ranks that have these layers call `layer_sums`
         added = self.layer_sums(network, batch, dict(enumerate(routings)))
         return LossSums(sums.objective + added.objective, sums.cross_entropy, {**sums.measured, **added.measured})
 
     def layer_sums(self, network: Network, batch: TensorBatch, routings: Mapping[int, Routing]) -> LossSums:
-        """The routers' losses of some of the layers, and the loads of those, 0 for the others."""
+        """The routers' losses of some of the layers, and their loads, with 0 for the other layers."""
         places = batch.supervised
         num_tokens = batch.labels.numel() if isinstance(places, slice) else places.numel()
         found = [routing.of(places) for routing in routings.values()]
@@ -80,18 +80,18 @@ class BalancedExperts(Objective):
 
     @torch.no_grad()
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:
-        """Moves the bias of every expert by `experts.bias_update_rate` towards even loads (Wang et al. 2024)."""
+        """Changes the bias of every expert by `experts.bias_update_rate` to balance the loads (Wang et al. 2024)."""
         self.objective.step_taken(placement, losses)
         if self.config.bias_update_rate:
             for mixture, loads_E in zip(placement.model.mixtures.values(), losses.measured[LOADS], strict=True):
-                # Whole numbers: the sign of the mean's distance is exact.
+                # In whole numbers, so that the sign of the distance from the mean is exact.
                 direction_E = torch.sign(loads_E.sum() - len(loads_E) * loads_E)
                 mixture.router.balance.add_(direction_E, alpha=self.config.bias_update_rate)
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
-        """What was minimised, the routers' losses, and the greatest and the least load, of all and of each layer.
+        """The objective, the routers' losses, and the greatest and the least load, overall and by layer.
 
-        A load is the share of a layer's tokens that an expert has, times the number of experts: 1 is even.
+        A load is an expert's share of a layer's tokens times the number of experts: 1 is even.
         """
         most_L, least_L = (found.tolist() for found in _extremes(losses.measured[LOADS]))
         return {
@@ -106,7 +106,7 @@ class BalancedExperts(Objective):
 
 
 class _Recording:
-    """A network for one call of an objective, which remembers what its forward passes gave."""
+    """A network for one call of an objective; it keeps the outputs of its forward passes."""
 
     def __init__(self, network: Network) -> None:
         self.head, self.modules, self.over_rows = network.head, network.modules, network.over_rows

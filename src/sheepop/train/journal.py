@@ -1,4 +1,4 @@
-"""What a run tells while it trains: its metrics, samples, speed and seconds, to files, sinks and whoever looks on."""
+"""The log of a run while it trains: metrics, samples and speed, to files, sinks, and the live view."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from sheepop.train.validation import Scores
 
 
 class Throughput:
-    """Counts tokens and operations of steps against the time since the last look, less what was spent on other work.
+    """Training speed: tokens and operations of steps per second since the last `take`, without time for other work.
 
     `flops_per_token` gives the operations of a token by the length of its row, which a run may vary. `peak_flops` is
-    what the machine was measured to do in a second, `nominal_flops` what its data sheet says, None where it is not
-    known.
+    the measured peak of the machine in FLOP/s, `nominal_flops` that of its data sheet, or None if it is unknown.
     """
+
+    _since: float
+    _tokens: int
+    _flops: float
 
     def __init__(
         self,
@@ -38,17 +41,17 @@ class Throughput:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was counted."""
+        """Sets the counts to 0."""
         self._begin(self._clock())
 
     def count(self, step: PreparedStep) -> None:
-        """Counts a step that was taken."""
+        """Counts the tokens and operations of a step."""
         self._tokens += step.num_computed
         self._flops += step.num_computed * self._flops_per_token(step.row_length)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time within the block is not that of steps."""
+        """Leaves the time within the block out."""
         started = self._clock()
         try:
             yield
@@ -56,7 +59,7 @@ class Throughput:
             self._since += self._clock() - started
 
     def take(self) -> dict[str, float]:
-        """Tokens per second and the shares of the peaks since the last look; counting begins anew."""
+        """Returns tokens per second and the shares of the peaks since the last call, and sets the counts to 0."""
         now = self._clock()
         seconds = max(now - self._since, 1e-9)
         flops = self._flops / seconds
@@ -71,7 +74,7 @@ class Throughput:
 
 
 class Machine:
-    """What a run takes of its machine: memory, and processor cores on average since the last look."""
+    """A run's use of its machine: memory, and the processor cores that were busy on average."""
 
     def __init__(
         self, device: str, clock: Callable[[], float] = time.monotonic, busy: Callable[[], float] = time.process_time
@@ -80,7 +83,7 @@ class Machine:
         self._since, self._busy_before = clock(), busy()
 
     def take(self) -> dict[str, float]:
-        """Bytes in use, and how many cores computed on average; counting begins anew."""
+        """Returns the bytes in use and the mean number of busy cores since the last call."""
         now, busy = self._clock(), self._busy()
         cores = (busy - self._busy_before) / max(now - self._since, 1e-9)
         self._since, self._busy_before = now, busy
@@ -88,10 +91,18 @@ class Machine:
 
 
 class Journal:
-    """Keeps the rows of a run. `begin` comes before all else; a row is in ``metrics.jsonl`` before anybody hears it.
+    """Writes the rows of a run, first to ``metrics.jsonl``, then to the live view and the sinks. Call `begin` first.
 
-    With `is_sampled`, validations read a part of what is held out. `measure` finds what else the rows of steps say.
+    `is_sampled` means that validations read only a part of the held-out text. `measure` returns further metrics for the
+    rows of steps.
     """
+
+    # `begin` makes these.
+    _progress: Progress
+    _machine: Machine
+    _view: LiveView
+    _seconds_before: float
+    _started: float
 
     def __init__(
         self,
@@ -112,7 +123,7 @@ class Journal:
         self._is_sampled, self._measure = is_sampled, measure
 
     def begin(self, progress: Progress, total_steps: int, state: TrainingState) -> None:
-        """Starts the clocks and the live view of a run that stands at `state`."""
+        """Starts the clocks and the live view of a run in `state`."""
         self._progress = progress
         self._seconds_before, self._started = state.seconds, time.monotonic()
         self.throughput.restart()
@@ -132,11 +143,11 @@ class Journal:
             self._console.info(f"Terms: {'; '.join(LEGEND)}")
 
     def recorded(self, state: TrainingState) -> TrainingState:
-        """`state` with the time that the run has taken and the lengths of its logs, as a checkpoint needs them."""
+        """`state` with the run's seconds and the lengths of its logs, as a checkpoint needs them."""
         return state.after(seconds=self.seconds, metrics_bytes=self.metrics.length, samples_bytes=self.samples.length)
 
     def sync(self) -> None:
-        """Waits until all rows are on the disk; another thread may do so."""
+        """Waits until all rows are on the disk; may be called from another thread."""
         self.metrics.sync()
         self.samples.sync()
 
@@ -146,19 +157,19 @@ class Journal:
         self.samples.close()
 
     def step_done(self, prepared: PreparedStep) -> None:
-        """Counts a step that was taken, or passed over with its data computed."""
+        """Counts a step that was taken, or skipped because its scaled gradients overflowed."""
         self.throughput.count(prepared)
         self._progress.advance()
 
     def paced(self, state: TrainingState, before: int, now: int) -> None:
-        """Says that the run takes `now` steps in all, where it was to take `before`."""
+        """Reports that the run takes `now` steps in total instead of `before`."""
         self._view.total_steps = now
         self._progress.resize(now)
-        why = "finish in time" if now < before else "use the time that is left"
+        why = "finish in time" if now < before else "use the remaining time"
         self._console.info(f"Step {state.step:,}: {now:,} steps in total instead of {before:,}, to {why}.")
 
     def moved(self, steps: int) -> None:
-        """Hears that the run stands `steps` further without having counted them; less than 0 for a way back."""
+        """Moves the progress bar by `steps`; negative after a rewind."""
         self._progress.advance(steps)
 
     def log(
@@ -170,7 +181,7 @@ class Journal:
         learning_rate: float,
         measured: Mapping[str, Any],
     ) -> None:
-        """Writes the numbers of the step that was taken last, and what else was `measured` in it."""
+        """Writes the metrics of the last step, with those in `measured`."""
         scale = state.loss_scale
         rates = self.throughput.take()
         self._write(
@@ -190,12 +201,12 @@ class Journal:
         )
 
     def validated(self, state: TrainingState, scores: Scores) -> None:
-        """Writes the scores on what is held out."""
+        """Writes the scores on the held-out split."""
         self._write(state, split="validation", **scores.metrics(), tokens=state.tokens, seconds=self.seconds)
         self._console.info(f"Step {state.step:,}: held out, {scores.extent}: {scores}")
 
     def evaluated(self, state: TrainingState, scores: Sequence[Mapping[str, Any]]) -> None:
-        """Writes what evaluations found, each score under the name of its evaluation and its measure."""
+        """Writes the scores of evaluations, each under the name of its evaluation and its measure."""
         row = {f"{score['name']}/{score['measure']}": score["value"] for score in scores}
         self._write(state, split=EVALUATION, **row, tokens=state.tokens, seconds=self.seconds)
         firsts = {score["name"]: score for score in reversed(scores)}
@@ -203,7 +214,7 @@ class Journal:
         self._console.info(f"Step {state.step:,}: evaluated, {found}")
 
     def sampled(self, state: TrainingState, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes down what the model wrote."""
+        """Writes the samples."""
         for row in rows:
             self.samples.append({"step": state.step, **row})
             self._view.sampled({"step": state.step, **row})
@@ -213,23 +224,23 @@ class Journal:
             )
 
     def trouble(self, state: TrainingState, row: Mapping[str, Any]) -> None:
-        """Writes down a step that was not taken."""
+        """Writes a row about a step that was not taken."""
         self._write(state, split="trouble", **row)
 
     def corrupted(self, state: TrainingState, differences: Sequence[str]) -> None:
-        """Says what differed between two computations of one micro-batch of the step after `state`; the run goes on."""
+        """Writes and prints the differences between two computations of the step after `state`; the run goes on."""
         row = {"step": state.step, "split": VERIFICATION, "differences": list(differences)}
-        if row not in self.metrics.kept:  # of a step that is taken anew
+        if row not in self.metrics.kept:  # it is there already if the step is repeated
             self._write(state, **row)
         self._console.warn(
-            f"Step {state.step + 1:,}: a micro-batch computed twice, or weights that ranks have alike, differ in "
-            f"{counted(len(differences), 'place')}: {'; '.join(differences[:3])}. The memory or the processor may "
-            "be faulty; on a GPU, some operations are repeatable only with deterministic=true."
+            f"Step {state.step + 1:,}: two computations of one step, or the copies of a weight on several ranks, "
+            f"differ in {counted(len(differences), 'place')}: {'; '.join(differences[:3])}. The memory or the "
+            "processor may be faulty; on a GPU, some operations are repeatable only with deterministic=true."
         )
 
     def go_back(self, state: TrainingState) -> None:
-        """Cuts the logs to what they were at `state`."""
-        # What the steps to come will not say again: the batches that stay left out, and what the machine did wrong.
+        """Cuts the logs to their lengths at `state`."""
+        # Rows that the repeated steps will not write again: batches that stay skipped, and errors of the machine.
         self.metrics.cut(state.metrics_bytes, lambda row: row["split"] == VERIFICATION or row.get("policy") == "rewind")
         self.samples.cut(state.samples_bytes)
         self.throughput.restart()
@@ -239,11 +250,11 @@ class Journal:
     def _write(self, state: TrainingState, **row: Any) -> None:
         row = {"step": state.step, **row}
         self.metrics.append(row)
-        self._view.heard(row)
+        self._view.update(row)
         for sink in self._sinks:
             sink.write(row)
 
     @property
     def seconds(self) -> float:
-        """The time that the run has taken, that of earlier sessions included."""
+        """The duration of the run, including earlier sessions."""
         return self._seconds_before + time.monotonic() - self._started

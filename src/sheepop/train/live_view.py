@@ -1,4 +1,4 @@
-"""What a person sees of a run while it trains: its numbers, its memory, the time left, what it says and scores."""
+"""The live view of a run: its metrics, memory, remaining time, scores and samples."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sheepop.core.console import Progress
 from sheepop.core.facts import Fact, Text
 from sheepop.report import MISSING, data_size, duration, flops, scored, shown
 
-# What says most of a validation beside its loss; the first that is there.
+# The score shown with the loss of a validation: the first of these that it has.
 _SCORES = ("bits_per_byte", "reward", "accuracy")
-# Two lines, because a panel cuts what is wider than it.
+# Two lines, because a panel cuts longer ones.
 LEGEND = (
-    "loss: surprise per token; perplexity: how many tokens it wavers between; bits per byte: surprise per byte",
+    "loss: surprise per token; perplexity: number of equally likely tokens; bits per byte: surprise per byte",
     "learning rate: size of a step; gradient norm: pull on the weights; MFU: share of the peak; docs/glossary.md",
 )
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -29,11 +29,11 @@ _CURVE_WIDTH = 60
 
 @dataclass
 class LiveView:
-    """Turns what the loop writes into the words behind a bar and the facts below it.
+    """Turns the rows of a run into the text after a progress bar and the panel below it.
 
-    `peak_flops`, measured in `precision`, is what the metric ``mfu`` is a share of, `nominal_flops` the same for
-    ``mfu_nominal``; `done` steps were taken before this session. `best` is the lowest held-out loss so far and its
-    step, those of earlier sessions included; with `is_sampled` it is of a part of what is held out.
+    The metrics ``mfu`` and ``mfu_nominal`` are shares of `peak_flops`, measured in `precision`, and of `nominal_flops`.
+    `done` steps were taken before this session. `best` is the lowest held-out loss so far and its step, including
+    earlier sessions; `is_sampled` means that it covers only a part of the held-out split.
     """
 
     progress: Progress
@@ -50,11 +50,12 @@ class LiveView:
     _validation: Mapping[str, Any] = field(default_factory=dict)
     _losses: list[float] = field(default_factory=list)
     _samples: list[Mapping[str, Any]] = field(default_factory=list)  # the first and the last of this session
+    _started: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._started = self.clock()
 
-    def heard(self, row: Mapping[str, Any]) -> None:
+    def update(self, row: Mapping[str, Any]) -> None:
         """Shows a row of metrics."""
         if row["split"] == "train":
             self._train = row
@@ -66,7 +67,7 @@ class LiveView:
         self._show()
 
     def sampled(self, row: Mapping[str, Any]) -> None:
-        """Shows what the model wrote."""
+        """Shows a sample."""
         self._samples = [*self._samples[:1], row]
         self._show()
 
@@ -81,7 +82,7 @@ class LiveView:
         self.progress.show(self.facts())
 
     def facts(self) -> list[Fact | Text]:
-        """Everything known, in the order in which it is shown."""
+        """The facts of the panel, in the order in which it shows them."""
         row = self._train
         step = row.get("step", self.done)
         kind, memory = memory_in_use(self.device)
@@ -104,7 +105,7 @@ class LiveView:
         return facts
 
     def _shares(self, row: Mapping[str, Any]) -> str:
-        """Which share of which peak."""
+        """The shares of the peaks, with the peaks."""
         measured = f"{flops(self.peak_flops)}, the matrix peak measured in {self.precision}"
         words = f"{_number(row.get('mfu'), '.1%')} of {measured}"
         if self.nominal_flops is None:
@@ -124,14 +125,14 @@ class LiveView:
         return f"{words}, the best so far" if step == last["step"] else f"{words} (best {loss:.4f} at step {step:,})"
 
     def _seconds_left(self, step: int) -> float | None:
-        """From the mean time of all steps of this session, validations and checkpoints included."""
+        """The remaining seconds, from the mean step of this session including validations and checkpoints."""
         if step <= self.done:
             return None
         return (self.clock() - self._started) / (step - self.done) * (self.total_steps - step)
 
 
 def memory_in_use(device: str) -> tuple[str, int]:
-    """What the tensors of a GPU hold, else what the process holds, in bytes, and what to call it."""
+    """A label and the bytes in use: those of the tensors on a GPU, else those of the process."""
     if device == "cuda":
         return "GPU memory", torch.cuda.memory_allocated()
     if device == "mps":
@@ -140,7 +141,7 @@ def memory_in_use(device: str) -> tuple[str, int]:
 
 
 def curve(values: Sequence[float], width: int) -> str:
-    """A line of at most `width` blocks, the higher the larger the mean of the values that each stands for."""
+    """A line chart of at most `width` block characters, each as high as the mean of its share of the values."""
     found = [value for value in values if math.isfinite(value)]
     if not found:
         return MISSING

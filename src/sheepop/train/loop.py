@@ -1,7 +1,7 @@
-"""The training loop: one life of a run, from its first step to its last, for every objective.
+"""The training loop of every objective: it takes steps, logs, validates, evaluates, samples and saves.
 
-Now and then log, now and then validate and evaluate, now and then sample, now and then save, and one step at a time. A
-signal may come anywhere: what can be done again is left at once, what cannot is finished, and everything is saved.
+A signal may arrive anywhere: work that can be repeated is abandoned at once, other work is finished, and everything is
+saved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from sheepop.core.console import Console
 from sheepop.core.errors import Interrupted, SheepOpError, StorageError, TrainingError
-from sheepop.core.interrupts import StopRequestedError, catch_interrupts
+from sheepop.core.interrupts import Interruption, StopRequestedError, catch_interrupts
 from sheepop.core.random import seed_torch
 from sheepop.model import Transformer
 from sheepop.train.agenda import EVALUATE, SAVE, VALIDATE, Agenda
@@ -34,10 +34,10 @@ from sheepop.train.validation import Scores
 
 @dataclass
 class Trainer:
-    """A run about to start or go on. `validate`, `evaluate` and `sample` are handed in by whoever owns those stages.
+    """A run that is about to start or to resume. The caller supplies `validate`, `evaluate` and `sample`.
 
-    The last `keep_checkpoints` stay, beside the best and the milestones; with `saves_the_beginning` there is one of
-    step 0. With a `deadline` the steps are made fewer or more on the way.
+    The run keeps the last `keep_checkpoints` checkpoints, the best one and the milestones; with `saves_the_beginning`
+    it also saves step 0. With a `deadline` it changes the number of steps on the way, to end in time.
     """
 
     runner: StepRunner
@@ -57,23 +57,25 @@ class Trainer:
     console: Console = field(default_factory=Console.silent)
     saves_the_beginning: bool = False
     evaluate: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+    _interruption: Interruption = field(init=False, repr=False)  # while `run` runs
+    _prefetch: Prefetch[PreparedStep] = field(init=False, repr=False)  # while `run` runs
+    _saved: TrainingState | None = field(default=None, init=False)  # that of the newest checkpoint
+    _is_whole: bool = field(default=True, init=False)  # whether weights, optimizer and state belong to one step
+    _ending: float = field(default=0.0, init=False)  # seconds of the last validation and the work due with it
 
     @property
     def model(self) -> Transformer:
-        """The model with the weights that are trained."""
+        """The model whose weights are trained."""
         return self.runner.placement.model
 
     def run(self) -> TrainingState:
-        """Trains to the last step, or until patience ends.
+        """Trains to the last step, or until early stopping ends the run.
 
-        Raises `Interrupted`, with everything saved, when a signal asks for an end, and `TrainingError`, with
-        everything saved, when the numbers are in trouble and the policy is to stop. Whatever else goes wrong comes out
-        as it is, once everything up to the last whole step is saved.
+        Raises `Interrupted` after a signal, and `TrainingError` if a step is in trouble and the policy is to stop; both
+        after saving everything. After any other error it saves the last whole step and raises that error.
         """
         total = self.agenda.total_steps
-        self._saved: TrainingState | None = self.state if self.state.step else None
-        self._is_whole = True
-        self._ending = 0.0
+        self._saved = self.state if self.state.step else None
         with (
             catch_interrupts() as self._interruption,
             Prefetch(self.source.prepare, self.source.ahead) as self._prefetch,
@@ -81,23 +83,23 @@ class Trainer:
             closing(self.checkpointer),
         ):
             self.journal.begin(progress, total, self.state)
-            self._prune(self.state.step)  # which a kill may have kept from being done
+            self._prune(self.state.step)  # a killed session may not have done so
             self._save_the_beginning()
             try:
                 self._do_what_is_due()
                 while not self.runner.placement.greatest(self.agenda.is_over(self.state)):
-                    self._heed_signals()
+                    self._check_signals()
                     with self.around_step(self.state.step):
                         self._step()
                     self._do_what_is_due()
-                    self._look_at_the_clock()
+                    self._adjust_pace()
             except StopRequestedError:
                 self.save()
             except Exception as error:
                 self._save_after(error)
                 raise
             self.checkpointer.wait()
-        self._say_how_it_ended()
+        self._report_early_end()
         return self.state
 
     def _step(self) -> None:
@@ -105,7 +107,7 @@ class Trainer:
         self.checkpointer.check()
         state, rate = self.state, self.schedule(self.agenda.pace.place(self.state.step))
         scale = state.loss_scale
-        with self._leaving():
+        with self._abandoned_on_signal():
             prepared = self._prefetch.take(state.batch_number)
             gradients = self.runner.gradients(
                 prepared,
@@ -114,23 +116,23 @@ class Trainer:
                 verified=self.agenda.verifies(state.step + 1),
             )
         if gradients.differences:
-            self.journal.corrupted(state, gradients.differences)  # only now: a step that is left is taken again
+            self.journal.corrupted(state, gradients.differences)  # not above: an abandoned step is taken again
         limits = Limits.of(state.window, self.trouble)
         outcome = self.runner.update(gradients, limits, number=state.step, rate=rate)
         if scale:
             self.state = self.state.after(loss_scale=scale.after(finite=math.isfinite(outcome.norm)))
         if outcome.is_taken:
             window = state.window.after(outcome.objective, outcome.norm, self.trouble.window)
-            self._go_on(prepared, outcome, rate, window=window, skips_in_a_row=0)
+            self._count_step(prepared, outcome, rate, window=window, skips_in_a_row=0)
         elif scale and math.isfinite(outcome.objective) and not math.isfinite(outcome.norm):
-            self._go_on(prepared, outcome, rate)  # the scaled gradients overflowed, and the scale is smaller now
+            self._count_step(prepared, outcome, rate)  # the scaled gradients overflowed, and the scale is smaller now
         else:
             self._meet_trouble(outcome)
 
-    def _go_on(self, prepared: PreparedStep, outcome: Outcome, rate: float, **changes: Any) -> None:
-        """Counts a step, and logs it now and then."""
+    def _count_step(self, prepared: PreparedStep, outcome: Outcome, rate: float, **changes: Any) -> None:
+        """Counts a step, and logs it if that is due."""
         step = self.state.step + 1
-        # First of all, so that nothing that fails below leaves moved weights with the counters of before.
+        # The counters change first, so that after an error below they still match the weights.
         self.state = self.state.after(
             step=step, tokens=self.state.tokens + prepared.num_reported, due=self.agenda.after(step), **changes
         )
@@ -140,9 +142,9 @@ class Trainer:
             self.journal.log(self.state, outcome, prepared, learning_rate=rate, measured=measured)
 
     def _meet_trouble(self, outcome: Outcome) -> None:
-        """Ends the run, passes over the batch, or goes back to before it, as the policy says."""
+        """Applies the policy: ends the run, skips the batch, or goes back to an earlier checkpoint."""
         trouble = find_trouble(outcome.objective, outcome.norm, self.state.window, self.trouble)
-        assert trouble is not None  # the limits are those that it goes by
+        assert trouble is not None  # `Limits.of` and `find_trouble` agree
         before = self.state.step
         rescue = Rescue(self.trouble, self.checkpointer, self.console, self.source.describe)
         self.state = rescue.meet(trouble, self.state, self)
@@ -151,7 +153,7 @@ class Trainer:
         self.journal.moved(self.state.step - before)
 
     def _do_what_is_due(self) -> None:
-        """Validates, samples and saves; what a signal leaves undone is remembered with the state."""
+        """Validates, evaluates, samples and saves; the state keeps the names of work that a signal prevented."""
         started, validates = self.journal.seconds, VALIDATE in self.state.due
         while self.state.due:
             name, *rest = self.state.due
@@ -167,8 +169,8 @@ class Trainer:
         if validates:
             self._ending = self.journal.seconds - started
 
-    def _look_at_the_clock(self) -> None:
-        """Changes the steps that are left where the time that is left asks for it."""
+    def _adjust_pace(self) -> None:
+        """Changes the number of remaining steps if the remaining time requires it."""
         if self.deadline is None or self.agenda.is_over(self.state):
             return
         latest = self.runner.placement.greatest
@@ -181,21 +183,21 @@ class Trainer:
             self.agenda = replace(self.agenda, pace=pace)
 
     def _validate(self, rest: tuple[str, ...]) -> None:
-        """Scores the held-out text and remembers the best; `rest` is what is due after it."""
+        """Scores the held-out text and remembers the best score; `rest` names the work that is still due."""
         assert self.validate is not None
         with self._evaluating():
             scores = self.validate()
         self.state = self.agenda.after_validation(self.state.after(due=rest), scores.loss)
-        # How much was read stands in the name, since it may be a sample.
+        # The name says how much was read, because it may be a sample.
         about = {"kind": "validation", "name": f"held out, {scores.extent}"}
         measured = scores.metrics().items()
         self.state = self.state.scored([{**about, "measure": name, "value": value} for name, value in measured])
         self.journal.validated(self.state, scores)
 
     def _evaluate(self, rest: tuple[str, ...]) -> None:
-        """Measures what the model can do; `rest` is what is due after it."""
+        """Runs the evaluations; `rest` names the work that is still due."""
         scores: Sequence[Mapping[str, Any]] = ()
-        if self.evaluate is not None:  # a run that goes on may have left it out
+        if self.evaluate is not None:  # a resumed run may no longer have evaluations
             with self._evaluating():
                 scores = self.evaluate()
         self.state = self.state.after(due=rest)
@@ -204,14 +206,14 @@ class Trainer:
             self.journal.evaluated(self.state, scores)
 
     def _sample(self, rest: tuple[str, ...]) -> None:
-        """Lets the model write; `rest` is what is due after it."""
+        """Generates and logs samples; `rest` names the work that is still due."""
         with self._evaluating():
             rows = self.sample(self.state.step)
         self.state = self.state.after(due=rest)
         self.journal.sampled(self.state, rows)
 
     def save(self) -> None:
-        """Starts writing a checkpoint of everything as it is now, unless that is written already."""
+        """Starts writing a checkpoint of the current state, unless there is one already."""
         if self._saved is not None and self._saved == self.state:
             return
         self.state = state = self.journal.recorded(self.state)
@@ -226,7 +228,7 @@ class Trainer:
         self._saved = state
 
     def go_back(self, step: int) -> TrainingState:
-        """Restores the checkpoint of `step`; the logs are cut to what they were then, and later checkpoints go."""
+        """Restores the checkpoint of `step`, cuts the logs to their lengths at that step, deletes later checkpoints."""
         self._is_whole = False
         state = self.checkpointer.load(step)
         self.checkpointer.run.mark_latest(step)
@@ -237,28 +239,28 @@ class Trainer:
         return state
 
     def write_trouble(self, row: dict[str, Any]) -> None:
-        """Writes down a step that was not taken."""
+        """Logs a step that was not taken."""
         self.journal.trouble(self.state, row)
 
-    def _heed_signals(self) -> None:
-        """Ends the run between two steps when a signal asked for it, on any rank."""
+    def _check_signals(self) -> None:
+        """Ends the run between two steps if any rank got a signal."""
         number = int(self.runner.placement.greatest(self._interruption.signal_number or 0))
         if number:
             self._interruption.told(number)
             raise StopRequestedError
 
-    def _leaving(self) -> AbstractContextManager[None]:
-        """Work that a signal ends at once, where no other rank would wait for it in vain."""
+    def _abandoned_on_signal(self) -> AbstractContextManager[None]:
+        """A block of work that a signal ends at once, unless other ranks would then wait for this one forever."""
         return self._interruption.leaving() if self.runner.placement.may_be_left else nullcontext()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """The model as it is judged, in time that is not that of steps."""
+        """Within the block the model has its evaluation weights, and the clock of training speed is paused."""
         with (
             self.journal.throughput.paused(),
             self.runner.evaluation.applied(),
             self.runner.placement.evaluating(),
-            self._leaving(),  # innermost: taking weights in and out is never left half done
+            self._abandoned_on_signal(),  # innermost, so that a swap of weights is never abandoned halfway
         ):
             yield
 
@@ -266,17 +268,17 @@ class Trainer:
         self.checkpointer.run.prune(newest, self.keep_checkpoints, self.agenda.milestones)
 
     def _save_the_beginning(self) -> None:
-        """Where a run may have to go back to it, or its weights are not made of the seed, step 0 is a checkpoint."""
+        """Saves step 0 if the run may rewind to it, or if `saves_the_beginning`."""
         may_go_back = "rewind" in (self.trouble.non_finite, self.trouble.spike)
         if (may_go_back or self.saves_the_beginning) and not self.checkpointer.run.steps():
             self.save()
 
     def _save_after(self, error: Exception) -> None:
-        """Saves the last whole step before `error` ends the run; never weights that are half changed."""
+        """Saves the last whole step before `error` ends the run, but never weights that are half changed."""
         if isinstance(error, StorageError):
-            return  # where a line cannot be written, a checkpoint cannot
+            return  # a checkpoint could not be written either
         if not self.runner.placement.may_be_left and not isinstance(error, TrainingError):
-            self.checkpointer.give_up()  # other ranks may have no part in it
+            self.checkpointer.give_up()  # other ranks may not take part in saving
             return
         if self.runner.is_updating or not (self._is_whole and self.runner.evaluation.are_whole):
             with suppress(Exception):
@@ -296,8 +298,8 @@ class Trainer:
             if not isinstance(error, SheepOpError):
                 self.console.warn(f"Everything up to step {self.state.step:,} is saved.")
 
-    def _say_how_it_ended(self) -> None:
-        """Raises `Interrupted` after a signal; tells of a run that stopped early."""
+    def _report_early_end(self) -> None:
+        """Raises `Interrupted` after a signal; prints a line about a run that stopped early."""
         step, total = self.state.step, self.agenda.total_steps
         if self._interruption.signal_number is not None:
             raise Interrupted(
@@ -307,5 +309,5 @@ class Trainer:
         if step < total:
             self.console.info(
                 f"Stopped early after step {step:,} of {total:,}: "
-                f"{self.state.stale_validations} validations in a row brought no improvement."
+                f"the loss did not improve in {self.state.stale_validations} validations in a row."
             )

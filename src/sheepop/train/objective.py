@@ -1,4 +1,4 @@
-"""What a training step minimises: a function from the model and a batch to summed losses and their number."""
+"""Objectives: functions from the model and a batch to the summed losses that a step minimises."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sheepop.train.tensor_batch import TensorBatch
 
 @dataclass(frozen=True, eq=False)
 class StepLoss:
-    """The losses of one optimizer step, still on the device; reading them waits until it is done."""
+    """The losses of one optimizer step, still on the device; reading them waits for the step."""
 
-    sums: Tensor  # (2,): the objective and the plain cross-entropy, over all supervised tokens
+    sums: Tensor  # (2,): the sums of the objective and of the cross-entropy over all supervised tokens
     num_tokens: int
-    measured: Mapping[str, Tensor] = field(default_factory=dict)  # as in `LossSums`, added up over the micro-batches
+    measured: Mapping[str, Tensor] = field(default_factory=dict)  # as in `LossSums`, summed over the micro-batches
 
     def means(self) -> tuple[float, float]:
         """Objective and cross-entropy in nats per token."""
@@ -32,54 +32,54 @@ class StepLoss:
 
 
 class Objective(Protocol):
-    """The loss of a micro-batch, summed, so that a step of several micro-batches divides once by all its tokens.
+    """The summed loss of a micro-batch; a step of several micro-batches divides it once by all its tokens.
 
-    The last three methods have a body for the usual case; inherit them.
+    Inherit the last three methods: their bodies are right for most objectives.
     """
 
     def supervised(self, batch: Batch) -> int:
-        """How many positions of the batch count, or pairs, or whatever the losses are a mean of."""
+        """The number of units (positions, or pairs) in the batch that the mean loss is taken over."""
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
-        """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""
+        """The sums, over the supervised positions, of the objective and of the cross-entropy to report."""
 
     def layer_sums(self, network: Network, batch: TensorBatch, routings: Mapping[int, Routing]) -> LossSums:
-        """What layers with experts add to these, by their number among them, where `network` does not tell of them."""
-        raise ValueError("an objective that asks nothing of experts was given some")
+        """The losses of layers with experts, by their number among these layers, if `network` does not return them."""
+        raise ValueError("this objective has no losses for layers with experts")
 
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:
-        """Hears that the optimizer has taken the step of these losses."""
+        """Called after the optimizer has taken the step of these losses."""
         return
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
-        """What is logged of a step beside its cross-entropy."""
+        """The metrics to log in addition to the cross-entropy."""
         return {}
 
 
 @dataclass(frozen=True)
 class NextToken(Objective):
-    """Cross-entropy of the next token, the objective of pre-training, with what `terms` add to it."""
+    """The objective of pre-training: cross-entropy of the next token, plus the losses in `terms`."""
 
     terms: LossTerms = field(default_factory=LossTerms)
 
     @classmethod
     def configured(cls, config: TrainingConfig) -> NextToken:
-        """The objective with the terms that a run's configuration asks for."""
+        """The objective with the terms of a run's configuration."""
         return cls(LossTerms(z_loss=config.z_loss, label_smoothing=config.label_smoothing))
 
     def supervised(self, batch: Batch) -> int:
-        """Positions whose label is not -100."""
+        """The number of positions whose label is not -100."""
         return int(np.count_nonzero(batch.labels != IGNORE_INDEX))
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
-        """``-sum log p(label)`` over those positions, without and with the added terms."""
+        """``-sum log p(label)`` over those positions, with and without the added terms."""
         hidden_BTD = network.hidden_states(batch.inputs)
         return network.head.cross_entropy(hidden_BTD, batch.labels, self.terms, batch.supervised)
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
-        """What was minimised, where that is not the cross-entropy."""
+        """The objective, if it is not the cross-entropy."""
         return {} if self.terms == LossTerms() else {"objective": losses.means()[0]}
 
 
 OBJECTIVES: dict[str, Callable[[TrainingConfig], Objective]] = {"next_token": NextToken.configured}
-"""What `training.objective` may name, made from the settings of the training."""
+"""The objectives that `training.objective` can name, as functions of the training settings."""

@@ -1,4 +1,4 @@
-"""The optimizers by name: which settings each of them reads, and the values its authors recommend."""
+"""The names of the optimizers, and the settings that each reads, with the values that its authors recommend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OptimizerName = Annotated[str, OPTIMIZER_NAMES]
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """What an optimizer reads beside learning rate and weight decay; None is a setting that it does not have."""
+    """The settings of an optimizer besides learning rate and weight decay; None if it does not have one."""
 
     betas: tuple[float, float] | None = None
     eps: float | None = None
@@ -34,7 +34,7 @@ SETTINGS = ("betas", "eps", "momentum")
 
 
 def check_optimizer(name: str, given: OptimizerSettings, *, schedule: str, ema_decay: float | None) -> None:
-    """Raises `ValueError` for a setting that the optimizer does not read, or a combination that contradicts itself."""
+    """Raises `ValueError` for a setting that the optimizer does not read, or for contradictory settings."""
     for key in SETTINGS:
         if getattr(given, key) is not None and getattr(CUSTOMARY[name], key) is None:
             readers = ", ".join(other for other, settings in CUSTOMARY.items() if getattr(settings, key) is not None)

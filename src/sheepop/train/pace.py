@@ -1,4 +1,4 @@
-"""How a run keeps to its minutes: the steps that were planned, and what the clock makes of them on the way."""
+"""The pace of a run: its planned number of steps, and the changes by which it keeps to its minutes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-_LOOKS = 20  # at the clock, evenly over the plan
-_FAR_OFF = 0.01  # the share of the time by which a run is late, or early, that calls for another
-_TOLERANCE = 0.03  # the share of the steps to go by which the plan may be wrong
-_NEGLIGIBLE = 0.01  # the share of all steps that is not worth a change
+_LOOKS = 20  # number of regular looks at the clock, evenly over the plan
+_FAR_OFF = 0.01  # a run that is late or early by more than this share of its time looks at the clock at once
+_TOLERANCE = 0.03  # a change of at most this share of the remaining steps is not made
+_NEGLIGIBLE = 0.01  # neither is a change of at most this share of the planned steps
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The steps of a run: `planned` before it began, and the `revisions` of that.
+    """The steps of a run: the number `planned` before it began, and the `revisions` of that number.
 
-    A revision (step, total) spreads what is left of the plan at `step` over the steps up to `total`. So every run goes
-    through the whole course of its schedule, in fewer steps or in more.
+    A revision (step, total) spreads the rest of the plan after `step` over the steps up to `total`. So every run goes
+    through its whole schedule, in fewer or in more steps.
     """
 
     planned: int
@@ -26,16 +26,16 @@ class Pace:
 
     @property
     def total_steps(self) -> int:
-        """The steps of the run as things stand."""
+        """The steps of the run after all revisions."""
         return self.revisions[-1][1] if self.revisions else self.planned
 
     @property
     def is_settled_until(self) -> int:
-        """The step from which on the plan may be changed: what was decided for steps before stays."""
+        """The step of the last revision; a new revision must come later."""
         return self.revisions[-1][0] if self.revisions else 0
 
     def place(self, step: int) -> float:
-        """Where in the plan a run is that has taken `step` steps: 0 at its beginning, `planned` at its end."""
+        """The position in the plan after `step` steps: 0 at the beginning, `planned` at the end."""
         since, place, total = 0, 0.0, self.planned
         for revised, new_total in self.revisions:
             if revised >= step:
@@ -45,7 +45,7 @@ class Pace:
         return place + (step - since) * (self.planned - place) / (total - since)
 
     def revised(self, step: int, total: int) -> Pace:
-        """With `total` steps in all, from `step` on."""
+        """This pace with a revision: `total` steps in all, from `step` on."""
         return replace(self, revisions=(*self.revisions, (step, total)))
 
 
@@ -55,10 +55,10 @@ class _Look(NamedTuple):
 
 
 class Deadline:
-    """Says how many steps fit into the `seconds` that a run has; at most `most_steps`, which other budgets set.
+    """Computes how many steps fit into the `seconds` of a run, at most the `most_steps` of other budgets.
 
-    `record` hears of every change before a step is taken by it. The clock is looked at every twentieth of the plan, and
-    at once when the run is far from where it should be.
+    The loop calls `record` with every change before it takes a step by it. The clock is read every twentieth of the
+    plan, and at once if the run is far too slow or too fast.
     """
 
     def __init__(self, seconds: float, most_steps: int | None, record: Callable[[Pace], None]) -> None:
@@ -66,23 +66,23 @@ class Deadline:
         self._looks: list[_Look] = []
 
     def revise(self, pace: Pace, step: int, seconds: float, ending: float) -> Pace | None:
-        """The pace of a run that has taken `step` steps in `seconds`; None while the present one will do.
+        """Returns the new pace of a run that took `step` steps in `seconds`, or None to keep the present pace.
 
-        It is asked after every step. How long one takes is the mean since the look before the last, with validations
-        and checkpoints; since the last one, when something has changed just now. `ending` seconds are kept free for
-        what is due behind the last step.
+        Call it after every step. The time of a step is the mean since the look before the last, including validations
+        and checkpoints; if the run is suddenly far off, since the last look. `ending` seconds are reserved for the work
+        after the last step.
         """
-        if not self._looks or step <= self._looks[-1].step:  # a run may go back, and take steps anew
+        if not self._looks or step <= self._looks[-1].step:  # a run may rewind and repeat steps
             self._looks = [_Look(step, seconds)]
             return None
         last = self._looks[-1]
         share = (step - last.step) / (pace.total_steps - last.step)
         late = seconds - last.seconds - share * (self.seconds - last.seconds)
-        is_far_off = abs(late) > _FAR_OFF * self.seconds + ending  # one validation is no reason
+        is_far_off = abs(late) > _FAR_OFF * self.seconds + ending  # a single validation does not count
         if not is_far_off and pace.place(step) - pace.place(last.step) < pace.planned / _LOOKS:
             return None
         looks = self._looks[-1:] if is_far_off else self._looks[-2:]
-        is_first = len(self._looks) == 1  # too short a time for the validations in it to stand for all
+        is_first = len(self._looks) == 1  # too short for its share of validations to be typical
         self._looks = [last, _Look(step, seconds)]
         if step <= pace.is_settled_until or (is_first and not is_far_off):
             return None

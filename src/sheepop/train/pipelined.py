@@ -1,4 +1,4 @@
-"""A model whose layers several ranks share, through which micro-batches go one behind the other."""
+"""The placement for a pipeline: each rank has some of the layers, and micro-batches pass from rank to rank."""
 
 from __future__ import annotations
 
@@ -25,10 +25,17 @@ _TIED = "embedding.weight"
 
 
 class PipelinedModel(ShardedModel):
-    """As `ShardedModel`, with this rank's stages of a pipeline; the parameters of others are empty here.
+    """A `ShardedModel` with this rank's stages of a pipeline; the parameters of other stages are empty here.
 
-    A weight that embedding and head share is in the first and in the last stage, which add up their gradients.
+    A weight that embedding and head share is in the first and in the last stage, which sum their gradients.
     """
+
+    # `_cut`, which the constructor calls, makes these.
+    _pipeline: Pipeline
+    _has_start: bool
+    _has_end: bool
+    _forms: dict[str, tuple[torch.Size, torch.dtype]] | None  # shapes and types of the metrics of all ranks
+    _ends: dist.ProcessGroup | None  # the ranks with the first and the last stage, if they share a weight
 
     def _cut(self, network: Transformer, mesh: DeviceMesh) -> Sequence[Transformer]:
         config, group = self.layout.config, mesh[PIPELINE].get_group()
@@ -37,8 +44,8 @@ class PipelinedModel(ShardedModel):
             stage.arithmetic = self.arithmetic
         self._has_start = any(stage.is_first for stage in self._pipeline.stages)
         self._has_end = any(stage.is_last for stage in self._pipeline.stages)
-        self._forms: dict[str, tuple[torch.Size, torch.dtype]] | None = None
-        # All ranks make all groups.
+        self._forms = None
+        # Every rank must create all groups.
         size, ends = self.layout.stage_size, []
         if network.config.tie_weights and config.stages_of(0)[-1] != config.num_stages - 1:
             ends = [[place, place + size * (config.pipeline - 1)] for place in range(size)]
@@ -57,18 +64,18 @@ class PipelinedModel(ShardedModel):
         return super()._counts(name) and (name != _TIED or self._has_start)
 
     def begin_step(self) -> None:
-        """Brings the second place of a tied weight up to date, where both are here."""
+        """Updates the second copy of a tied weight, if both are here."""
         for parameter, spread in self._spread:
             piece = spread.to_local()
             if piece.data_ptr() != parameter.data_ptr():
                 piece.detach().copy_(parameter.data)
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
-        """No rank has a whole pass."""
+        """Raises `RuntimeError`, because no rank computes a whole pass."""
         raise RuntimeError("a pipeline runs whole steps: see compute")
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """Through all stages, in the order of `parallel.schedule`; ranks without the last stage have losses of 0."""
+        """Runs all stages in the order of `parallel.schedule`; ranks without the last stage return losses of 0."""
         batches = [batch.to(self.device) for batch in batches]
         *groups, num_tokens = batches[0].labels.shape
         if any(batch.labels.shape != batches[0].labels.shape for batch in batches):
@@ -98,16 +105,16 @@ class PipelinedModel(ShardedModel):
         self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].rows), end)
         self._hand_over()
         if self._ends is not None and (tied := self.model.get_parameter(_TIED)).requires_grad:
-            if tied.grad is None:  # a reward model does not ask its output projection
+            if tied.grad is None:  # a reward model does not use its output projection
                 tied.grad = torch.zeros_like(tied)
             dist.all_reduce(tied.grad, group=self._ends)
         return self._known_to_all([sums for _, sums in [*sorted(found.items()), *sorted(added.items())]])
 
     def _known_to_all(self, losses: list[LossSums]) -> list[LossSums]:
-        """With sums of 0 of what others measure, so that all ranks add up the same, in each step."""
+        """Adds zeros for the metrics of other stages, so that all ranks reduce the same metrics."""
         if self._forms is None:
             forms = {name: (value.shape, value.dtype) for sums in losses for name, value in sums.measured.items()}
-            self._forms = {name: form for told in self.pieces.told(forms) for name, form in told.items()}
+            self._forms = {name: form for others in self.pieces.told(forms) for name, form in others.items()}
         zeros = {
             name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in self._forms.items()
         }
@@ -117,7 +124,7 @@ class PipelinedModel(ShardedModel):
 
 @dataclass(frozen=True)
 class _End:
-    """A network whose only pass has been computed up to its hidden states."""
+    """A network whose only forward pass has already been computed up to the hidden states."""
 
     head: OutputHead
     modules: Transformer

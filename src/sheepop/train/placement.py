@@ -1,7 +1,7 @@
-"""Where a training step is computed: which weights it meets, in which data type, and how gradients come together.
+"""Placements decide where and in which data types a step is computed, and how gradients are reduced.
 
-The loop, the objectives and the optimizers see a `Placement` and never ask which one it is. `OneDevice` is the plain
-one; whoever spreads a model over several devices writes another.
+The loop, the objectives and the optimizers use any `Placement` in the same way. `OneDevice` is the one for a single
+device; `sheepop.train.sharded` and `sheepop.train.pipelined` have those for several.
 """
 
 from __future__ import annotations
@@ -26,114 +26,115 @@ from sheepop.train.tensor_batch import TensorBatch
 
 
 class Network(Protocol):
-    """What an objective computes its loss with: forward passes, the modules they run, and the output projection."""
+    """The network of an objective: its forward passes, their modules, and the output projection."""
 
     @property
     def head(self) -> OutputHead:
-        """The output projection as steps use it."""
+        """The output projection of training steps."""
 
     @property
     def modules(self) -> Transformer:
-        """The modules that steps run, in training mode; their buffers are those of the model."""
+        """The modules of training steps, in training mode; they share the buffers of the model."""
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
-        """As `run` of the model, which `inputs` are the arguments of."""
+        """Calls `run` of the model with the keyword arguments `inputs`."""
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The hidden states of such a pass (B, T, D)."""
+        """Runs the model; returns the hidden states (B, T, D)."""
 
     def over_rows(self, counts: Tensor) -> Tensor:
-        """The sum of `counts` over all that have tokens of the same rows; the same tensor where one has all."""
+        """The sum of `counts` over the ranks that share rows; the same tensor if rows are whole."""
         return counts
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The losses of a micro-batch, and of these the scalar whose gradients are the step's."""
+    """The losses of a micro-batch, and the scaled scalar for the backward pass."""
 
     sums: LossSums
     scaled: Tensor
 
     def back(self) -> LossSums:
-        """Adds its gradients to the weights; the sums without their graphs."""
+        """Runs the backward pass; returns the sums without their graphs."""
         torch.autograd.backward(self.scaled)
         return self.sums._replace(objective=self.sums.objective.detach())
 
 
 class Pass(Protocol):
-    """What to compute of a micro-batch, given its number and itself on the host."""
+    """A function from a micro-batch on the host, with its number, to its loss."""
 
     def __call__(self, number: int, batch: TensorBatch, network: Network) -> Loss:
-        """Its loss by `network`."""
+        """The loss of the micro-batch by `network`."""
 
     def of_layers(self, number: int, batch: TensorBatch, network: Network, routings: Mapping[int, Routing]) -> Loss:
-        """What some layers with experts add to it, where others are elsewhere; see `Objective.layer_sums`."""
+        """The part of the loss from some layers with experts, if ranks share the layers; see `Objective.layer_sums`."""
 
 
 class Placement(Network, Protocol):
-    """A model laid out for training steps, in a process alone or as one of several ranks.
+    """A model laid out for training steps, in a single process or as one of several ranks.
 
-    A step is `begin_step`, `compute`, `unscale` and `clip`; by then the gradients are in the float32 parameters of
-    `model`, which the optimizers move. They come normalised by the tokens of the whole step, so ranks add theirs up.
+    A step calls `begin_step`, `compute`, `unscale` and `clip`; then the gradients are in the float32 parameters of
+    `model`, which the optimizers update. Each rank divides its gradients by the tokens of the whole step, so that the
+    gradient of the step is their sum.
     """
 
     device: str
-    model: Transformer  # with the weights that the optimizers move, in evaluation mode for good
+    model: Transformer  # always in evaluation mode; the optimizers update its weights
     layout: Layout
 
     @property
     def may_be_left(self) -> bool:
-        """Whether a step may be given up in its middle: not where other ranks would wait for this one."""
+        """Whether a step may be abandoned halfway; false if other ranks would wait for this one."""
 
     def begin_step(self) -> None:
-        """Brings what is computed with up to date with the weights; called before the first micro-batch of a step."""
+        """Updates the working copies of the weights; called before the first micro-batch of a step."""
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """The context that forward passes and losses are computed in."""
+        """The context of forward passes and losses."""
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """Forward and backward passes of all micro-batches, in the order that suits, and the sum over ranks.
+        """Runs the forward and backward passes of all micro-batches in any order, and sums gradients over ranks.
 
-        Gradients are added to those that are there. Returns the sums of each micro-batch whose end is computed here.
+        Gradients are added to existing ones. Returns the sums of each micro-batch whose loss is computed here.
         """
 
     def unscale(self, scale: float) -> None:
-        """Divides all gradients by the scale of the loss that they were computed from."""
+        """Divides all gradients by the scale of the loss."""
 
     def clip(self, max_norm: float | None) -> Tensor:
-        """Scales the gradients so that their global norm is at most `max_norm`, if given; the norm before."""
+        """Scales the gradients to a global norm of at most `max_norm`, if given; returns the norm before."""
 
     def reduce(self, sums: Tensor) -> Tensor:
         """The sums of a step over all ranks."""
 
     def greatest(self, value: float) -> float:
-        """The greatest of what ranks give; the same answer on all of them."""
+        """The greatest of all ranks' values, which every rank gets."""
 
     def zero_gradients(self) -> None:
-        """Forgets all gradients."""
+        """Deletes all gradients."""
 
     def differences(self, own: Sequence[str]) -> Sequence[str]:
-        """What was found to differ on any rank, `own` on this one, and which ranks have not the weights they should."""
+        """The differences found on all ranks (`own` on this one), and the ranks whose copies of weights differ."""
         return own
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Within the block `model` is whole and in one data type, to be scored, sampled from and saved."""
+        """Within the block `model` is whole and in one data type, for scoring, sampling and saving."""
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Within the block `model` is whole, each weight in the data type that it has between evaluations."""
+        """Within the block `model` is whole, and each weight keeps its data type between evaluations."""
         return nullcontext()
 
 
 class OneDevice(Placement):
-    """All of `model` on its one device; `modules` is a copy of it for training steps.
+    """The whole `model` on one device; `modules` is a copy of it for training steps.
 
-    Modules are copied, parameters and buffers shared, so that what is compiled here is compiled for training steps
-    only: they have one shape, while texts of every length are scored and sampled. And each keeps its mode: `model`
-    evaluates, `modules` trains.
+    The copy has its own modules but shares parameters and buffers. So only training steps, whose inputs have one shape,
+    run compiled code, while scoring and sampling read texts of any length; and `model` stays in evaluation mode while
+    `modules` stays in training mode.
 
-    In bf16 the steps run on working weights, cast once a step from the float32 ones, which the gradients are handed
-    to as soon as they are there. A frozen weight is cast once and for all: `model` then holds it in bfloat16 too, and
-    in float32 only while it is evaluated.
+    In bf16 the steps run on working weights, which are cast from the float32 weights once a step; each gradient is
+    moved to its float32 weight as soon as it is complete. A frozen weight is cast only once: `model` then has it in
+    bfloat16 too, and in float32 only during evaluation.
     """
 
     def __init__(self, model: Transformer, *, precision: str, device: str, compiled: bool = False) -> None:
@@ -149,18 +150,18 @@ class OneDevice(Placement):
         self._modules = model.sharing_copy(working).train()
         self._place_head(dtype)
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
-        # An embedding with changes beside it gives their sum, in the data type that its weight is frozen in.
+        # An embedding with an adapter returns their sum, in the data type of its frozen weight.
         if type(model.embedding) is nn.Embedding and (dtype is not None or sparse):
             self._modules.embedding = CastEmbedding(model.embedding, dtype, sparse=sparse)
         if torch.device(device).type == "cuda":
-            # On a CPU a wider product may round otherwise, and nothing is gained.
+            # On a CPU a wider product may round differently and is no faster.
             self._modules.pack_projections()
         if compiled:
             self._modules.compile_blocks()
 
     @property
     def modules(self) -> Transformer:
-        """The modules that steps run."""
+        """The modules of training steps."""
         return self._modules
 
     @property
@@ -170,30 +171,30 @@ class OneDevice(Placement):
 
     @property
     def may_be_left(self) -> bool:
-        """Nobody waits for this process."""
+        """True, because no other process waits."""
         return True
 
     def begin_step(self) -> None:
-        """Casts the working weights anew."""
+        """Casts the float32 weights to the working weights."""
         if self._working:
             with torch.no_grad():
                 torch._foreach_copy_(self._working, self._masters)
         self.head.begin_step()
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Autocast, unless the weights are cast already."""
+        """Autocast, unless the working weights are cast already."""
         return autocast(self.device, "fp32" if working_dtype(self.precision) is not None else self.precision)
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
-        """What `modules` give."""
+        """Runs `modules`."""
         return self.modules.run(**inputs)
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The hidden states of such a pass."""
+        """Runs `modules`; returns the hidden states (B, T, D)."""
         return self.run(inputs).hidden_states
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """One after the other."""
+        """Computes the micro-batches in turn."""
         return [pass_of(number, batch, self).back() for number, batch in enumerate(batches)]
 
     def unscale(self, scale: float) -> None:
@@ -205,20 +206,20 @@ class OneDevice(Placement):
         return clip_gradients(self.model.parameters(), max_norm)
 
     def reduce(self, sums: Tensor) -> Tensor:
-        """They are those of all rows already."""
+        """The same sums, because there are no other ranks."""
         return sums
 
     def greatest(self, value: float) -> float:
-        """Nobody else is asked."""
+        """The same value, because there are no other ranks."""
         return value
 
     def zero_gradients(self) -> None:
-        """Forgets the gradients of `model`; the working weights keep none."""
+        """Deletes the gradients of `model`; the working weights keep none."""
         self.model.zero_grad(set_to_none=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within the block frozen weights are float32 again, as all others are."""
+        """Within the block frozen weights are float32, like all others."""
         placed = [parameter.data for parameter in self._frozen]
         for parameter in self._frozen:
             parameter.data = parameter.data.float()
@@ -230,7 +231,7 @@ class OneDevice(Placement):
 
     def _place_head(self, dtype: torch.dtype | None) -> None:
         head = self.head
-        # The allocator of an accelerator keeps its memory by itself.
+        # The allocator of an accelerator keeps freed memory itself.
         if self.device == "cpu":
             head.keep_memory()
         if dtype is not None and head.weight.dtype != dtype:
@@ -256,25 +257,25 @@ class OneDevice(Placement):
 
 
 class CastEmbedding(nn.Embedding):
-    """Looks up float32 vectors and casts what was found to `dtype`, if one is given.
+    """Looks up float32 vectors and casts them to `dtype`, if given.
 
-    A gradient of the vectors in bfloat16 would lose its smaller parts where one token occurs often. Where the output
-    projection is the same parameter, its gradient is there by then, and only the rows of the tokens that occur are
-    added to it: `sparse` does so.
+    The gradient of the vectors is float32, because in bfloat16 it would lose its smaller parts if one token occurs
+    often. If the output projection shares the parameter, its gradient is complete before that of the embedding; with
+    `sparse`, only the rows of tokens that occur are then added to it.
     """
 
     def __init__(self, embedding: nn.Embedding, dtype: torch.dtype | None, *, sparse: bool = False) -> None:
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, sparse=sparse, device="meta")
         self.weight, self._dtype = embedding.weight, dtype
         if sparse and embedding.weight.requires_grad:
-            # A leaf of its own in the same memory: autograd would add a sparse gradient to a copy of the dense one.
+            # A separate leaf in the same memory, because autograd would add a sparse gradient to a copy of a dense one.
             self.weight = nn.Parameter(embedding.weight.detach())
             self.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(_add_rows, embedding.weight)
             )
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The vectors of the tokens."""
+        """Returns the vectors of the tokens."""
         found = super().forward(input_ids)
         return found if self._dtype is None else found.to(self._dtype)
 
@@ -282,12 +283,12 @@ class CastEmbedding(nn.Embedding):
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None, norm: Tensor | None = None) -> Tensor:
     """Scales all gradients by one factor so that their global norm is at most `max_norm`; returns the norm before.
 
-    With `max_norm` None the norm is only measured (Pascanu et al. 2013, algorithm 1, over all parameters). Where these
-    are a part of them, `norm` is that of all.
+    With `max_norm` None it only measures the norm (Pascanu et al. 2013, algorithm 1, over all parameters). If
+    `parameters` are only some of them, give the `norm` of all.
     """
     gradients = _gradients(parameters)
     norm = torch.nn.utils.get_total_norm(gradients) if norm is None else norm
-    # On a CPU the norm is known at once, and a factor of 1 would only cost time.
+    # On a CPU, reading the norm does not wait, and a factor of 1 would only cost time.
     if max_norm is not None and not (norm.device.type == "cpu" and norm <= max_norm):
         factor = torch.clamp(max_norm / norm, max=1.0)
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))
@@ -295,7 +296,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None, norm: T
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The numbers of all gradients, to be changed in place; of a sparse one those of the rows that it has."""
+    """The values of all gradients, to be changed in place; for a sparse gradient, those of the rows that it has."""
     found = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
@@ -317,15 +318,12 @@ def _add_rows(master: Tensor, embedding: Tensor) -> None:
 
 
 def _cast_each_step(model: Transformer) -> list[nn.Parameter]:
-    """The trained parameters that activations meet in the working data type.
-
-    All but the embedding, which is looked up, the head, and those that are exact.
-    """
+    """The trained parameters to cast once a step: all but the embedding, the head, and those that must be exact."""
     apart = {id(weight) for weight in (model.embedding.weight, model.lm_head.weight, *model.exact_parameters)}
     return [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in apart]
 
 
 def _frozen(model: Transformer) -> list[nn.Parameter]:
-    """The parameters that nothing will ever add a small step to, but for those that are exact."""
+    """The parameters that are not trained, except those that must be exact."""
     exact = {id(weight) for weight in model.exact_parameters}
     return [parameter for parameter in model.parameters() if not parameter.requires_grad and id(parameter) not in exact]

@@ -1,8 +1,8 @@
-"""The arithmetic of the forward pass. Weights, gradients and the optimizer's state are float32 in every precision.
+"""The precisions of the forward pass. Weights, gradients and the optimizer's state are float32 in all of them.
 
-``bf16`` computes on working weights (`sheepop.train.placement`). ``fp16`` computes matrix products in two bytes by
-autocast and scales the loss (`LossScale`). ``fp8`` is autocast to bf16 with the products of the blocks in one byte, by
-torchao, on GPUs that compute in it (`use_float8`).
+``bf16`` computes with working weights (`sheepop.train.placement`). ``fp16`` computes matrix products in float16 by
+autocast and scales the loss (`LossScale`). ``fp8`` is autocast to bf16, with the matrix products of the blocks in
+float8 by torchao, on GPUs that compute in it (`use_float8`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import nn
 from sheepop.core.errors import DeviceError, TrainingError
 from sheepop.core.speed import matrix_peak
 
-# What autocast computes matrix products in.
+# The data types in which autocast computes matrix products.
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 _NATIVE_FLOAT8 = (8, 9)  # compute capability of Ada; Hopper is 9.0
-_FLOAT8_MULTIPLE = 16  # what the products' sizes must be divisible by
+_FLOAT8_MULTIPLE = 16  # the sizes of float8 products must be divisible by it
 _LEAST_SCALE = 1.0
-_GROWTH_STEPS = 2000  # without overflow, before a larger scale is tried
+_GROWTH_STEPS = 2000  # steps in a row without overflow before the scale grows
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[None]:
@@ -32,27 +32,27 @@ def autocast(device: str, precision: str) -> AbstractContextManager[None]:
 
 
 def torch_dtype(precision: str) -> torch.dtype:
-    """The dtype of matrix products in a resolved precision; of those outside the blocks for ``fp8``."""
+    """The dtype of matrix products in a resolved precision; for ``fp8``, that of products outside the blocks."""
     return _DTYPES[precision]
 
 
 def apply_precision(model: nn.Module, precision: str) -> None:
-    """Changes what a precision changes in the network itself: the blocks' linear layers for ``fp8``, else nothing."""
+    """Replaces the linear layers of the blocks for ``fp8``; the other precisions do not change the network."""
     if precision == "fp8":
         use_float8(model)
 
 
 def choose_matrix_arithmetic(device: str) -> None:
-    """Lets float32 matrix products on an NVIDIA GPU use TensorFloat-32, for this process; to be called once.
+    """Lets float32 matrix products on an NVIDIA GPU use TensorFloat-32, for the whole process.
 
-    Factors are rounded to 10 bits of fraction and summed in float32, which is several times as fast. Elsewhere
-    products of float32 stay exact to its 23 bits.
+    Factors are rounded to 10 bits of fraction and products are summed in float32, which is several times as fast. On
+    other devices float32 products keep all 23 bits.
     """
     torch.set_float32_matmul_precision("high" if device == "cuda" else "highest")
 
 
 def working_dtype(precision: str) -> torch.dtype | None:
-    """The data type of the weights that training steps compute with, or None when they are the model's own."""
+    """The data type of the working weights of training steps, or None if steps use the model's own weights."""
     return torch.bfloat16 if precision == "bf16" else None
 
 
@@ -73,7 +73,7 @@ def check_precision(precision: str, device: str) -> None:
 
 
 def candidates(precision: str, device: str) -> list[str]:
-    """The precisions worth timing: the one asked for, or for ``auto`` those that `device` may be fast in."""
+    """The precisions worth timing, the most exact first: the given one, or for ``auto`` those fast on `device`."""
     if precision != "auto":
         check_precision(precision, device)
         return [precision]
@@ -86,7 +86,7 @@ def candidates(precision: str, device: str) -> list[str]:
 
 
 def _try_step(device: str, precision: str) -> None:
-    """One product and one attention, forward and backward; raises `RuntimeError` where there is no kernel."""
+    """Runs a product and an attention forward and backward; raises `RuntimeError` if a kernel is missing."""
     x = torch.ones(1, 2, 16, 16, device=device, requires_grad=True)
     with autocast(device, precision):
         heads = x @ x
@@ -95,12 +95,12 @@ def _try_step(device: str, precision: str) -> None:
 
 
 def _cpu_computes_bf16() -> bool:
-    """Whether bfloat16 products outrun float32's here: without hardware for them they are 100 times slower."""
+    """Whether bfloat16 products are faster than float32 ones here; without hardware they are 100 times slower."""
     return matrix_peak(torch.bfloat16, "cpu") > matrix_peak(torch.float32, "cpu")
 
 
 def check_float8(device: str) -> None:
-    """Raises `DeviceError` saying what is missing for training in float8 on `device`."""
+    """Raises `DeviceError` if `device` or the library for float8 is missing."""
     if device != "cuda" or torch.cuda.get_device_capability() < _NATIVE_FLOAT8:
         raise DeviceError(
             "training.precision = fp8 needs an NVIDIA GPU that computes in float8 (Ada, Hopper or newer). "
@@ -114,10 +114,10 @@ def check_float8(device: str) -> None:
 
 
 def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
-    """Makes the linear layers inside the blocks compute in float8; weights, names and shapes stay as they are.
+    """Makes the linear layers of the blocks compute in float8; weights, names and shapes do not change.
 
-    Inputs, weights and gradients are scaled by their greatest value when they are used (Micikevicius et al. 2022,
-    "FP8 formats for deep learning"). `emulate` computes the same numbers where the hardware cannot, slowly.
+    Inputs, weights and gradients are scaled by their greatest value at each use (Micikevicius et al. 2022, "FP8 formats
+    for deep learning"). `emulate` computes the same numbers slowly on any hardware.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -126,7 +126,7 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
 
 
 def _is_converted(module: Any, name: str) -> bool:
-    """Whether a layer is one of those: the output head stays as it is, whose errors the loss sees at once."""
+    """Whether a layer computes in float8. The output head does not, because its errors affect the loss directly."""
     return (
         "blocks." in name
         and isinstance(module, nn.Linear)
@@ -137,11 +137,11 @@ def _is_converted(module: Any, name: str) -> bool:
 
 @dataclass(frozen=True)
 class LossScale:
-    """The scale of the loss under float16, whose smallest numbers are too large for most gradients.
+    """The scale of the loss in float16, in which most gradients would underflow.
 
     The loss is multiplied by a power of two before the backward pass and the gradients are divided by it after, so that
-    small gradients are not lost (Micikevicius et al. 2018, section 3.2). The scale follows from what happened before,
-    `good_steps` in a row without an overflow and `skipped_steps` so far: it is part of a run's state.
+    small gradients are not lost (Micikevicius et al. 2018, section 3.2). The run's state contains the scale, the number
+    of `good_steps` in a row without overflow, and the number of `skipped_steps` so far.
     """
 
     scale: float = 2.0**16
@@ -149,9 +149,9 @@ class LossScale:
     skipped_steps: int = 0
 
     def after(self, *, finite: bool) -> LossScale:
-        """Twice the scale after 2,000 steps with finite gradients in a row, half of it after an overflow.
+        """Doubles the scale after 2,000 steps in a row with finite gradients, and halves it after an overflow.
 
-        Raises `TrainingError` when half would be below 1: then it is not the scale that overflows.
+        Raises `TrainingError` if half would be below 1, because then the scale is not what overflows.
         """
         if not finite:
             if self.scale / 2 < _LEAST_SCALE:
@@ -166,5 +166,5 @@ class LossScale:
 
 
 def initial_loss_scale(precision: str) -> LossScale | None:
-    """The scale that a run in `precision` begins with; only float16 needs one."""
+    """The first scale of a run in `precision`; None except for float16."""
     return LossScale() if precision == "fp16" else None

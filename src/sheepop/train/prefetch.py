@@ -1,4 +1,4 @@
-"""What steps need, prepared ahead of them on a thread of its own, so that the loop does not wait for it."""
+"""Prepares the data of steps in advance, in a thread, so that the loop does not wait for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _JOIN_SECONDS = 5.0
 
 
 class Prefetch(Generic[T]):
-    """Gives ``prepare(step)`` for one step after the other, made up to `ahead` steps before it is asked for.
+    """Returns ``prepare(step)`` for one step after the other, computed up to `ahead` steps in advance.
 
-    `prepare` must be a function of the step alone. An error in it comes out of `take` of the very step it belongs to,
-    as it is. With `ahead` 0 there is no thread. Use it in a ``with`` block: whatever ends the block stops the thread.
+    `prepare` must depend on nothing but the step. `take` raises an error of `prepare` unchanged, for the step in which
+    it occurred. With `ahead` 0 there is no thread. Use it in a ``with`` block, whose end stops the thread.
     """
 
     def __init__(self, prepare: Callable[[int], T], ahead: int) -> None:
@@ -27,10 +27,7 @@ class Prefetch(Generic[T]):
         self._worker: _Worker[T] | None = None
 
     def take(self, step: int) -> T:
-        """What `step` needs.
-
-        Any step may be asked for; one that does not follow the last begins the preparation anew.
-        """
+        """Returns ``prepare(step)``; a step that does not follow the last one restarts the preparation."""
         if self._ahead == 0:
             return self._prepare(step)
         if self._worker is None or self._worker.next_step != step:
@@ -39,7 +36,7 @@ class Prefetch(Generic[T]):
         return self._worker.take()
 
     def close(self) -> None:
-        """Stops the thread after the step it is preparing, and forgets what is prepared."""
+        """Stops the thread after the step that it is preparing, and discards what it has prepared."""
         if self._worker is not None:
             self._worker.stop()
         self._worker = None
@@ -59,7 +56,7 @@ class _Failed:
 
 
 class _Worker(Generic[T]):
-    """The thread that prepares the steps from `next_step` on; a new one is made for another start."""
+    """The thread that prepares the steps from `next_step` on."""
 
     def __init__(self, prepare: Callable[[int], T], next_step: int, ahead: int) -> None:
         self.next_step = next_step
@@ -72,10 +69,10 @@ class _Worker(Generic[T]):
 
     def take(self) -> T:
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._ready))  # signals are handled meanwhile
+            self._changed.wait_for(lambda: bool(self._ready))  # the main thread handles signals meanwhile
             result = self._ready[0]
             if isinstance(result, _Failed):
-                raise result.error  # it stays: asked again, the step fails again
+                raise result.error  # it stays in the queue, so that the step fails again if it is repeated
             self._ready.popleft()
             self.next_step += 1
             self._changed.notify_all()
@@ -86,7 +83,7 @@ class _Worker(Generic[T]):
             self._stopped.set()
             self._ready.clear()
             self._changed.notify_all()
-        # A read that hangs must not hang the end of the run; the thread is a daemon and holds nothing.
+        # A read that hangs must not block the end of the run; the thread is a daemon and owns no resources.
         self._thread.join(timeout=_JOIN_SECONDS)
 
     def _run(self, step: int) -> None:
@@ -97,7 +94,7 @@ class _Worker(Generic[T]):
                     return
             try:
                 result: T | _Failed = self._prepare(step)
-            except BaseException as error:  # whatever it is, the loop must hear of it
+            except BaseException as error:  # `take` raises any error in the loop's thread
                 result = _Failed(error)
             with self._changed:
                 if self._stopped.is_set():

@@ -1,6 +1,6 @@
-"""Where the time of a training step goes: a trace of a few steps, and a table of the costliest operations.
+"""Profiles training steps: a trace of a few steps, and a table of the costliest operations.
 
-Looking changes none of the numbers of a run: the profiler only notes which operations begin and end when.
+Profiling changes no result of a run: the profiler only records when operations begin and end.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ WARMUP_STEPS = 3  # compilation, first allocations
 _TABLE_ROWS = 40
 
 
-# What a step runs within; it hears how many steps were taken before.
+# Returns the context of a step from the number of steps taken before it.
 AroundStep = Callable[[int], AbstractContextManager[Any]]
 
 
 def unobserved(step: int) -> AbstractContextManager[Any]:
-    """Nothing around a step."""
+    """The context of a step without a profiler."""
     return nullcontext()
 
 
 class StepProfiler:
-    """Records `num_steps` steps after a warm-up of this session and writes them into `directory`.
+    """Records `num_steps` steps after the warm-up of this session and writes them into `directory`.
 
-    A session with fewer steps than that is recorded from as late as leaves room for them; `steps_to_go` tells how
-    many it has. What goes wrong is a warning: a run is worth more than its trace.
+    If the session has only `steps_to_go` steps, too few for the whole warm-up, recording begins earlier. Errors become
+    warnings, because a run is worth more than its trace.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StepProfiler:
         self._profile: Any = None
 
     def __call__(self, step: int) -> AbstractContextManager[Any]:
-        """What to wrap the next step into; `step` names it in the trace."""
+        """The context for the next step; `step` names it in the trace."""
         number, self._seen = self._seen, self._seen + 1
         if number == self._first and number <= self._last:
             self._begin()
@@ -64,7 +64,7 @@ class StepProfiler:
         return record_function(f"step {step + 1}") if self._profile is not None else nullcontext()
 
     def close(self) -> None:
-        """Writes what was recorded, if it was not written before."""
+        """Writes the recorded steps, if they are not written yet."""
         if self._profile is None:
             return
         recorded, self._profile = self._profile, None
@@ -75,13 +75,13 @@ class StepProfiler:
             self._console.warn(f"The profile was not written: {type(error).__name__}: {error}")
         else:
             self._console.info(
-                f"Profile: {self._directory / TABLE}, and {TRACE} beside it for https://ui.perfetto.dev."
+                f"Profile: {self._directory / TABLE}, and {TRACE} in the same directory for https://ui.perfetto.dev."
             )
 
     def _begin(self) -> None:
         activities = [ProfilerActivity.CPU]
         if self._device == "cuda":
-            torch.cuda.synchronize()  # what began before is not part of it
+            torch.cuda.synchronize()  # so that earlier work is not recorded
             activities.append(ProfilerActivity.CUDA)
         begun = profile(activities=activities, record_shapes=True)
         try:

@@ -1,6 +1,6 @@
-"""The learning-rate range test: one short training at an ever higher rate, until it diverges (Smith 2017, section 3.3).
+"""The learning-rate range test: one short training at growing rates, until it diverges (Smith 2017, section 3.3).
 
-Too low a rate leaves the loss where it is, too high a one makes it grow; where it falls fastest is a good rate.
+The loss hardly changes at low rates and grows at high ones; the rate at which it falls fastest is a good one.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from sheepop.core.errors import SheepOpError
 from sheepop.report import smooth
 
-_SPAN = 19.0  # of the means: a loss weighs 0.9 times its successor
-_DIVERGED = 1.5  # times the lowest mean
-_FEWEST_STEPS = 10  # before a rise of the loss means anything
+_SPAN = 19.0  # of the means: the weight of a loss is 0.9 times that of its successor
+_DIVERGED = 1.5  # the test ends at this many times the lowest mean
+_FEWEST_STEPS = 10  # earlier rises of the loss are noise
 
 
 class RangeTestError(SheepOpError):
-    """A range test from which no rate follows."""
+    """A range test that found no rate."""
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What a range test found: a loss and its smoothed value for every rate, and the rates that follow.
+    """The result of a range test: a loss and its smoothed value for every rate, and three rates.
 
-    `suggestion` is where the smoothed loss falls fastest against the logarithm of the rate, `lowest` where it was
-    lowest, and `diverged` where the test ended, None when it did not diverge.
+    `suggestion` is the rate at which the smoothed loss falls fastest against the logarithm of the rate, `lowest` the
+    rate of the lowest smoothed loss, and `diverged` the rate at which the loss diverged, or None.
     """
 
     rates: list[float]
@@ -38,7 +38,7 @@ class RangeTest:
     diverged: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The test as plain data; a loss that is no number is null."""
+        """The test as plain data; a loss that is not finite is null."""
         return {**asdict(self), "losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
 
 
@@ -52,8 +52,8 @@ def find_learning_rate(
 ) -> RangeTest:
     """Calls `step`, which takes one training step at a rate and returns the loss before it, at growing rates.
 
-    Rate i of `num_steps` is ``start (end / start)^(i / (num_steps - 1))``. The test ends early when the smoothed
-    loss is 1.5 times its lowest value, or the loss is no number. Raises `RangeTestError` when the loss never fell.
+    Rate i of `num_steps` is ``start (end / start)^(i / (num_steps - 1))``. The test ends early if the mean loss exceeds
+    1.5 times its lowest value, or the loss is not finite. Raises `RangeTestError` if the loss never fell.
     """
     if not 0 < start < end or num_steps < _FEWEST_STEPS:
         raise ValueError(f"needs 0 < start < end and {_FEWEST_STEPS} steps, got {start}, {end} and {num_steps}")
@@ -85,21 +85,21 @@ def find_learning_rate(
 
 
 def _smoothed(losses: list[float]) -> list[float]:
-    """Means over the neighbours on both sides, so that the curve stays over its rates."""
+    """Means over the neighbours on both sides, so that the curve is not shifted to higher rates."""
     before, after = _means(losses), _means(losses[::-1])[::-1]
     return [(left + right) / 2 for left, right in zip(before, after, strict=True)]
 
 
 def _means(losses: list[float]) -> list[float]:
-    """The mean of the losses so far, late ones weighing more."""
+    """The running means of the losses, in which later losses weigh more."""
     return [mean for mean in smooth(losses, _SPAN) if mean is not None]
 
 
 def _steepest(rates: list[float], smoothed: list[float], lowest: int) -> int:
-    """The place up to the lowest loss where the loss falls fastest against the logarithm of the rate."""
+    """The index, up to that of the lowest loss, at which the loss falls fastest against the logarithm of the rate."""
 
-    def slope(place: int) -> float:
-        left, right = max(0, place - 1), min(lowest, place + 1)
+    def slope(index: int) -> float:
+        left, right = max(0, index - 1), min(lowest, index + 1)
         return (smoothed[right] - smoothed[left]) / math.log(rates[right] / rates[left])
 
     return min(range(lowest + 1), key=slope)

@@ -1,4 +1,4 @@
-"""What is done about a step in trouble: end the run, pass over the batch, or go back to before it."""
+"""The policies for a step in trouble: end the run, skip the batch, or go back to an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NAMED_DOCUMENTS = 20
 
 
 class Rescued(Protocol):
-    """What a rescue needs of the loop."""
+    """The methods of the loop that a rescue calls."""
 
     def write_trouble(self, row: dict[str, Any]) -> None:
-        """Writes down what happened."""
+        """Logs the trouble."""
 
     def save(self) -> None:
-        """Starts saving everything as it is before the step."""
+        """Starts saving the state before the step."""
 
     def go_back(self, step: int) -> TrainingState:
-        """Restores weights, optimizer and logs as the checkpoint of `step` has them."""
+        """Restores weights, optimizer and logs from the checkpoint of `step`."""
 
 
 class Rescue:
-    """Carries out the policy of a run. `describe` names the documents of a batch."""
+    """Carries out the policy of a run. `describe` returns the names of the documents of a batch."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Rescue:
         self._console, self._describe = console, describe
 
     def meet(self, trouble: Trouble, state: TrainingState, run: Rescued) -> TrainingState:
-        """The state to go on with after a step that is not taken; `state` is that before it.
+        """Returns the state to continue from; `state` is that before the step, which is not taken.
 
-        Raises `TrainingError`, after saving, when the run is to end.
+        Raises `TrainingError`, after saving, if the policy ends the run.
         """
         documents = self._describe(state.batch_number)
         row = {
@@ -65,7 +65,7 @@ class Rescue:
         if step is not None:
             left_out = tuple(sorted({*state.left_out, state.batch_number}))
             found = run.go_back(step).after(left_out=left_out, rewinds=state.rewinds + 1, rewound_to=step)
-            run.write_trouble({**row, "back_to": step})  # only now, for the logs were cut
+            run.write_trouble({**row, "back_to": step})  # only now, because going back cuts the logs
             self._console.warn(f"Went back to step {step:,}; this batch is left out from now on.")
             return found
         run.write_trouble(row)
@@ -74,7 +74,7 @@ class Rescue:
         raise TrainingError(_final_words(trouble, state))
 
     def _step_to_go_back_to(self, state: TrainingState) -> int | None:
-        """The newest whole checkpoint, or one before it when the run went back to that one already; None to give up."""
+        """The newest undamaged checkpoint, or an earlier one if the run went back to that before; None to give up."""
         if state.rewinds >= self._config.max_rewinds:
             return None
         self._checkpointer.wait()

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, counted in optimizer steps: linear warm-up, then one of a table of courses."""
+"""Learning-rate schedules by optimizer steps: linear warm-up, then one of the courses in a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Points = Sequence[tuple[int, float]]
 class Schedule:
     """The learning rate of every step of a run.
 
-    `decay_steps` belongs to ``wsd`` and `points`, pairs of a step and a factor, to ``piecewise``.
+    Only ``wsd`` reads `decay_steps`, and only ``piecewise`` reads `points`, pairs of a step and a factor.
     """
 
     name: str
@@ -30,17 +30,17 @@ class Schedule:
     points: Points = ()
 
     def __call__(self, step: float) -> float:
-        """The rate that step number `step` (0 for the first) uses; between two steps for a run of another pace.
+        """The rate of step number `step` (0 for the first), which may be a fraction in a run whose pace changed.
 
-        Warm-up step s of W uses ``learning_rate (s + 1) / W``, so that no step is wasted at rate 0; after it the
-        course of the schedule says which share of the way from `min_learning_rate` to `learning_rate` counts.
+        Warm-up step s of W uses ``learning_rate (s + 1) / W``, so that no step is wasted at rate 0. After it the course
+        of the schedule gives the share of the way from `min_learning_rate` to `learning_rate`.
         """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * COURSES[self.name](self, step)
 
     def progress(self, step: float) -> float:
-        """The share of the steps after the warm-up that lies behind `step`: 0 at step W, 1 at `total_steps`."""
+        """The share of the steps after the warm-up that come before `step`: 0 at step W, 1 at `total_steps`."""
         length = max(1, self.total_steps - self.warmup_steps)
         return min(1.0, (step - self.warmup_steps) / length)
 
@@ -50,16 +50,8 @@ def _cosine(schedule: Schedule, step: float) -> float:
     return (1 + math.cos(math.pi * schedule.progress(step))) / 2
 
 
-def _linear(schedule: Schedule, step: float) -> float:
-    return 1 - schedule.progress(step)
-
-
-def _constant(schedule: Schedule, step: float) -> float:
-    return 1.0
-
-
 def _warmup_stable_decay(schedule: Schedule, step: float) -> float:
-    """Full rate, then over the last `decay_steps` down by a square root (Hägele et al. 2024, the 1-sqrt cooldown)."""
+    """Full rate, then a decay over the last `decay_steps` (Hägele et al. 2024, the 1-sqrt cooldown)."""
     decayed = step - (schedule.total_steps - schedule.decay_steps)
     return 1 - math.sqrt(min(1.0, max(0, decayed) / max(1, schedule.decay_steps)))
 
@@ -70,15 +62,15 @@ def _inverse_sqrt(schedule: Schedule, step: float) -> float:
 
 
 def _piecewise(schedule: Schedule, step: float) -> float:
-    """Straight lines from point to point; the first factor before them all, the last one after them all."""
+    """Linear interpolation between the points; the first factor before them, the last one after them."""
     steps, factors = zip(*schedule.points, strict=True)
     return float(np.interp(step, steps, factors))
 
 
 COURSES: dict[str, Callable[[Schedule, float], float]] = {
     "cosine": _cosine,
-    "linear": _linear,
-    "constant": _constant,
+    "linear": lambda schedule, step: 1 - schedule.progress(step),
+    "constant": lambda schedule, step: 1.0,
     "wsd": _warmup_stable_decay,
     "inverse_sqrt": _inverse_sqrt,
     "piecewise": _piecewise,
@@ -94,7 +86,7 @@ def check_schedule(
     points: Points | None,
     max_steps: int | None,
 ) -> None:
-    """Raises `ValueError` for settings that the schedule does not read, or that contradict each other."""
+    """Raises `ValueError` for settings that the schedule ignores or that contradict each other."""
     if decay_steps is not None and name != "wsd":
         raise ValueError(f"decay_steps = {decay_steps} is read only by schedule = wsd, not by {name}. Leave it out")
     if points is not None and name != "piecewise":

@@ -1,4 +1,4 @@
-"""A model whose steps several ranks compute together, each on its rows: data parallelism as a `Placement`."""
+"""The placement for several ranks, each of which computes its rows of a step (data parallelism)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.distributed.tensor import DTensor
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.model.ngrams import NgramEmbedding
-from sheepop.parallel.context import SharedRows
 from sheepop.parallel.experts import share_experts
 from sheepop.parallel.layout import EXPERT, PIECE, PIPELINE, REPLICA, TENSOR, Layout
 from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.ring import RingRows
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import split
+from sheepop.parallel.ulysses import SharedRows
 from sheepop.train.optimizers.adafactor import Adafactor, Sums
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients
@@ -36,8 +36,8 @@ from sheepop.train.tensor_batch import TensorBatch
 class ShardedModel(Placement):
     """`model` laid out over ranks; between evaluations its parameters are this rank's pieces of the float32 weights.
 
-    Optimizers and averages move those pieces. `modules` compute, and get whole weights together when they need them.
-    All ranks begin with the weights that the first one has.
+    Optimizers and averages update those pieces. `modules` compute, and gather whole weights when they need them. All
+    ranks start with the weights of the first rank.
     """
 
     def __init__(self, model: Transformer, layout: Layout, *, precision: str, device: str, compiled: bool) -> None:
@@ -50,8 +50,8 @@ class ShardedModel(Placement):
             network.embedding = CastEmbedding(model.embedding, self._dtype)
         for module in network.modules():
             if isinstance(module, NgramEmbedding):
-                module.is_sparse = False  # ranks add up whole gradients
-        if device == "cpu":  # the allocator of an accelerator keeps its memory by itself
+                module.is_sparse = False  # ranks sum whole gradients
+        if device == "cpu":  # the allocator of an accelerator keeps freed memory itself
             network.lm_head.keep_memory()
         mesh, self.context = layout.mesh(device), layout.context_ranks(device)
         experts = None if network.config.experts is None else layout.expert_mesh(device)
@@ -68,7 +68,7 @@ class ShardedModel(Placement):
         masters = [[model.get_parameter(name) for name in self._names(part)] for part in self._parts]
         for part in self._parts:
             shard(part, mesh, layout.config, self._dtype, experts)
-        # A tied weight may be in two parts.
+        # Two parts may contain the same tied weight.
         self._spread = [
             (master, spread)
             for part, of_part in zip(self._parts, masters, strict=True)
@@ -76,7 +76,7 @@ class ShardedModel(Placement):
             if isinstance(spread, DTensor)
         ]
         self.pieces = Pieces.of(names, self._spread, self._group(mesh))
-        # Of what several ranks have alike, one counts.
+        # A weight that several ranks have counts once.
         here = [(parameter, name) for parameter, name in names.items() if name in self.pieces.parameters]
         self._counted = [parameter for parameter, name in here if self._counts(name)]
         self._alike = [parameter for parameter, name in here if not self._counts(name)]
@@ -87,24 +87,24 @@ class ShardedModel(Placement):
         return [network]
 
     def _names(self, part: Transformer) -> list[str]:
-        """What the parameters of such a part are called in the whole network."""
+        """The names of the part's parameters in the whole network."""
         return [name for name, _ in part.named_parameters()]
 
     def _group(self, mesh: DeviceMesh) -> dist.ProcessGroup | None:
-        """The ranks that have the other parts."""
+        """The process group of the ranks with the other parts."""
         return None
 
     def _counts(self, name: str) -> bool:
-        # Where it is not laid out over tensor ranks, each of them has it.
+        # A weight that is not split over tensor ranks is on each of them.
         are_alike = set(self.pieces.laid_over(name)) <= {REPLICA, PIECE}
         return self.pieces.is_counted(name) and not (are_alike and self.layout.tensor_rank)
 
     def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Lets optimizers that need whole matrices, or sums over them, have them; and hears how their state is cut."""
+        """Gives Muon whole matrices and Adafactor sums over them, and learns which dimensions optimizer states have."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer in optimizers:
-            told = getattr(optimizer, "dimensions", {})
-            self.pieces = replace(self.pieces, dimensions={**self.pieces.dimensions, **told})
+            dimensions = {**self.pieces.dimensions, **getattr(optimizer, "dimensions", {})}
+            self.pieces = replace(self.pieces, dimensions=dimensions)
             if isinstance(optimizer, Muon):
                 optimizer.matrices = _SpreadMatrices(self.pieces, names)
             if isinstance(optimizer, Adafactor):
@@ -112,7 +112,7 @@ class ShardedModel(Placement):
 
     @property
     def modules(self) -> Transformer:
-        """The modules that steps run."""
+        """The modules of training steps."""
         return self._parts[0]
 
     @property
@@ -122,24 +122,24 @@ class ShardedModel(Placement):
 
     @property
     def may_be_left(self) -> bool:
-        """The others would wait."""
+        """False, because the other ranks would wait."""
         return False
 
     def begin_step(self) -> None:
-        """Nothing: weights are cast as they are gathered."""
+        """Does nothing, because weights are cast when they are gathered."""
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Autocast, unless weights are cast as they are gathered."""
+        """Autocast, unless weights are cast when they are gathered."""
         return autocast(self.device, "fp32" if self._dtype is not None else self.precision)
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
-        """What `modules` give."""
+        """Runs `modules`."""
         found = self.modules.run(**self._of_this_rank(inputs))
         self._cast_head()
         return found
 
     def _of_this_rank(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same where rows are whole; else what is known of the tokens of others too."""
+        """The inputs; if ranks share rows, with a cache through which attention reads the tokens of other ranks."""
         if self.context is None:
             return inputs
         kind = RingRows if self.layout.config.context_method == "ring" else SharedRows
@@ -150,7 +150,7 @@ class ShardedModel(Placement):
             self.head.cast = self.head.own_weight.detach().to(self._dtype)
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The hidden states of such a pass."""
+        """Runs `modules`; returns the hidden states (B, T, D)."""
         return self.run(inputs).hidden_states
 
     def over_rows(self, counts: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class ShardedModel(Placement):
         return found
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """One after the other; before ZeRO 2 ranks add up their gradients behind the last one only."""
+        """Computes the micro-batches in turn; below ZeRO 2, ranks sum their gradients only after the last one."""
         found = []
         for number, batch in enumerate(batches):
             is_last = number == len(batches) - 1
@@ -183,7 +183,7 @@ class ShardedModel(Placement):
                 parameter.grad.mul_(1 / scale)
 
     def clip(self, max_norm: float | None) -> Tensor:
-        """See `clip_gradients`; the norm is that of all pieces, and no number where any replica of one has none."""
+        """See `clip_gradients`; the norm is that of all pieces, and not finite if that of any replica is not."""
         squares = self._norm(self._counted).square() + 0 * self._norm(self._alike)
         return clip_gradients(self.model.parameters(), max_norm, self.layout.ranks.total(squares).sqrt())
 
@@ -192,19 +192,19 @@ class ShardedModel(Placement):
         return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self.device)
 
     def reduce(self, sums: Tensor) -> Tensor:
-        """The sums of all ranks; those that split tensors have the same."""
+        """The sums over all ranks; of tensor ranks, which have the same sums, only one counts."""
         return self.layout.ranks.total(sums if self.layout.tensor_rank == 0 else torch.zeros_like(sums))
 
     def greatest(self, value: float) -> float:
-        """The greatest of what ranks give."""
+        """The greatest of the ranks' values."""
         return self.layout.ranks.greatest(value)
 
     def zero_gradients(self) -> None:
-        """Forgets the gradients of the pieces; `modules` keep none."""
+        """Deletes the gradients of the pieces; `modules` keep none."""
         self.model.zero_grad(set_to_none=True)
 
     def differences(self, own: Sequence[str]) -> Sequence[str]:
-        """What ranks found, and who has other weights than the first one that should have the same."""
+        """All ranks' findings, and each rank whose weights differ from those of the first rank with the same pieces."""
         layout = self.layout
         sums: dict[str, Any] = {}
         for name in self.pieces.parameters:
@@ -212,18 +212,18 @@ class ShardedModel(Placement):
             content = parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
             place = json.dumps({PIPELINE: layout.pipeline_rank, **self.pieces.place(name)})
             sums.setdefault(place, hashlib.blake2b(digest_size=16)).update(content)
-        told = layout.ranks.gathered([list(own), {place: found.hexdigest() for place, found in sums.items()}])
-        different = [f"rank {rank}: {line}" for rank, (lines, _) in enumerate(told) for line in lines]
+        gathered = layout.ranks.gathered([list(own), {place: found.hexdigest() for place, found in sums.items()}])
+        different = [f"rank {rank}: {line}" for rank, (lines, _) in enumerate(gathered) for line in lines]
         firsts: dict[str, int] = {}
-        for rank, (_, parts) in enumerate(told):
-            found = {place: told[firsts.setdefault(place, rank)][1][place] for place in parts}
+        for rank, (_, parts) in enumerate(gathered):
+            found = {place: gathered[firsts.setdefault(place, rank)][1][place] for place in parts}
             wrong = [firsts[place] for place in parts if parts[place] != found[place]]
             different += [f"the weights of rank {rank} are not those of rank {first}" for first in wrong[:1]]
         return different
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within the block every rank has all weights in `model`."""
+        """Within the block `model` has the whole weights on every rank."""
         pieces = {name: parameter.data for name, parameter in self.model.named_parameters()}
         for name, whole in self.pieces.wholes(pieces):
             self.model.get_parameter(name).data = whole
@@ -233,7 +233,7 @@ class ShardedModel(Placement):
             self._take_pieces()
 
     def gathered(self) -> AbstractContextManager[None]:
-        """As `evaluating`: pieces are float32 always."""
+        """The same as `evaluating`, because pieces are always float32."""
         return self.evaluating()
 
     def _take_pieces(self) -> None:
@@ -242,7 +242,7 @@ class ShardedModel(Placement):
             parameter.data = parameter.data.new_empty(0) if spread is None else spread.to_local().detach()
 
     def _hand_over(self) -> None:
-        """Moves the gradients that have come together to the pieces."""
+        """Moves the reduced gradients to the pieces."""
         for parameter, spread in self._spread:
             found, spread.grad = spread.grad, None
             if found is None:
@@ -257,7 +257,7 @@ class ShardedModel(Placement):
 
 @dataclass(frozen=True)
 class _SpreadMatrices(Matrices):
-    """Every rank gathers the whole of each matrix, and computes the same."""
+    """The matrices of Muon over ranks: every rank gathers each whole matrix and computes the same update."""
 
     pieces: Pieces
     names: Mapping[Tensor, str]
@@ -274,7 +274,7 @@ class _SpreadMatrices(Matrices):
 
 @dataclass(frozen=True)
 class _SpreadSums(Sums):
-    """Each rank sums up its piece of a parameter, and adds the sums of those that have the others."""
+    """The sums of Adafactor over ranks: each rank sums its piece, and the ranks add their sums."""
 
     pieces: Pieces
     names: Mapping[Tensor, str]

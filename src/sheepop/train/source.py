@@ -1,4 +1,4 @@
-"""Where the data of each step comes from: a corpus that is read ahead, or whatever is made while training."""
+"""The sources of the data of steps: a corpus, or data that is generated during training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
-from sheepop.parallel.context import ContextRanks
 from sheepop.parallel.layout import Layout
+from sheepop.parallel.parts import SharingRanks
 from sheepop.train.objective import Objective
 from sheepop.train.tensor_batch import TensorBatch
 
@@ -19,11 +19,11 @@ from sheepop.train.tensor_batch import TensorBatch
 class PreparedStep:
     """The micro-batches of a step in host memory, and three counts of its tokens.
 
-    `num_tokens` normalises the objective: what counts in the whole step, on all ranks, tokens or pairs. `num_reported`
-    is what the step adds to the tokens that a run was trained on. `num_computed` is what the network computes with,
-    padding too, and what speed is measured by. `measured` is what the source has to say of the data, for the log. Where
-    ranks share the step, these micro-batches are those of one rank, from number `first` of the step on, and rows
-    may be one of `parts_of_rows` each.
+    The objective is divided by `num_tokens`, the supervised tokens (or pairs) of the whole step on all ranks. The step
+    adds `num_reported` tokens to those that the run was trained on. Speed is measured by `num_computed`, all tokens
+    that the network computes, including padding. `measured` are metrics of the data, for the log. If ranks share the
+    step, these are the micro-batches of one rank, the first of which has number `first` in the step, and each row may
+    be one of `parts_of_rows` parts.
     """
 
     micro_batches: Sequence[TensorBatch]
@@ -36,22 +36,22 @@ class PreparedStep:
     parts_of_rows: int = 1
 
     def part(self, numbers: range) -> PreparedStep:
-        """The same step with the micro-batches of these numbers only."""
+        """The same step with only the micro-batches of these numbers."""
         return replace(self, micro_batches=self.micro_batches[numbers.start : numbers.stop], first=numbers.start)
 
     def padded(self, multiple: int, *, evenly: bool) -> PreparedStep:
-        """The same step with rows filled up to a multiple of some tokens, and `evenly` to the longest of these."""
+        """The same step with rows padded to a multiple of tokens; with `evenly`, all to the length of the longest."""
         least = max(batch.labels.shape[-1] for batch in self.micro_batches) if evenly else 0
         return replace(self, micro_batches=[batch.padded(multiple, least=least) for batch in self.micro_batches])
 
-    def columns(self, ranks: ContextRanks) -> PreparedStep:
+    def columns(self, ranks: SharingRanks) -> PreparedStep:
         """The same step with this rank's tokens of every row."""
         batches = [batch.columns(ranks.columns(batch.labels.shape[-1])) for batch in self.micro_batches]
         return replace(self, micro_batches=batches, parts_of_rows=ranks.size)
 
     @property
     def row_length(self) -> int:
-        """The tokens of a row, the same in all of them, or of pairs those of the first micro-batch."""
+        """The tokens of a row, which all rows share; for pairs, those of the first micro-batch."""
         return self.micro_batches[0].labels.shape[-1] * self.parts_of_rows
 
     @classmethod
@@ -72,60 +72,60 @@ class PreparedStep:
 
 
 class StepSource(Protocol):
-    """Gives every step its data by number. The number is that of the batch: batches may be left out."""
+    """Returns the data of each step by the number of its batch; a run may skip batches."""
 
     @property
     def ahead(self) -> int:
-        """How many steps may be prepared before they are taken; 0 for data that the weights themselves make.
+        """How many steps may be prepared in advance; 0 for data that depends on the current weights.
 
-        Above 0 `prepare` runs on a thread of its own and must be a function of the number alone.
+        Above 0, `prepare` runs in a thread of its own and must depend on nothing but the number.
         """
 
     def prepare(self, number: int) -> PreparedStep:
         """The data of batch `number`."""
 
     def describe(self, number: int) -> list[str]:
-        """The names of the documents that batch `number` is made of, as far as they are known."""
+        """The names of the documents in batch `number`, as far as they are known."""
 
     def state(self) -> dict[str, Tensor]:
-        """What it must be given back to go on as it would have; nothing where data depends on the number alone."""
+        """The state that a resumed run must restore; empty if the data depends only on the number."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes back what `state` gave."""
+        """Restores what `state` returned."""
         return
 
 
 @dataclass(frozen=True, eq=False)
 class SharedSource(StepSource):
-    """This rank's part of every step of `whole`: as many micro-batches as each other rank has."""
+    """This rank's part of every step of `whole`; all ranks get equally many micro-batches."""
 
     whole: StepSource
     layout: Layout
-    context: ContextRanks | None = None
+    context: SharingRanks | None = None
 
     @property
     def ahead(self) -> int:
-        """As many as of the whole."""
+        """The limit of `whole`."""
         return self.whole.ahead
 
     def prepare(self, number: int) -> PreparedStep:
-        """The part of that batch, with the counts of all of it."""
+        """This rank's part of the batch, with the counts of the whole batch."""
         step = self.whole.prepare(number)
         step = step.part(self.layout.share(len(step.micro_batches)))
         step = step.padded(self.layout.parts_of_rows, evenly=self.layout.config.pipeline > 1)
         return step if self.context is None else step.columns(self.context)
 
     def describe(self, number: int) -> list[str]:
-        """The documents of all of it."""
+        """The documents of the whole batch."""
         return self.whole.describe(number)
 
     def state(self) -> dict[str, Tensor]:
-        """That of the whole."""
+        """The state of `whole`."""
         return self.whole.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Gives it to the whole."""
+        """Restores the state of `whole`."""
         self.whole.restore(state)
 
 
@@ -133,7 +133,7 @@ class SharedSource(StepSource):
 class PlannedSource(StepSource):
     """The batches of a plan, cut into micro-batches of `micro_batch_size` whole rows.
 
-    `documents` names those of a batch; with `hashed` every step carries the hash of its batch.
+    `documents` returns the names of the documents of a batch; with `hashed`, each step has the hash of its batch.
     """
 
     plan: StepPlan
@@ -145,10 +145,10 @@ class PlannedSource(StepSource):
     documents: Callable[[int], list[str]] = lambda number: []
 
     def prepare(self, number: int) -> PreparedStep:
-        """The batch as micro-batches; those of shorter rows have more of them, and as many tokens."""
+        """The batch as micro-batches; those of shorter rows have more rows, so that all have equally many tokens."""
         rows = self.micro_batch_size * self.plan.pieces(number)
         return PreparedStep.of(self.plan.batch(number), rows, self.objective, device=self.device, hashed=self.hashed)
 
     def describe(self, number: int) -> list[str]:
-        """The names that `documents` gives."""
+        """The names that `documents` returns."""
         return self.documents(number)

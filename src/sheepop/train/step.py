@@ -1,12 +1,13 @@
-"""One optimizer step, however its batch is cut and wherever it is computed: gradients, a decision, an update."""
+"""One optimizer step on any placement: gradients, the decision whether to take the step, the update."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sheepop.model import LossSums
 from sheepop.model.experts import Routing
@@ -17,18 +18,17 @@ from sheepop.train.placement import Loss, Network, Pass, Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.trouble import Limits
-from sheepop.train.verification import Recomputation
 
-# By torch's fused kernels, which leave everything as it is when this flag is 1.
+# torch's fused kernels of these read the flag `found_inf` on the device and change nothing if it is 1.
 _MASKED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """What a step computed before its update; the clipped gradients themselves are in the parameters.
+    """The results of a step before its update; the clipped gradients themselves are in the parameters.
 
-    `norm` is theirs before clipping, still on the device. `differences` has a line for each bit that came out otherwise
-    when a micro-batch was computed twice.
+    `norm` is the gradient norm before clipping, still on the device. `differences` has a line for each loss or gradient
+    that differed between two computations of the step.
     """
 
     losses: StepLoss
@@ -36,12 +36,12 @@ class Gradients:
     differences: Sequence[str] = ()
 
     def read(self) -> tuple[float, float, float]:
-        """Objective and cross-entropy in nats per token, and the norm, in one copy from the device."""
+        """Objective and cross-entropy in nats per token, and the norm, read in one copy from the device."""
         objective, loss, norm = torch.cat((self.losses.sums.double(), self.norm.double()[None])).tolist()
         return objective / max(1, self.losses.num_tokens), loss / max(1, self.losses.num_tokens), norm
 
     def exceed(self, limits: Limits) -> Tensor:
-        """What `Limits.allow` denies, as a flag on the device: 1.0 where the step is to be left out."""
+        """The negation of `Limits.allow` as a flag on the device: 1.0 if the step must not be taken."""
         objective = self.losses.sums[0].double() / max(1, self.losses.num_tokens)
         norm = self.norm.double()
         allowed = objective.isfinite() & norm.isfinite() & (objective <= limits.loss) & (norm <= limits.norm)
@@ -50,7 +50,7 @@ class Gradients:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of a step: its numbers, and whether the weights were moved."""
+    """The result of a step: its losses, its gradient norm, and whether the weights were moved."""
 
     losses: StepLoss
     objective: float
@@ -61,11 +61,11 @@ class Outcome:
 
 @dataclass
 class StepRunner:
-    """Takes steps: those of a run, of a range test, of a measurement, of a benchmark.
+    """Takes steps, for a run, a range test, a measurement or a benchmark.
 
-    On a GPU the host does not wait between the backward pass and the update, where all optimizers can be told by a flag
-    in its memory to do nothing; what it reads afterwards is what the flag was made of, so nothing else depends on
-    `decides_on_device` (None: where that saves a wait). `is_updating` while the weights are being moved.
+    With `decides_on_device` (None: on CUDA) the host does not wait between the backward pass and the update if all
+    optimizers can read a flag in device memory that tells them to do nothing. The host reads the losses and the norm
+    afterwards and comes to the same decision. `is_updating` is true while the weights are being moved.
     """
 
     placement: Placement
@@ -89,7 +89,7 @@ class StepRunner:
         loss_scale: float = 1.0,
         before_forward: Callable[[int], None] | None = None,
     ) -> Outcome:
-        """The whole of step `number` (0 for the first), left out only where its numbers are none; see `update`."""
+        """Takes step `number` (0 for the first) unless its loss or norm is not finite; see `update`."""
         found = self.gradients(prepared, loss_scale=loss_scale, before_forward=before_forward)
         return self.update(found, Limits(), number=number, rate=rate)
 
@@ -101,11 +101,11 @@ class StepRunner:
         before_forward: Callable[[int], None] | None = None,
         verified: bool = False,
     ) -> Gradients:
-        """Puts the clipped gradient of the mean objective of all samples into the parameters.
+        """Computes the clipped gradient of the mean objective of the step; the parameters then hold it.
 
-        The objective is divided by the tokens of the whole step, so every token weighs the same however the step is
-        cut. The loss is multiplied by `loss_scale` on its way back. `before_forward` hears the number of each
-        micro-batch, for the randomness that belongs to it. When `verified` all is computed twice and compared.
+        The objective is divided by the tokens of the whole step, so every token has the same weight however the step is
+        cut. The loss is multiplied by `loss_scale` before the backward pass. `before_forward` is called with the number
+        of each micro-batch, to seed its random numbers. With `verified`, everything is computed twice and compared.
         """
         placement = self.placement
         pass_of = _Passes(self, max(1, prepared.num_tokens), loss_scale, before_forward, prepared.first)
@@ -135,9 +135,9 @@ class StepRunner:
         )
 
     def update(self, found: Gradients, limits: Limits, *, number: int, rate: float | None = None) -> Outcome:
-        """Moves the weights at `rate` (None: that of the optimizers) and forgets the gradients.
+        """Updates the weights with learning rate `rate` (None: that of the optimizers) and deletes the gradients.
 
-        Where a number is none or above its limit everything stays as it is, but for the gradients.
+        If the loss or the norm is not finite or above its limit, it only deletes the gradients.
         """
         if self.decides_on_device and all(_is_masked(optimizer) for optimizer in self.optimizers):
             self._move(rate, found.exceed(limits))
@@ -170,7 +170,7 @@ class StepRunner:
 
 @dataclass(frozen=True, eq=False)
 class _Passes(Pass):
-    """The passes of one step, whose micro-batches here begin with number `first`."""
+    """The passes of one step; the first micro-batch on this rank has number `first`."""
 
     runner: StepRunner
     divisor: int
@@ -191,12 +191,12 @@ class _Passes(Pass):
             return self._loss(self.runner.objective.layer_sums(network, batch.to(placement.device), routings))
 
     def _loss(self, sums: LossSums) -> Loss:
-        # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
+        # Scaling by a power of two is exact, so a scale of 1 changes no bit.
         return Loss(sums, sums.objective / self.divisor * self.loss_scale)
 
 
 def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a flag can keep `optimizer` from its step: in its first one it makes its state, flag or not."""
+    """Whether a flag can make `optimizer` skip its step; its first step creates its state regardless of the flag."""
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return (
         isinstance(optimizer, _MASKED)
@@ -207,3 +207,55 @@ def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
 
 def _added(sums: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value + sums[name] if name in sums else value for name, value in others.items()}
+
+
+class Recomputation:
+    """Finds silent corruption: two computations of a step must give losses and gradients with the same bits.
+
+    `differences` has a line for each loss or gradient that differs in any bit: where, and by how much.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.differences: list[str] = []
+        self._model = model
+        self._losses: list[float] = []
+        self._gradients: dict[str, Tensor] = {}
+
+    def take(self, found: Sequence[LossSums]) -> None:
+        """Takes the losses of the first computation, and its gradients, which it removes from the model."""
+        self._losses = [float(losses.objective) for losses in found]
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                self._gradients[name], parameter.grad = parameter.grad.to_dense(), None
+
+    def compare(self, found: Sequence[LossSums]) -> None:
+        """Compares them with the losses and gradients of the second computation, and frees them."""
+        for before, losses in zip(self._losses, found, strict=True):
+            now = float(losses.objective)
+            if struct.pack("d", before) != struct.pack("d", now):
+                self.differences.append(f"loss: {before!r}, then {now!r}")
+        for name, parameter in self._model.named_parameters():
+            first = self._gradients.pop(name, None)
+            if (first is None) != (parameter.grad is None):
+                self.differences.append(f"{name}: only one of the computations gave a gradient")
+            elif first is not None and parameter.grad is not None:
+                second = parameter.grad.to_dense()
+                if not torch.equal(_bits(first), _bits(second)):
+                    self.differences.append(f"{name}: {_described(first, second)}")
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bits as integers, because as numbers NaN differs from itself and 0 equals -0."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(integers[tensor.element_size()])
+
+
+def _described(one: Tensor, other: Tensor) -> str:
+    differ = _bits(one) != _bits(other)
+    count = int(differ.sum())
+    position = tuple(int(index) for index in differ.nonzero()[0])
+    largest = float((one.double() - other.double()).abs().nan_to_num(nan=float("inf")).max())
+    return (
+        f"{count:,} of {one.numel():,} values differ, by at most {largest:.3g}; the first is at {list(position)}, "
+        f"{one[position].item()!r}, then {other[position].item()!r}"
+    )

@@ -1,4 +1,4 @@
-"""A micro-batch as steps read it."""
+"""A micro-batch as tensors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sheepop.model.logits import supervised_places
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """A micro-batch on the device: what the network reads, as `sheepop.data.Batch.inputs` names it, and labels (B, T).
+    """A micro-batch: the inputs of the network, named as by `sheepop.data.Batch.inputs`, and labels (B, T).
 
-    `supervised` (M,) are the flat indices of the labels that count, ``slice(None)`` when all do. `given` is what some
-    objectives read beside these, as `sheepop.data.Batch.given` names it.
+    `supervised` (M,) are the flat indices of the labels that count, ``slice(None)`` if all do. `given` are further
+    inputs of some objectives, named as by `sheepop.data.Batch.given`.
     """
 
     inputs: Mapping[str, Tensor]
@@ -33,17 +33,17 @@ class TensorBatch:
 
     @classmethod
     def from_numpy(cls, batch: Batch, device: str) -> TensorBatch:
-        """Copies a batch to `device`. Rows without a document boundary take the plain causal path."""
+        """Copies a batch to `device`. Rows without a document boundary get no document ids (plain causal attention)."""
         return cls.on_host(batch).to(device)
 
     @classmethod
     def on_host(cls, batch: Batch, *, pin: bool = False) -> TensorBatch:
-        """The batch in host memory; with `pin` in pages that a GPU reads by itself, beside the work of the loop."""
+        """The batch in host memory; with `pin`, in pinned memory, which a GPU reads without holding up the loop."""
 
         def tensor(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(array).pin_memory() if pin else torch.from_numpy(array)
 
-        # Found here and not on the device, which would have to be waited for.
+        # On the host, because the host would have to wait for the device.
         supervised = np.flatnonzero(batch.labels != IGNORE_INDEX)
         return cls(
             inputs={name: tensor(array) for name, array in batch.inputs().items()},
@@ -54,11 +54,11 @@ class TensorBatch:
 
     @property
     def rows(self) -> Mapping[str, Tensor]:
-        """The inputs as rows (B, T), where labels are those of P groups of G rows (P, G, T) too."""
+        """The inputs as rows (B, T), also if the batch has P groups of G rows (P, G, T)."""
         return {name: tensor.flatten(0, -2) for name, tensor in self.inputs.items()}
 
     def padded(self, multiple: int, *, least: int = 0) -> TensorBatch:
-        """Rows filled up behind, without labels, to a multiple of some tokens, and to `least` of them."""
+        """The batch with rows padded at the end, without labels, to a multiple of tokens and to at least `least`."""
         num_tokens = self.labels.shape[-1]
         missing = max(num_tokens, least) - num_tokens
         missing += -(num_tokens + missing) % multiple
@@ -74,7 +74,7 @@ class TensorBatch:
             {name: filled(tensor) for name, tensor in self.inputs.items()},
             labels,
             supervised_places(labels.flatten()),
-            # What has the shape of labels belongs to tokens.
+            # A tensor with the shape of the labels has an entry for every token.
             {
                 name: filled(tensor) if tensor.shape == self.labels.shape else tensor
                 for name, tensor in self.given.items()
@@ -82,9 +82,9 @@ class TensorBatch:
         )
 
     def columns(self, chosen: slice) -> TensorBatch:
-        """The same rows with some of their tokens, whose documents are numbered as in whole rows."""
+        """The same rows with only some of their tokens; documents keep the numbers they have in whole rows."""
         if self.given:
-            raise ValueError(f"rows with {', '.join(self.given)} beside their tokens are not split over ranks")
+            raise ValueError(f"rows with the further inputs {', '.join(self.given)} cannot be split over ranks")
         inputs = {**self.inputs}
         if (ids := inputs.get("document_ids")) is not None:
             inputs["document_ids"] = number_documents(ids)
@@ -96,7 +96,7 @@ class TensorBatch:
         )
 
     def to(self, device: str) -> TensorBatch:
-        """The batch on `device`; from pinned memory the copy does not hold up the host."""
+        """The batch on `device`; the host does not wait for a copy from pinned memory."""
 
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=tensor.is_pinned())

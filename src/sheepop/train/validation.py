@@ -1,4 +1,4 @@
-"""How well a model does on what is held out; of text: loss, perplexity, next-token accuracy, bits per byte."""
+"""Scores of a model on the held-out split; for text: loss, perplexity, next-token accuracy, bits per byte."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from sheepop.train.tensor_batch import TensorBatch
 
 
 class Scores(Protocol):
-    """What a model is judged by on what is held out. The lower its `loss`, the better; `str` says the rest in words."""
+    """The scores of a model on the held-out split. A lower `loss` is better; `str` gives all scores in words."""
 
     loss: float
 
     @property
     def extent(self) -> str:
-        """On how much it was judged, in words."""
+        """The amount of scored text or other data, in words."""
 
     def metrics(self) -> dict[str, float]:
-        """The scores by name, the loss among them."""
+        """The scores by name, including the loss."""
 
     def counts(self) -> dict[str, float]:
-        """On how much of what it was judged."""
+        """The numbers of scored units, such as tokens and bytes."""
 
     def to_dict(self) -> dict[str, float]:
-        """All of it as plain data."""
+        """The scores and counts as plain data."""
         return {**self.metrics(), **self.counts()}
 
 
@@ -71,7 +71,7 @@ class TokenScores(Scores):
 
 
 def scored_samples(batches: Batches, max_tokens: int | None) -> NDArray[np.int64]:
-    """The samples of a split that are scored: all of them, or about `max_tokens` of tokens, evenly from the whole."""
+    """The indices of the samples to score: all, or samples at even distances with about `max_tokens` tokens."""
     count = batches.num_samples
     if max_tokens is not None:
         count = min(count, max(1, int(max_tokens / batches.tokens_per_sample)))
@@ -92,16 +92,16 @@ def validate(
 ) -> TokenScores:
     """Scores `model`, which is in evaluation mode, on the samples of `batches` in order.
 
-    `byte_lengths` (V,) gives the bytes each token stands for. With `max_tokens` the samples are taken evenly from
-    the whole split until that many positions are covered. `on_batch` hears the number of samples finished. Where there
-    are several `ranks` each of them reads its share of the samples. Raises `ValueError` for a model in training mode,
-    whose dropout would be in the scores.
+    `byte_lengths` (V,) gives the bytes of each token. With `max_tokens` it scores samples at even distances over the
+    whole split, with about that many positions. `on_batch` is called with the number of samples of each batch. Each of
+    several `ranks` reads its share of the samples. Raises `ValueError` for a model in training mode, because dropout
+    would change the scores.
     """
     if model.training:
         raise ValueError("a model is scored in evaluation mode; call eval() on it first")
     chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
     loss_sum, correct, num_tokens, num_bytes = 0.0, 0, 0, 0
-    # No inference mode: the weights of float8 layers refuse it.
+    # Not inference_mode, which the weights of float8 layers do not support.
     with torch.no_grad():
         for start in range(0, len(chosen), batch_size):
             samples = batches.batch(chosen[start : start + batch_size])

@@ -125,14 +125,14 @@ def test_what_is_written_peft_reads_and_so_do_we(
 
 SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "IA3"}, "peft_type = 'IA3' is not LORA, the kind of adapter that SheepOp reads"),
-    ({"bias": "all"}, "bias = 'all' says that biases were trained"),
-    ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changed the weights of the model"),
+    ({"bias": "all"}, "bias = 'all' means that biases were trained"),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changed the base weights"),
     ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\] is not known"),
     ({"use_qalora": True}, "use_qalora = True is not known"),
     ({"r": 5}, r"q_proj.lora_A.weight has the shape \(4, 32\), not \(5, 32\)"),
     ({"r": "4"}, "r = '4' is not a whole number"),
     ({"lora_alpha": "x"}, "lora_alpha = 'x' is not a number"),
-    ({"rank_pattern": {"(": 4}}, "no regular expression"),
+    ({"rank_pattern": {"(": 4}}, "not a regular expression"),
     ({"rank_pattern": {"q_proj": -4}}, "not a number above 0"),
     ({"use_dora": True}, "needs"),
 ]
@@ -158,7 +158,7 @@ def test_tensors_without_a_place_missing_files_and_unknown_names(
     pairs: dict[str, tuple[Any, Transformer]], tmp_path: Path
 ) -> None:
     ours = deepcopy(pairs["llama"][1])
-    with pytest.raises(CheckpointError, match=r"has no adapter_config.json, so it is no LoRA adapter"):
+    with pytest.raises(CheckpointError, match=r"is not a LoRA adapter: it has no adapter_config.json"):
         read_adapter(tmp_path, ours, FAMILIES["llama"])
     with pytest.raises(ConfigError, match="no adapter called 'default'; it has: none"):
         write_adapter(tmp_path, ours, FAMILIES["llama"])

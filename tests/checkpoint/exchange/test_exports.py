@@ -96,9 +96,9 @@ def test_tokens_that_end_a_text_and_have_no_place_in_a_gguf_file_are_told(ours: 
     write_json(ours / "generation_config.json", {"eos_token_id": [3, 9, 11, 13]})
     write_checksums(ours)
     notes = export_model(ours, tmp_path / "toy.gguf", format="gguf")["notes"]
-    assert notes[-1] == "llama.cpp does not end a text at the token 13, as the model does."
+    assert notes[-1] == "Unlike SheepOp, llama.cpp does not end a text at the token 13."
     notes = export_model(ours, tmp_path / "bare.gguf", format="gguf", with_tokenizer=False)["notes"]
-    assert notes == ["The tokens that end a text are left out, like the tokenizer."]
+    assert notes == ["The tokens that end a text are left out, because the tokenizer is."]
 
 
 def test_a_gguf_file_whose_tokenizer_says_it_all_needs_no_generation_settings(ours: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def up(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("model_type", ["t5", None, 7, "gemma3", "x" * 10_000])
 def test_an_unknown_family(make, model_type) -> None:
-    refused(make({"model_type": model_type}), "model_type", "a family that SheepOp reads", "llama", "bloom")
+    refused(make({"model_type": model_type}), "model_type", "a supported family", "llama", "bloom")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_longrope_is_read_for_texts_of_the_original_context_and_the_note_says_so
     table = {"rope_type": "longrope", "short_factor": [1.5, 2.5], "long_factor": [3.0, 9.0]}
     keys = {"rope_scaling": {**table, "original_max_position_embeddings": 16}, "max_position_embeddings": 64}
     (note,) = import_model(make(keys), tmp_path / "ours")["notes"]
-    assert "up to that length, not the 64 of the source" in note
+    assert "a context of 16 tokens, not of 64" in note
     config = load_model(tmp_path / "ours").config
     assert (config.max_seq_len, config.rotary_scaling.pair_factors) == (16, (1.5, 2.5))
     once = make({**keys, "max_position_embeddings": 16}, name="short")
@@ -183,7 +183,9 @@ def test_nan_and_infinity_are_named_and_kept(make, tmp_path: Path, capsys) -> No
 def test_numbers_too_large_for_the_dtype_asked_for(make, tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["model.norm.weight"][3] = 1e6
-    with pytest.raises(CheckpointError, match=r"final_norm.weight has numbers up to 1e\+06, more than torch.float16"):
+    with pytest.raises(
+        CheckpointError, match=r"final_norm.weight has numbers up to 1e\+06, too large for torch.float16"
+    ):
         import_model(make(tensors=tensors), tmp_path / "ours", dtype="float16")
     assert not (tmp_path / "ours").exists()
 
@@ -322,13 +324,13 @@ def test_a_shard_that_is_missing(make) -> None:
     directory = make()
     sharded(directory)
     (directory / "model-00002-of-00002.safetensors").unlink()
-    refused(directory, "model-00002-of-00002.safetensors, which model.safetensors.index.json names, is missing")
+    refused(directory, "model-00002-of-00002.safetensors, which model.safetensors.index.json lists, is missing")
 
 
 def test_one_file_and_an_index_side_by_side(make) -> None:
     directory = make()
     write_index(directory, {})
-    refused(directory, "holds both")
+    refused(directory, "contains both")
 
 
 def test_a_directory_in_place_of_a_file(make) -> None:

@@ -130,7 +130,7 @@ def test_one_file_and_an_index_side_by_side(make, sharded: Path, tmp_path: Path)
     import_model(tmp_path / "hf", tmp_path / "whole")
     shutil.copy(tmp_path / "whole" / "model.safetensors", sharded)
     write_checksums(sharded)
-    with pytest.raises(CheckpointError, match="holds both"):
+    with pytest.raises(CheckpointError, match="contains both"):
         load_model(sharded)
 
 

@@ -215,7 +215,7 @@ def test_what_no_architecture_computes_is_refused_with_every_reason(make: Callab
     with pytest.raises(CheckpointError) as caught:
         choose_architecture(config)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "llama.cpp has no architecture that computes what this model does:"
+    assert lines[0] == "llama.cpp has no architecture that computes the same as this model:"
     assert sorted(line.split(":")[0].strip() for line in lines[1:]) == sorted(ARCHITECTURES)
     assert lines[1] == "  llama: attention_sinks = True, but it computes False"
     assert "  gpt2: " in str(caught.value)
@@ -227,7 +227,7 @@ def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it
     with pytest.raises(CheckpointError) as caught:
         choose_architecture(make("llama", ngrams={"rows": 9}, short_convolution=3).config)
     first, nearest, *_, last = str(caught.value).splitlines()
-    assert first == "llama.cpp has no architecture that computes what this model does:"
+    assert first == "llama.cpp has no architecture that computes the same as this model:"
     assert "ngrams" in nearest and "short_convolution = 3, but it computes None" in nearest
     assert last.endswith("train with model.ngrams=null model.short_convolution=null.")
 
@@ -238,7 +238,7 @@ def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it
         ("llama", {"sliding_window": 10}, "sliding_window = 10, but it has no window"),
         ("llama", {"rotary_fraction": 0.5}, "rotary_fraction = 0.5, but it rotates whole heads"),
         ("llama", {"value_head_dim": 16}, "value_head_dim = 16 differs from head_dim = 8"),
-        ("llama", {"attention_scale": 0.1}, "the scores are multiplied by 0.1, but it multiplies them by 0.353553"),
+        ("llama", {"attention_scale": 0.1}, "the scale of the scores is 0.1, but it uses 0.353553"),
         ("qwen3", {"rotary_scaling": {"kind": "llama3", "factor": 2.0, "original_max_seq_len": 8}}, "kind = llama3"),
         ("llama", {"rotary_scaling": {
             "kind": "longrope", "factor": 2.0, "original_max_seq_len": 8, "pair_factors": [2.0] * 4,
@@ -246,17 +246,17 @@ def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it
         ("llama-yarn", {"rotary_scaling": {
             "kind": "yarn", "factor": 2.0, "original_max_seq_len": 8, "beta_fast": 16.0,
         }}, "rotary_scaling.beta_fast = 16.0, but it always computes 32.0"),
-        ("qwen2", {"head_dim": 16}, "num_heads = 4 of head_dim = 16 are not d_model = 32"),
-        ("mixtral", {"experts": {"count": 4, "shared": 1}}, "experts.shared = 1, but it has none"),
+        ("qwen2", {"head_dim": 16}, "num_heads = 4 x head_dim = 16 is not d_model = 32"),
+        ("mixtral", {"experts": {"count": 4, "shared": 1}}, "experts.shared = 1, but it has no shared experts"),
         ("mixtral", {"experts": {"count": 4, "layers": (1,)}}, "experts.layers leaves layers out"),
         ("mixtral", {"experts": {"count": 4, "scores": "sigmoid"}}, "experts.scores = sigmoid, but it computes"),
         ("mixtral", {"experts": {"count": 4, "normalize": False}}, "experts.normalize = False"),
         ("mixtral", {"feed_forward_bias": True}, "its experts have no biases"),
-        ("gemma2", {"tie_weights": False}, "its output projection is the embedding"),
+        ("gemma2", {"tie_weights": False}, "its output projection is always the embedding"),
         ("gemma2", {"sliding_window": None, "sliding_layers": None}, "sliding_window is not set, but it always"),
         ("gemma2", {"attention_soft_cap": None}, "attention_soft_cap is not set, but it always caps"),
         ("gemma2", {"embedding_scale": 1.0}, "embedding_scale = 1, but it multiplies embeddings by 5.65685"),
-        ("gemma3", {"sliding_position_base": None}, "scales the sliding layers too, but it leaves them"),
+        ("gemma3", {"sliding_position_base": None}, "scales the sliding layers too, but it does not"),
         ("olmo2-window", {"sliding_position_base": 5.0}, "sliding_position_base = 5 differs from position_base"),
         ("gpt2", {"parallel_residual": True}, "parallel_residual = True, but it computes False"),
         ("llama", {"initialization": "mup", "mup_base_d_model": 16}, "mup_base_d_model = 16 scales the logits"),

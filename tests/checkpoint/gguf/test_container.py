@@ -158,14 +158,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "version 1": (lambda path: change(path, at=4, to=struct.pack("<I", 1)), "GGUF version 1; SheepOp reads 2 and 3"),
     "version 4": (lambda path: change(path, at=4, to=struct.pack("<I", 4)), "GGUF version 4; SheepOp reads 2 and 3"),
     "big endian": (lambda path: change(path, at=4, to=struct.pack(">I", 3)), "big-endian"),
-    "count of tensors": (lambda path: change(path, at=8, to=U64_MAX), "18,446,744,073,709,551,615 tensors; at most"),
+    "count of tensors": (
+        lambda path: change(path, at=8, to=U64_MAX),
+        "18,446,744,073,709,551,615 tensors; SheepOp reads",
+    ),
     "count of keys": (
         lambda path: change(path, at=16, to=U64_MAX),
-        "18,446,744,073,709,551,615 metadata values; at most",
+        "18,446,744,073,709,551,615 metadata values; SheepOp reads at most",
     ),
     "count of tensors beyond the file": (
         lambda path: change(path, at=8, to=struct.pack("<Q", 10**5)),
-        "claims 100,000 tensors, and only",
+        "claims 100,000 tensors, but only",
     ),
     "length of a key": (lambda path: change(path, at=24, to=U64_MAX), "key 0 claims to be"),
     "length of a text": (
@@ -174,11 +177,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "length beyond the file": (
         lambda path: change(path, at=place_behind(path, "general.architecture") + 4, to=struct.pack("<Q", 10**6)),
-        "needs 1,000,000 bytes, and only",
+        "needs 1,000,000 bytes, but only",
     ),
     "unknown type of a value": (
         lambda path: change(path, at=place_behind(path, "whole"), to=struct.pack("<I", 13)),
-        "'whole' is of the unknown type 13",
+        "'whole' has the unknown type 13",
     ),
     "text that is not UTF-8": (
         lambda path: change(path, at=place_behind(path, "general.architecture") + 12, to=b"\xff"),
@@ -190,11 +193,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "length of a list": (
         lambda path: change(path, at=place_behind(path, "words") + 8, to=U64_MAX),
-        "'words' claims 18,446,744,073,709,551,615 entries; at most 16,777,216",
+        "'words' claims 18,446,744,073,709,551,615 entries; SheepOp reads at most 16,777,216",
     ),
     "list beyond the file": (
         lambda path: change(path, at=place_behind(path, "whole.list") + 8, to=struct.pack("<Q", 2**20)),
-        "'whole.list' claims 1,048,576 entries, and only",
+        "'whole.list' claims 1,048,576 entries, but only",
     ),
     "a key twice": (
         lambda path: change(path, at=place_behind(path, "truth") - 5, to=b"whole"),
@@ -211,11 +214,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "rows that are no blocks": (
         lambda path: change(path, at=place_behind(path, "blocks") + 4, to=struct.pack("<Q", 65)),
-        "cannot be of the type q8_0",
+        "cannot have the type q8_0",
     ),
     "type we do not read": (
         lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 12)),
-        r"1 of 4 tensors are of types that SheepOp does not read: q4_k \('blocks' is q4_k\)",
+        r"1 of 4 tensors have types that SheepOp does not read: q4_k \('blocks' is q4_k\)",
     ),
     "type nobody knows": (
         lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 777)),
@@ -265,8 +268,8 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
         (u32(0), "not a power of two"),
         (u32(48), "not a power of two"),
         (u32(2**20), "not a power of two"),
-        (text("32"), "not a whole number of 4 bytes"),
-        (Value(ValueType.U64, 32), "not a whole number of 4 bytes"),
+        (text("32"), "not an integer of 4 bytes"),
+        (Value(ValueType.U64, 32), "not an integer of 4 bytes"),
     ],
 )
 def test_an_alignment_that_is_none_is_refused(tmp_path: Path, value: Value, message: str) -> None:

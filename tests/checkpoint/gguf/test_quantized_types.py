@@ -80,7 +80,7 @@ def test_bfloat16_is_the_upper_half_of_a_float() -> None:
 
 
 def test_half_precision_refuses_what_is_too_large() -> None:
-    with pytest.raises(CheckpointError, match="70000, but f16 has no number beyond 65504"):
+    with pytest.raises(CheckpointError, match="70000, but the largest number of f16 is 65504"):
         F16.encode(torch.tensor([[1.0, -70000.0]]))
     # What is infinite already stays so, as in any conversion.
     assert F16.encode(torch.tensor([[float("inf")]])).view(torch.float16).isinf().all()

@@ -216,7 +216,7 @@ def test_what_a_type_cannot_hold_is_named(tmp_path: Path, make: Callable[..., An
     toy = make("llama")
     with torch.no_grad():
         toy.model.lm_head.weight[3, 3] = 1e6
-    with pytest.raises(CheckpointError, match=r"output\.weight cannot be stored as f16: it holds 1e\+06"):
+    with pytest.raises(CheckpointError, match=r"output\.weight cannot be stored as f16: it contains 1e\+06"):
         toy.write(tmp_path / "toy.gguf", dtype="f16")
     with pytest.raises(CheckpointError, match=r"has rows of 40 numbers, but q8_0 needs multiples of 32"):
         make("llama", d_ff=40).write(tmp_path / "toy.gguf", dtype="q8_0")

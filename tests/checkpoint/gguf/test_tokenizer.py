@@ -137,7 +137,7 @@ def test_what_is_put_around_a_text_and_the_template_come_along() -> None:
 def test_of_several_templates_the_default_is_written() -> None:
     named = [{"name": "default", "template": "one"}, {"name": "tools", "template": "two"}]
     assert written(tokenizer_of(byte_level(), chat_template=named))["tokenizer.chat_template"] == text("one")
-    with pytest.raises(CheckpointError, match="chat templates called tools but none called default"):
+    with pytest.raises(CheckpointError, match="chat templates called tools, but none called default"):
         written(tokenizer_of(byte_level(), chat_template=named[1:]))
 
 
@@ -146,7 +146,7 @@ def test_further_tokens_that_end_a_text_come_along() -> None:
     metadata, notes = tokenizer_metadata(tokenizer, 300, [0, 7, 8, 9])
     assert metadata["tokenizer.ggml.eot_token_id"] == u32(7)
     assert metadata["tokenizer.ggml.eom_token_id"] == u32(8)
-    assert notes == ["llama.cpp does not end a text at the token 9, as the model does."]
+    assert notes == ["Unlike SheepOp, llama.cpp does not end a text at the token 9."]
     assert end_ids_from_metadata(metadata, 300, PATH) == [0, 7, 8]
     assert end_ids_from_metadata(metadata, 8, PATH) == [0, 7]
     assert end_ids_from_metadata(written(tokenizer), 300, PATH) == [0]
@@ -170,7 +170,7 @@ def test_characters_are_spelled_in_bytes() -> None:
     assert merges == ["Ã ¤", "â Ĥ", "âĤ ¬"]
     assert tokens[:4] == ["<pad>", "<unk>", "<bos>", "<eos>"]
     assert tokens[ord(" ")] == "Ġ" and tokens[ord("A")] == "A" and tokens[ord("\n")] == "Ċ"
-    assert "leaves out characters that are not in the vocabulary" in notes[0]
+    assert "skips characters that are not in the vocabulary" in notes[0]
 
 
 @pytest.mark.parametrize(("pattern", "name"), [("llama3", "smaug-bpe"), ("gpt2", "gpt-2")])
@@ -185,23 +185,23 @@ def test_tokenizers_that_are_trained_here_have_a_name_there(pattern: str, name: 
 
 
 def test_a_cut_that_llama_cpp_lacks_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="cannot cut text the way this tokenizer does"):
+    with pytest.raises(CheckpointError, match="cannot split text like this tokenizer"):
         written(ByteLevelBPE.train([TEXT] * 9, 300, pattern="sheepop"))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"normalizer": {"type": "Lowercase"}}, r"rewrites text before it cuts it \(Lowercase\)"),
+        ({"normalizer": {"type": "Lowercase"}}, r"changes text before it splits it \(Lowercase\)"),
         ({"pre_tokenizer": {
             "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True,
-        }}, "llama.cpp cannot cut text"),
+        }}, "llama.cpp cannot split text"),
         ({"added_tokens": [
             {"id": 0, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
              "normalized": False, "special": True},
             {"id": 300, "content": "<mark>", "single_word": False, "lstrip": True, "rstrip": False,
              "normalized": False, "special": False},
-        ]}, "'<mark>' looks at the text around it"),
+        ]}, "'<mark>' matches depends on the text around it"),
     ],
 )  # fmt: skip
 def test_what_llama_cpp_does_not_do_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -228,7 +228,7 @@ def test_other_algorithms_are_refused() -> None:
     unigram = models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0, byte_fallback=False)
     for name, model in {"WordPiece": words, "Unigram": unigram}.items():
         tokenizer = tokenizer_from_json(tokenizers.Tokenizer(model).to_str(), {})
-        with pytest.raises(CheckpointError, match=f"A {name} tokenizer cannot be stored in a GGUF file"):
+        with pytest.raises(CheckpointError, match=f"A GGUF file cannot store a {name} tokenizer"):
             written(tokenizer)
 
 
@@ -254,7 +254,7 @@ def test_merges_of_another_kind_are_refused(tmp_path: Path) -> None:
     description = json.loads(tokenizer.to_json())
     description["model"]["merges"].pop()
     other = tokenizer_from_json(json.dumps(description), tokenizer.settings())
-    with pytest.raises(CheckpointError, match="has a list of merges of its own"):
+    with pytest.raises(CheckpointError, match="list of merges differs from that of SentencePiece"):
         written(other)
 
 
@@ -273,7 +273,7 @@ GPT2: dict[str, Value] = {
     [
         ({"model": text("bert")}, "'bert' is a tokenizer model that SheepOp does not read; it reads gpt2 and llama"),
         ({"model": u32(3)}, "is not text"),
-        ({"pre": text("poetry")}, "'poetry' is a way of cutting text that SheepOp does not know; it knows gpt-2"),
+        ({"pre": text("poetry")}, "'poetry' is a way to split text that SheepOp does not know; it knows gpt-2"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokens": i32s([1])}, "is not a list of texts"),
@@ -282,7 +282,7 @@ GPT2: dict[str, Value] = {
         ({"token_type": i32s([3, 1])}, "has 2 entries for 4 tokens"),
         ({"token_type": i32s([3, 1, 1, 77])}, "has the unknown kind 77"),
         ({"token_type": f32s([1.0] * 4)}, "is not a list of whole numbers"),
-        ({"merges": texts(["a b c"])}, "has the entry 'a b c', which is not two parts"),
+        ({"merges": texts(["a b c"])}, "has the entry 'a b c', which does not have two parts"),
         ({"merges": texts(["a x"])}, "cannot be used"),
         ({"merges": None}, "tokenizer.ggml.merges is missing"),
         ({"eos_token_id": u32(9)}, "is not one of the 4 tokens"),

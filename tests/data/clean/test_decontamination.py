@@ -114,7 +114,7 @@ def test_a_changed_file_is_read_again(jsonl):
     ("content", "message"),
     [
         (b'{"q": "a"}\n{"q": \n', "line 2: not valid JSON"),
-        (b'["q"]\n', "line 1: a list"),
+        (b'["q"]\n', "line 1: not a JSON object"),
         (b"[" * 100_000 + b"\n", "line 1: not valid JSON"),
         (b'{"q": "a\xff"}\n', "line 1: not valid JSON"),
         (b'{"other": "a"}\n', "has no field q"),

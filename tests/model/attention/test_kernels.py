@@ -159,12 +159,12 @@ def test_output_and_gradients_follow_the_hand_formulas(form: str, case: str, pac
 @pytest.mark.parametrize(
     ("form", "case", "message"),
     [
-        ("fused", "soft cap", "attention by fused has no soft cap"),
+        ("fused", "soft cap", "fused attention has no soft cap"),
         ("fused", "sinks", "prepared without sinks"),
-        ("segments", "soft cap", "attention by segments has no soft cap"),
-        ("segments", "sinks", "attention by segments has no sinks"),
-        ("operator", "sinks", "attention by segments has no sinks"),
-        ("products", "sinks", "attention by products has no sinks"),
+        ("segments", "soft cap", "segments attention has no soft cap"),
+        ("segments", "sinks", "segments attention has no sinks"),
+        ("operator", "sinks", "segments attention has no sinks"),
+        ("products", "sinks", "products attention has no sinks"),
     ],
 )
 def test_what_a_kernel_cannot_do_is_refused(form: str, case: str, message: str) -> None:

@@ -48,7 +48,7 @@ def test_a_query_sees_what_the_rule_says(data) -> None:
         ({"documents": torch.zeros(2, 4)}, r"document_ids has shape \(2, 4\)"),
         ({"key_mask": torch.ones(5, dtype=torch.bool), "causal": False}, r"key_mask has shape \(5,\)"),
         ({"documents": torch.zeros(2, 5), "num_queries": 1}, "document_ids need every position as a query; got 1 of 5"),
-        ({"key_mask": torch.ones(1, 5, dtype=torch.bool)}, "a key_mask is for attention in both directions"),
+        ({"key_mask": torch.ones(1, 5, dtype=torch.bool)}, "a key_mask is for bidirectional attention"),
         ({"causal": False, "window": 3}, "windows, documents and rows of different length are for causal attention"),
     ],
 )

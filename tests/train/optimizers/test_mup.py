@@ -152,5 +152,5 @@ def test_adam_with_a_decay_is_refused() -> None:
 
 
 def test_what_mup_has_no_rule_for_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no rule for blocks\.0\.attention\.sinks under steps of the kind gradient"):
+    with pytest.raises(ConfigError, match=r"no rule for blocks\.0\.attention\.sinks with updates of the kind gradient"):
         build_optimizers(network(64, **MUP, attention_sinks=True), training("sgd"))

@@ -1,4 +1,4 @@
-"""Models in the format of Hugging Face's transformers: families as tables, one reader, one writer."""
+"""Reads and writes models in the format of Hugging Face's transformers, with one table for each model family."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """LoRA adapters in the format of Hugging Face's PEFT: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-Where the family of a model stores several of our layers as one, an adapter does so too. Reading cuts B into the rows of
-each. Writing puts their A one below the other and their B into blocks, which is exact, with the sum of their ranks.
+If a model family fuses several of our layers into one, so do its adapters. Reading splits B into the rows of each
+layer. Writing stacks their A and puts their B on a block diagonal, which is exact, with the sum of their ranks.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _LINEAR = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
 _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
-# What does not change what a finished adapter computes.
+# Keys that do not affect the results of a trained adapter.
 _IRRELEVANT = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "target_modules", "exclude_modules", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "qalora_group_size",
     "runtime_config", "eva_config", "loftq_config", "megatron_core",
 }  # fmt: skip
-# Ways to begin that leave the weights beside the adapter as they were.
+# Initialisations that do not change the base weights.
 _BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal", "default")
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A layer as the family has it: the paths of ours, how their rows lie in it, and the shape of its weight."""
+    """A layer of the family: the paths of our layers in it, the layout of their rows, and its weight's shape."""
 
     ours: tuple[str, ...]
     layout: Layout
@@ -64,9 +64,9 @@ class _Place:
 def write_adapter(
     directory: Path, model: Transformer, family: Family, *, name: str = "default", base: str = ""
 ) -> None:
-    """Writes the adapter `name` into a directory, which the caller makes durable; `base` is where its model is from.
+    """Writes the adapter `name` into a directory, which the caller makes durable; `base` is the origin of its model.
 
-    Raises `ConfigError` where the model has no such adapter, and `CheckpointError` for a layer that the family lacks.
+    Raises `ConfigError` if the model has no such adapter, and `CheckpointError` for a layer that the family lacks.
     """
     if name not in adapters(model):
         known = ", ".join(adapters(model)) or "none"
@@ -86,7 +86,7 @@ def write_adapter(
 
 
 def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], base: str, family: Family) -> dict[str, Any]:
-    """The settings as PEFT has them; layers with another rank or alpha than most are named one by one."""
+    """Returns PEFT's settings; layers whose rank or alpha differs from the most common one are listed individually."""
     rank, alpha = max(set(sizes.values()), key=list(sizes.values()).count)
     return {
         "peft_type": "LORA",
@@ -108,10 +108,10 @@ def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], base:
 
 
 def _joined(model: Transformer, place: _Place, parts: Sequence[Any]) -> tuple[dict[str, Tensor], tuple[int, float]]:
-    """The tensors of one layer of theirs from the changes of ours, and its rank and alpha."""
+    """Returns the tensors of one layer of the family from our adapters, and its rank and alpha."""
     present = [part for part in parts if part is not None]
     rank, config = sum(part.config.rank for part in present), present[0].config
-    # The product with the rank may lose the last bit of what the quotient was made of.
+    # scale * rank may differ from alpha in the last bit, so an unchanged rank keeps alpha itself.
     alpha = (
         config.alpha if rank == config.rank else config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
     )
@@ -139,17 +139,17 @@ def _joined(model: Transformer, place: _Place, parts: Sequence[Any]) -> tuple[di
 
 
 def read_adapter(directory: Path, model: Transformer, family: Family, *, name: str = "default") -> None:
-    """Puts the adapter in `directory` beside the layers of `model`, as the only one that is active.
+    """Adds the adapter in `directory` to `model`, as the only active one.
 
-    Raises `CheckpointError` for another kind of adapter, for a setting that changes what is computed and is not known,
-    and for tensors that are missing, too many, or of another shape (each named); nothing is changed then.
+    Raises `CheckpointError` for another kind of adapter, for an unknown setting that may affect the results, and for
+    tensors that are missing, unexpected, or of the wrong shape (each named); the model is then unchanged.
     """
     keys = read_table(directory, CONFIG)
     weights = source_file(directory, WEIGHTS)
     if keys is None or weights is None:
-        raise CheckpointError(f"{directory} has no {CONFIG if keys is None else WEIGHTS}, so it is no LoRA adapter.")
+        raise CheckpointError(f"{directory} is not a LoRA adapter: it has no {CONFIG if keys is None else WEIGHTS}.")
     given = Given(keys, str(directory / CONFIG))
-    # Older versions write the lengths of DoRA under a longer name.
+    # Older versions use a longer name for the row lengths of DoRA.
     tensors = {
         tensor.replace("magnitude_vector.weight", "magnitude_vector"): value
         for tensor, value in open_safetensors(weights).items()
@@ -164,13 +164,13 @@ def read_adapter(directory: Path, model: Transformer, family: Family, *, name: s
     _leave_out_copies(tensors, model, family, str(weights))
     if tensors:
         raise CheckpointError(
-            f"{weights}: SheepOp has no layer for {first_few(sorted(tensors), 4)}. Adapters change linear layers of "
-            "blocks, or an embedding that is not the output projection."
+            f"{weights}: SheepOp has no layer for {first_few(sorted(tensors), 4)}. It supports adapters of linear "
+            "layers in blocks, and of an embedding that is not tied to the output projection."
         )
     if not changes:
         raise CheckpointError(f"{weights} has no tensors.")
     if name in adapters(model):
-        raise ConfigError(f"The model has an adapter called {name!r} already. Choose another name.")
+        raise ConfigError(f"The model already has an adapter called {name!r}. Choose another name.")
     model.requires_grad_(False)
     for path, change in changes:
         put(model, path, name, change.to(model.get_parameter(f"{path}.weight").device))
@@ -180,12 +180,12 @@ def read_adapter(directory: Path, model: Transformer, family: Family, *, name: s
 def _cut(
     found: Mapping[str, LazyTensor], place: _Place, theirs: str, given: Given, model: Transformer
 ) -> Iterator[tuple[str, LowRank]]:
-    """The changes of our layers from the tensors of one of theirs."""
+    """Yields the adapters of our layers from the tensors of one layer of the family."""
     kinds = _EMBEDDING if _EMBEDDING[0] in found else _LINEAR
     dora = given.typed("use_dora", bool, False) and kinds is _LINEAR
     wanted = kinds[: 3 if dora else 2]
     if set(found) != set(wanted):
-        raise CheckpointError(f"{given.where}: {theirs} has the tensors {sorted(found)}, and needs {sorted(wanted)}.")
+        raise CheckpointError(f"{given.where}: {theirs} has the tensors {sorted(found)}, but needs {sorted(wanted)}.")
     rank = _pattern(given, "rank_pattern", theirs, given.typed("r", int, 8))
     alpha = _pattern(given, "alpha_pattern", theirs, given.typed("lora_alpha", float, 8))
     shapes: dict[str, tuple[int, ...]] = {wanted[0]: (rank, place.length), wanted[1]: (sum(place.rows), rank)}
@@ -210,7 +210,7 @@ def _cut(
 
 
 def _leave_out_copies(tensors: dict[str, LazyTensor], model: Transformer, family: Family, where: str) -> None:
-    """Takes away the vocabulary's weights, which PEFT may save beside a change of the embedding; they must be ours."""
+    """Removes embedding and head weights, which PEFT may save with an adapter; they must equal those of the model."""
     for group in family.tensor_groups(model.config):
         ours = next(iter(group.ours))
         theirs = next(iter(group.theirs), "").removesuffix(".weight")
@@ -219,18 +219,18 @@ def _leave_out_copies(tensors: dict[str, LazyTensor], model: Transformer, family
                 found, weight = tensors.pop(copied).read(), full(model.get_parameter(ours)).cpu()
                 if not torch.equal(found.to(weight.dtype), weight):
                     raise CheckpointError(
-                        f"{where}: {copied} is not the {ours} of the model. Give the model it is for."
+                        f"{where}: {copied} differs from the model's {ours}. Give the model that the adapter is for."
                     )
 
 
 def _pattern(given: Given, key: str, module: str, default: float) -> Any:
-    """A number of one module; patterns are regular expressions for the end of its path."""
+    """Returns a module's value for `key`, whose patterns are regular expressions for the end of module paths."""
     patterns = given.take(key, None) or {}
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
         try:
             matches = module == pattern or re.fullmatch(rf"(.*\.)?({pattern})", module)
         except re.error:
-            raise given.problem(key, "has an entry that is no regular expression") from None
+            raise given.problem(key, "has an entry that is not a regular expression") from None
         if matches:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
                 raise given.problem(key, "has an entry that is not a number above 0")
@@ -239,20 +239,20 @@ def _pattern(given: Given, key: str, module: str, default: float) -> Any:
 
 
 def _check(given: Given) -> None:
-    """Refuses what would make the adapter compute something else."""
+    """Refuses settings with which the adapter would compute something else."""
     if given.take("peft_type", None) != "LORA":
         raise given.problem("peft_type", "is not LORA, the kind of adapter that SheepOp reads")
     if given.take("bias", "none") != "none":
-        raise given.problem("bias", "says that biases were trained, too, which SheepOp does not read")
+        raise given.problem("bias", "means that biases were trained too, which SheepOp does not read")
     if given.take("init_lora_weights", True) not in _BEGINNINGS:
-        raise given.problem("init_lora_weights", "changed the weights of the model; convert the adapter to plain LoRA")
+        raise given.problem("init_lora_weights", "changed the base weights; convert the adapter to plain LoRA")
     for key in given.unread():
         if key not in _IRRELEVANT and given.take(key) not in (None, False, [], {}):
-            raise given.problem(key, "is not known, and may change what the adapter computes")
+            raise given.problem(key, "is not known, and may affect the results of the adapter")
 
 
 def _places(model: Transformer, family: Family) -> dict[str, _Place]:
-    """The layers that may be changed, by the path that the family gives them."""
+    """Returns the layers that can have adapters, by their path in the family."""
     found = {}
     tied = {"embedding.weight", "lm_head.weight"} if model.config.tie_weights else {"lm_head.weight"}
     for group in family.tensor_groups(model.config):
@@ -267,7 +267,7 @@ def _places(model: Transformer, family: Family) -> dict[str, _Place]:
 
 def _place(names: tuple[str, ...], group: TensorGroup) -> _Place:
     shapes = list(group.ours.values())
-    # How the rows of weights lie is how those of B lie; weights that are stored as (in, out) change nothing in it.
+    # B has the row layout of the weight; it does not matter whether the weight is stored transposed, as (in, out).
     layout = INTERLEAVED if group.layout is INTERLEAVED else SAME
     if names == ("embedding",):
         rows, length = shapes[0]

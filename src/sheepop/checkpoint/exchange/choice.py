@@ -1,4 +1,4 @@
-"""The families that SheepOp exchanges models with, and which of them expresses a configuration."""
+"""The model families that SheepOp can import and export, and the choice of one for a configuration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sheepop.checkpoint.exchange.families.olmo2 import OLMO2
 from sheepop.checkpoint.exchange.families.phi3 import PHI3
 from sheepop.checkpoint.exchange.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.expected_tensors import without_ours
+from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
 
-# In the order in which an export tries them.
+# An export tries them in this order.
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
@@ -30,9 +30,9 @@ _SHOWN_KEYS = 4
 
 
 def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
-    """The first family of which transformers computes the same numbers; `preferred` is tried before the others.
+    """Returns the first family with which transformers computes the same results; tries `preferred` first.
 
-    Raises `CheckpointError` with the keys that stand in the way of each when there is none.
+    Raises `CheckpointError` if there is none, with the keys that each family cannot express.
     """
     order = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
     reasons: dict[str, list[str]] = {}
@@ -44,14 +44,14 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     nearest = sorted(reasons.items(), key=lambda entry: len(entry[1]))
     lines = [f"  {name}: {first_few(found, _SHOWN_KEYS)}" for name, found in nearest]
     raise CheckpointError(
-        "No model family of transformers can express this model. What stands in the way:\n"
+        "No model family of transformers can express this model. The obstacles:\n"
         + "\n".join(lines)
-        + without_ours(config)
+        + export_advice(config)
     )
 
 
 def obstacles(family: Family, config: ModelConfig) -> list[str]:
-    """The keys of `config` that the family cannot express, with what it has in their place; none when it can."""
+    """Returns the keys of `config` that the family cannot express, with both values; empty if it can express all."""
     try:
         back = family.read_config(family.write_config(config), family.model_type)
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""Whether two configurations compute the same numbers, and in which keys they do not."""
+"""Compares two configurations by what they compute, and names the keys that differ."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from sheepop.checkpoint.mapping import score_scale
 from sheepop.model.config import ModelConfig
 
-# How a network was first drawn, how it is trained, and which program code computes it.
+# Keys of initialisation, training and implementation, which do not affect the results.
 _TRAINING = frozenset(
     {"preset", "bias", "initialization", "initial_std", "dropout", "attention_backend", "mup_base_head_dim"}
 )
 _EXPERT_TRAINING = frozenset({"load_balancing_loss", "router_z_loss", "bias_update_rate", "layers", "d_ff"})
-# Keys whose effect is compared layer by layer, or as the number that follows from them.
+# Keys whose effect is compared for each layer, or as the number derived from them.
 _BY_EFFECT = frozenset(
     {
         "position_base", "sliding_position_base", "rotary_scaling", "rotary_fraction", "sliding_window",
@@ -24,14 +24,14 @@ _BY_EFFECT = frozenset(
 
 
 def differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """The keys by which the numbers of two networks differ, with both values."""
+    """Returns the keys in which two networks compute different results, with both values."""
     here, there = _effects(config), _effects(other)
     names = dict.fromkeys([*here, *there])
     return {name: (here.get(name), there.get(name)) for name in names if not _equal(here.get(name), there.get(name))}
 
 
 def training_differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """The keys that differ and only matter when training goes on."""
+    """Returns the differing keys that matter only for further training, with both values."""
     here, there = dict(_training(config)), dict(_training(other))
     return {name: (here[name], there.get(name)) for name in here if not _equal(here[name], there.get(name))}
 

@@ -1,4 +1,4 @@
-"""A family of models as other programs store it: one table of configuration keys and one of tensor names."""
+"""A model family as transformers stores it: a table of configuration keys and a table of tensor names."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sheepop.checkpoint.mapping import (
 from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig
 
-_QUANTISED = "says that the weights are quantised. Export them in float16 or bfloat16 first"
+_QUANTISED = "means that the weights are quantised. Export them in float16 or bfloat16 first"
 
-# Where the file came from, how it is loaded, heads for other tasks, what a forward pass hands out.
+# The origin of the file, how it is loaded, heads for other tasks, and the outputs of a forward pass.
 _FILE = unread(
     "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache",
     "cache_implementation", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
@@ -35,12 +35,12 @@ _FILE = unread(
     "problem_type", "finetuning_task", "task_specific_params", "custom_pipelines", "prefix", "tf_legacy_loss",
     "ignore_keys_at_rope_validation", "transformers.js_config", "unsloth_version", "unsloth_fixed", "auto_map",
 )  # fmt: skip
-# Special tokens: their ids are taken from the tokenizer and from generation_config.json.
+# Special tokens, whose ids come from the tokenizer and from generation_config.json.
 _TOKENS = unread(
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
     "decoder_start_token_id", "eos_token_ids",
 )  # fmt: skip
-# How text is drawn, which older versions kept here.
+# Sampling settings, which older versions stored here.
 _GENERATION = unread(
     "max_length", "max_new_tokens", "min_length", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
     "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "min_p", "epsilon_cutoff",
@@ -50,7 +50,7 @@ _GENERATION = unread(
     "begin_suppress_tokens",
 )  # fmt: skip
 
-# The keys that every family may have.
+# Keys that any family may have.
 SHARED: tuple[Field, ...] = (
     _FILE,
     _TOKENS,
@@ -58,9 +58,9 @@ SHARED: tuple[Field, ...] = (
     number("initializer_range", "initial_std", 0.02),
     Refused("quantization_config", _QUANTISED),
     Refused("compression_config", _QUANTISED),
-    Refused("per_layer_config", "gives some layers settings of their own, which SheepOp does not support"),
+    Refused("per_layer_config", "gives some layers different settings, which SheepOp does not support"),
     Refused("pruned_heads", "removes heads from some layers, which SheepOp does not support"),
-    Refused("sparsity_config", "says that the weights are stored in another form"),
+    Refused("sparsity_config", "means that the weights are stored in a sparse format, which SheepOp does not support"),
     fixed("is_encoder_decoder", False),
     fixed("add_cross_attention", False, None),
     fixed("cross_attention_hidden_size", None),
@@ -71,12 +71,12 @@ SHARED: tuple[Field, ...] = (
 
 @dataclass(frozen=True)
 class Family:
-    """What ``config.json`` and the tensors of one `model_type` mean.
+    """The meaning of ``config.json`` and of the tensors of one `model_type`.
 
-    `architecture` is transformers' class of the language model. `prefix` begins the names of all tensors but the output
-    projection, and is missing in some published files. `renamed` maps names that some versions write to those of the
-    table. `buffers` are endings of names that hold no weights, but tables which follow from the configuration. Where
-    `whole_heads`, transformers refuses a width that is no multiple of the number of heads.
+    `architecture` is transformers' class of the language model. `prefix` begins the names of all tensors except the
+    output projection, and is missing in some published files. `renamed` maps tensor names of some versions to those of
+    the table. `buffers` are name suffixes of tensors that are not weights but derived from the configuration.
+    `whole_heads`: transformers requires a width that is a multiple of the number of heads.
     """
 
     model_type: str
@@ -90,11 +90,11 @@ class Family:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Every key of ``config.json`` that this family accounts for."""
+        """All keys of ``config.json`` that this family handles."""
         return frozenset(key for entry in (*self.fields, *SHARED) for key in entry.keys)
 
     def read_config(self, keys: Mapping[str, Any], where: str) -> ModelConfig:
-        """Our configuration. Raises `CheckpointError` naming each key that is unknown, or the first not computed."""
+        """Returns our configuration. Raises `CheckpointError` naming all unknown keys, or the first unsupported one."""
         given = Given(keys, where)
         settings: Settings = {}
         self._check_architecture(given)
@@ -102,26 +102,26 @@ class Family:
         return described(settings, where)
 
     def write_config(self, config: ModelConfig) -> Settings:
-        """The keys of ``config.json``; what this family cannot express shows when they are read again."""
+        """Returns the keys of ``config.json``; reading them back reveals what this family cannot express."""
         named = {"model_type": self.model_type, "architectures": [self.architecture]}
         return named | write_fields((*self.fields, *SHARED), config)
 
     def tensor_groups(self, config: ModelConfig) -> list[TensorGroup]:
-        """Every tensor of a model of this family, in the order of the network.
+        """Returns all tensors of a model of this family, in network order.
 
-        Raises `CheckpointError` for a tensor of ours that the family has no place for.
+        Raises `CheckpointError` for one of our tensors that the family does not have.
         """
         expected = expected_tensors(config)
         found = list(groups(self.tensors, expected, config))
         placed = {name for group in found for name in group.ours}
-        if homeless := [name for name in expected if name not in placed]:
-            raise CheckpointError(f"{self.model_type} has no place for {', '.join(homeless[:20])}.")
+        if unmapped := [name for name in expected if name not in placed]:
+            raise CheckpointError(f"{self.model_type} has no tensors for {', '.join(unmapped[:20])}.")
         return found
 
     def _check_architecture(self, given: Given) -> None:
         given.take("model_type", None)
         classes = given.take("architectures", None)
-        # The bare model is the language model where the output projection is the embedding.
+        # With a tied output projection, the bare model has all weights of the language model.
         bare = self.architecture.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
         known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
         if classes is not None and not known:

@@ -1,4 +1,4 @@
-"""What only a ``config.json`` of transformers says: activations by name, dropout by place, windows by layer."""
+"""Fields that only transformers' ``config.json`` has: activations by name, dropout by place, windows by layer."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Activation(Field):
-    """The key that names the activation function; of several names for one function the first is written."""
+    """The key that names the activation function; writing uses the first of several names for one function."""
 
     theirs: str
     names: Mapping[str, str]
     default: str
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Our name of the same function."""
+        """Returns our name of the function."""
         name = given.typed(self.theirs, str, self.default)
         if name not in self.names:
             raise given.problem(
-                self.theirs, f"is an activation that SheepOp lacks here. It has {', '.join(self.names)}"
+                self.theirs, f"is an activation that SheepOp does not support here. It supports {', '.join(self.names)}"
             )
         return {"activation": self.names[name]}
 
     def write(self, config: ModelConfig) -> Settings:
-        """Their name, if they have one."""
+        """Returns their name of the function, if they have one."""
         found = [theirs for theirs, ours in self.names.items() if ours == config.activation]
         return {self.theirs: found[0]} if found else {}
 
 
 @dataclass(frozen=True)
 class Dropouts(Field):
-    """The dropout rates of a family by place; None where it has no dropout. We have one rate for all three places."""
+    """A family's keys for the dropout rates of three places, None without dropout; we have one rate for all three."""
 
     embedding: str | None
     attention: str | None
@@ -65,11 +65,11 @@ class Dropouts(Field):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of all places, each once."""
+        """The keys of all places, without duplicates."""
         return tuple(dict.fromkeys(key for key in (self.embedding, self.attention, self.residual) if key))
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The one rate, when it is the same everywhere."""
+        """Returns the rate if it is the same in all places; refuses different rates."""
         rates = {key: given.typed(key, float, self.default, optional=True) or 0.0 for key in self.keys}
         places = [0.0 if key is None else rates[key] for key in (self.embedding, self.attention, self.residual)]
         if len(set(places)) > 1:
@@ -77,52 +77,52 @@ class Dropouts(Field):
             raise given.problem(
                 key,
                 "differs between embedding, attention and residual dropout, for which SheepOp has a single rate. "
-                f"Set {', '.join(self.keys)} to 0 in the file: it changes nothing outside training",
+                f"Set {', '.join(self.keys)} to 0 in the file; this affects only training",
             )
         return {"dropout": places[0]}
 
     def write(self, config: ModelConfig) -> Settings:
-        """Our rate where every place has a key; elsewhere 0, since a part of it would be another regularisation."""
+        """Returns our rate if every place has a key, otherwise 0, since dropout in only some places would differ."""
         whole = None not in (self.embedding, self.attention, self.residual)
         return dict.fromkeys(self.keys, config.dropout if whole else 0.0)
 
 
 @dataclass(frozen=True)
 class Window(Field):
-    """One window for every layer, `sliding_window`, which counts only where `switched_by` is true, if there is such."""
+    """One window for all layers, `sliding_window`, which applies only if the key `switched_by`, if any, is true."""
 
     default: int | None
     switched_by: str | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The window, its switch, and the first layer that slid in earlier versions of the switched families."""
+        """The window, its switch, and the first layer with a window in earlier versions of families with a switch."""
         return ("sliding_window", self.switched_by, "max_window_layers") if self.switched_by else ("sliding_window",)
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The window of all layers."""
+        """Returns the window of all layers."""
         window = given.typed("sliding_window", int, self.default, optional=True)
         if self.switched_by is not None:
             on = given.typed(self.switched_by, bool, False)
             first = given.typed("max_window_layers", int, 0, optional=True)
             if on and first:
                 raise given.problem(
-                    "max_window_layers", "leaves the first layers without a window in some versions of transformers"
+                    "max_window_layers", "gives the first layers no window in some versions of transformers"
                 )
             window = window if on else None
         return {"sliding_window": window}
 
     def write(self, config: ModelConfig) -> Settings:
-        """The window, and the switch."""
+        """Returns the window and the switch."""
         switch = {self.switched_by: config.sliding_window is not None} if self.switched_by else {}
         return {"sliding_window": config.sliding_window, **switch}
 
 
 @dataclass(frozen=True)
 class LayerTypes(Field):
-    """A window for those layers that `layer_types` names; without it a rule of the family decides.
+    """A window for the layers that `layer_types` names, or without that key, for those that the family's rule selects.
 
-    The rule is given the keys and the number of layers, and says of each whether it slides.
+    The rule maps the keys and the number of layers to a boolean for each layer.
     """
 
     default: int
@@ -132,11 +132,11 @@ class LayerTypes(Field):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The window, the layers, the key of the rule, the switch."""
+        """The keys of the window, the layer types, the rule and the switch."""
         return ("sliding_window", "layer_types", *(key for key in (self.rule_key, self.switched_by) if key))
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The window and its layers."""
+        """Returns the window and its layers."""
         window = given.typed("sliding_window", int, self.default, optional=True)
         off = self.switched_by is not None and not given.typed(self.switched_by, bool, False)
         slides = self.rule(given, settings["num_layers"])
@@ -146,11 +146,11 @@ class LayerTypes(Field):
         elif self.switched_by is not None and (off or window is None):
             return {}
         if any(slides) and (off or window is None):
-            raise given.problem("sliding_window", f"gives no window to layer {slides.index(True)}, which must have one")
+            raise given.problem("sliding_window", f"is not a window, but layer {slides.index(True)} must have one")
         return window_settings(window, slides)
 
     def write(self, config: ModelConfig) -> Settings:
-        """The window and the kind of every layer; the key of the rule is left to it."""
+        """Returns the window, the type of each layer and the switch; the rule's key is omitted, as it has no effect."""
         slides = sliding(config)
         switch = {self.switched_by: any(slides)} if self.switched_by else {}
         return {
@@ -166,13 +166,13 @@ def _by_kind(given: Given, kinds: Any, num_layers: int) -> list[bool]:
     for layer, kind in enumerate(kinds):
         if kind not in (_SLIDING, _FULL):
             raise given.problem(
-                "layer_types", f"has the kind {kind!r} for layer {layer}; SheepOp knows {_FULL} and {_SLIDING}"
+                "layer_types", f"has the type {kind!r} for layer {layer}; SheepOp supports {_FULL} and {_SLIDING}"
             )
     return [kind == _SLIDING for kind in kinds]
 
 
 def windows_by_period(default: int, period: int, key: str | None = None) -> LayerTypes:
-    """A window for all layers but every `period`-th, which `key` may change (Gemma)."""
+    """Returns a field with a window in all layers except every `period`-th, which `key` may change (Gemma)."""
 
     def rule(given: Given, num_layers: int) -> list[bool]:
         every = period if key is None else given.typed(key, int, period)
@@ -184,7 +184,7 @@ def windows_by_period(default: int, period: int, key: str | None = None) -> Laye
 
 
 def windows_from_layer(default: int, first: int) -> LayerTypes:
-    """A window from layer `max_window_layers` on, where `use_sliding_window` is true (Qwen)."""
+    """Returns a field with a window from layer `max_window_layers` on, if `use_sliding_window` is true (Qwen)."""
 
     def rule(given: Given, num_layers: int) -> list[bool]:
         start = given.typed("max_window_layers", int, first)

@@ -1,4 +1,4 @@
-"""Tensors on their way from file to file: in another dtype, watched for what is no number, counted for the progress."""
+"""Wrappers for tensors that are copied between files: dtype conversion, checks for NaN and infinity, and progress."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sheepop.checkpoint.safetensors_file import pieces
 from sheepop.core.errors import CheckpointError, UsageError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Buffers, which are float32 in every model.
+# Buffers, which are always float32.
 _KEPT = (".router.balance",)
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:
-    """The dtype of that name; None for None. Raises `UsageError` for another name."""
+    """Returns the dtype called `name`, None for None; raises `UsageError` for an unknown name."""
     if name is None:
         return None
     if name not in DTYPES:
@@ -27,7 +27,7 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 
 
 def converted(tensors: Mapping[str, LazyTensor], dtype: torch.dtype | None) -> dict[str, LazyTensor]:
-    """The same tensors in `dtype`, None for their own. Reading one raises `CheckpointError` when a number overflows."""
+    """Converts tensors to `dtype` (None keeps theirs); reading one raises `CheckpointError` if a number overflows."""
     return {
         name: tensor
         if dtype in (None, tensor.dtype) or name.endswith(_KEPT)
@@ -37,7 +37,7 @@ def converted(tensors: Mapping[str, LazyTensor], dtype: torch.dtype | None) -> d
 
 
 def watched(tensors: Mapping[str, LazyTensor], not_finite: list[str]) -> dict[str, LazyTensor]:
-    """The same tensors; the name of each that holds NaN or infinity is put into `not_finite` when it is read."""
+    """Wraps tensors so that reading one that contains NaN or infinity appends its name to `not_finite`."""
 
     def reading(name: str, tensor: LazyTensor) -> Callable[[], Tensor]:
         def read() -> Tensor:
@@ -52,7 +52,7 @@ def watched(tensors: Mapping[str, LazyTensor], not_finite: list[str]) -> dict[st
 
 
 def reported(tensors: Mapping[str, LazyTensor], advance: Callable[[float], None]) -> dict[str, LazyTensor]:
-    """The same tensors; `advance` hears of the bytes of each that is read."""
+    """Wraps tensors so that reading one calls `advance` with its number of bytes."""
 
     def reading(tensor: LazyTensor) -> Callable[[], Tensor]:
         def read() -> Tensor:
@@ -71,8 +71,8 @@ def _converting(name: str, tensor: LazyTensor, dtype: torch.dtype | None) -> Cal
         result = source.to(dtype)
         if not _is_finite(result) and _is_finite(source):
             raise CheckpointError(
-                f"{name} has numbers up to {source.abs().max().item():.4g}, more than {dtype} can hold. Choose "
-                "bfloat16, or keep the dtype."
+                f"{name} has numbers up to {source.abs().max().item():.4g}, too large for {dtype}. Choose bfloat16, "
+                "or keep the dtype."
             )
         return result
 

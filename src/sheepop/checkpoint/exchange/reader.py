@@ -1,4 +1,4 @@
-"""Reads a directory in the format of Hugging Face's transformers: configuration, weights, tokenizer."""
+"""Reads model directories in the format of Hugging Face's transformers: configuration, weights, tokenizer."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _VOCABULARY = {_EMBEDDING, _HEAD}
 
 
 def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
-    """The model in `directory`; its weights stay unread. `tokenizer` is used in place of the directory's own.
+    """Returns the model in `directory` without reading its weights; `tokenizer` replaces the directory's own.
 
-    Raises `CheckpointError` for a family or a key that is unknown, for tensors that are missing, too many or of
-    another shape (each named), for a damaged file or one that lies elsewhere, and for a tokenizer that does not fit.
+    Raises `CheckpointError` for an unknown family or key, for tensors that are missing, unexpected or of the wrong
+    shape (each named), for a file that is damaged or outside the directory, and for a tokenizer that does not fit.
     """
     keys = read_table(directory, CONFIG)
     if keys is None:
         raise CheckpointError(
-            f"{directory} has no {CONFIG}, so it is not a model in the Hugging Face format. Give the directory that "
-            "has it beside the weights."
+            f"{directory} is not a model in the Hugging Face format: it has no {CONFIG}. Give the directory that "
+            "contains it and the weights."
         )
     family = family_of(keys, directory)
     config = family.read_config(keys, str(directory / CONFIG))
@@ -68,13 +68,13 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
 
 
 def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str]) -> list[str]:
-    """What of the source was not taken over."""
-    notes = [f"Left out, because they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
+    """Returns notes on parts of the source that were not imported."""
+    notes = [f"Left out, because they are derived from the configuration: {listed(left_out, 3)}."] if left_out else []
     notes += longrope_note(config, keys.get("max_position_embeddings"))
     if keys.get("auto_map"):
         notes.append(
-            f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
-            f"model as an ordinary one of its model_type, {keys['model_type']}."
+            f"{CONFIG} refers to program code that comes with the model (auto_map). SheepOp never runs it, and read "
+            f"the model as an ordinary {keys['model_type']} (its model_type)."
         )
     return notes
 
@@ -84,26 +84,26 @@ def _own_tokenizer(directory: Path) -> Tokenizer:
     try:
         return load_tokenizer(directory)
     except TokenizerError as error:
-        raise TokenizerError(f"{error} Another tokenizer can be given with --tokenizer.") from None
+        raise TokenizerError(f"{error} You can give another tokenizer with --tokenizer.") from None
 
 
 def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
-    """The family that `model_type` names; raises `CheckpointError` naming those that are known."""
+    """Returns the family for `model_type`; raises `CheckpointError` with the known families if there is none."""
     model_type = keys.get("model_type")
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
-    found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not read"
-    hint = " Of gemma3, only the text model, gemma3_text, is read." if model_type == "gemma3" else ""
+    found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
+    hint = " Of gemma3, only the text model, gemma3_text, is supported." if model_type == "gemma3" else ""
     raise CheckpointError(
-        f"{directory / CONFIG}: {found}.{hint} Choose a model of a family that SheepOp reads: {', '.join(FAMILIES)}."
+        f"{directory / CONFIG}: {found}.{hint} Choose a model of a supported family: {', '.join(FAMILIES)}."
     )
 
 
 def canonical(tensors: Mapping[str, LazyTensor], family: Family) -> tuple[dict[str, LazyTensor], list[str]]:
-    """The tensors under the names of the table, and the names of those that hold no weights and are left out.
+    """Returns the tensors with the names of the family's table, and the names of buffers, which are left out.
 
-    Some published files lack the prefix of the table, and some versions of transformers name the output projection
-    otherwise.
+    Some published files lack the prefix of the table, and some versions of transformers use another name for the output
+    projection.
     """
     heads = {rule.theirs for rule in family.tensors if not rule.theirs.startswith(family.prefix)} | {*family.renamed}
     prefixed = any(name.startswith(family.prefix) for name in tensors)
@@ -120,14 +120,14 @@ def canonical(tensors: Mapping[str, LazyTensor], family: Family) -> tuple[dict[s
 
 
 def _check_counts(config: ModelConfig, found: Mapping[str, LazyTensor], directory: Path) -> None:
-    """Refuses a configuration that names far more than the files hold, before its tensors are listed."""
+    """Refuses a configuration with far more layers than the files have tensors, before its tensors are listed."""
     experts = 0 if config.experts is None else config.experts.count
     layers = sum(config.has_experts(layer) for layer in range(config.num_layers))
     if config.num_layers + experts * layers > len(found):
         raise CheckpointError(
             f"{directory / CONFIG} describes {config.num_layers} layers"
             + (f" with {experts} experts" if experts else "")
-            + f", but the directory holds {len(found)} tensors."
+            + f", but the directory has only {len(found)} tensors."
         )
 
 
@@ -138,15 +138,15 @@ def _without_tied_head(
     groups: Sequence[TensorGroup],
     directory: Path,
 ) -> dict[str, LazyTensor]:
-    """Drops an output projection that is stored beside the embedding although the two are one."""
+    """Drops an output projection that is stored although it is tied to the embedding."""
     head = next(rule.theirs for rule in family.tensors if rule.ours == (_HEAD,))
     if not config.tie_weights or head not in found:
         return found
     name = next(name for group in groups if _EMBEDDING in group.ours for name in group.theirs)
     if name in found and not same_values(found[head], found[name]):
         raise CheckpointError(
-            f"{directory}: {head} differs from {name}, although {CONFIG} says that they are tied "
-            "(tie_word_embeddings). Set it to false there to keep both."
+            f"{directory}: {head} differs from {name}, although they are tied according to {CONFIG} "
+            "(tie_word_embeddings). Set this key to false there to keep both."
         )
     return {key: tensor for key, tensor in found.items() if key != head}
 
@@ -171,7 +171,7 @@ def _check(
 
 
 def _generation(directory: Path, keys: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """The keys of ``generation_config.json``; without that file the tokens that end a text, from ``config.json``."""
+    """Returns the keys of ``generation_config.json``; without that file, ``eos_token_id`` from ``config.json``."""
     settings = read_table(directory, GENERATION)
     if settings is None:
         settings = {"eos_token_id": keys["eos_token_id"]} if keys.get("eos_token_id") is not None else {}
@@ -184,7 +184,7 @@ def _generation(directory: Path, keys: Mapping[str, Any], config: ModelConfig) -
 
 
 def same_values(one: LazyTensor, other: LazyTensor) -> bool:
-    """Whether two tensors hold the same bits, NaN included."""
+    """Whether two tensors have the same bits, including those of NaN."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     pairs = zip(pieces(one.read().contiguous()), pieces(other.read().contiguous()), strict=True)

@@ -1,12 +1,11 @@
-"""Rotary positions in a ``config.json`` of transformers: one or two bases, a rotated fraction, a scaling.
+"""Rotary positions in transformers' ``config.json``: one or two bases, a rotated fraction, a scaling.
 
-Two spellings are read: ``rope_parameters`` holds everything (transformers from version 5 on), or ``rope_theta`` and
-``rope_scaling`` stand apart. The second is written, which old and new versions and other programs read.
+Two spellings are read: one table, ``rope_parameters`` (transformers from version 5 on), or separate ``rope_theta`` and
+``rope_scaling``. The second is written, because old and new versions and other programs read it.
 
-LongRoPE has two tables of factors, one for short texts and one for long ones. transformers takes the table by the
-length of the whole text, so that the angles of every earlier key change when a text grows beyond the original context.
-SheepOp's network has one table: it reads that of short texts, with which the two compute the same up to the original
-context, and ends texts there.
+LongRoPE has two tables of factors, for short and for long texts. transformers chooses one by the length of the whole
+text, so that the angles of all earlier keys change when a text outgrows the original context. SheepOp's network has one
+table: it uses the short one, with which both programs agree up to the original context, and limits texts to that.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ ORIGINAL = "original_max_position_embeddings"
 _SHORT, _LONG = "short_factor", "long_factor"
 ALL_SCALINGS = ("linear", "yarn", "llama3", "longrope")
 _REFUSED_SCALINGS = {
-    "dynamic": "its angles change with the length of the text, so that a cached key would no longer be right",
+    "dynamic": "its angles change with the length of the text, which would invalidate cached keys",
     "mrope": "it is for images and video",
     "proportional": "it leaves the angles of some pairs at zero",
     "axial": "it is for images",
 }
-# Keys of ours for keys of theirs, by kind.
+# For each kind, a map from our keys to theirs.
 _NAMES = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -51,10 +50,10 @@ _ALIASES = {"su": "longrope"}
 
 @dataclass(frozen=True)
 class RopeParameters(Field):
-    """One base for all layers. `fraction` is the default of the rotated part, None where a family rotates it all.
+    """One base for all layers. `fraction` is the default of the rotated fraction, None if a family rotates whole heads.
 
-    `original` is the default of the context of the original training, where it has a key beside the table. Of several
-    keys for one thing the first is written.
+    `original` is the default of the original context length, if it has a key outside the table. Writing uses the first
+    of several keys for one value.
     """
 
     base: float = 10000.0
@@ -71,7 +70,7 @@ class RopeParameters(Field):
         return ("rope_parameters", "rope_scaling", *self.base_keys, *self.fraction_keys, *original)
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Base, fraction and scaling."""
+        """Returns base, fraction and scaling."""
         base = _first_of(given, self.base_keys)
         fraction = _first_of(given, self.fraction_keys)
         parameters = _one_spelling(given)
@@ -80,12 +79,12 @@ class RopeParameters(Field):
         fraction = _agreed(parameters, "partial_rotary_factor", fraction)
         _refuse_the_rest(parameters)
         if self.fraction is None and fraction not in (None, 1.0):
-            raise given.problem(self.fraction_keys[0], "is not read by this family: it rotates whole heads")
+            raise given.problem(self.fraction_keys[0], "does not apply to this family, which rotates whole heads")
         fraction = self.fraction if fraction is None else fraction
         return found if fraction is None else {**found, "rotary_fraction": fraction}
 
     def write(self, config: ModelConfig) -> Settings:
-        """The spelling with `rope_theta` and `rope_scaling`."""
+        """Returns the spelling with `rope_theta` and `rope_scaling`."""
         written: Settings = {
             self.base_keys[0]: config.position_base,
             "rope_scaling": _written_scaling(config, self.scalings),
@@ -100,7 +99,7 @@ class RopeParameters(Field):
 
 @dataclass(frozen=True)
 class LayerRopeParameters(Field):
-    """A base for the layers with a sliding window, which are not scaled, and one for the others (Gemma 3)."""
+    """One base for layers with a sliding window, which are not scaled, and one for the other layers (Gemma 3)."""
 
     base: float = 1_000_000.0
     sliding_base: float = 10_000.0
@@ -112,7 +111,7 @@ class LayerRopeParameters(Field):
         return ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Both bases and the scaling of the layers without a window."""
+        """Returns both bases and the scaling of the layers without a window."""
         base = given.typed("rope_theta", float, None, optional=True)
         sliding = given.typed("rope_local_base_freq", float, None, optional=True)
         if given.has("rope_parameters"):
@@ -126,7 +125,7 @@ class LayerRopeParameters(Field):
         found = _read_parameters(full, base, self.base, limit, self.scalings)
         near = _read_parameters(local, sliding, self.sliding_base, limit, ())
         if found.get("rotary_scaling", {}).get("truncate") is False:
-            raise full.problem("truncate", "is not what transformers computes in this family: it always rounds")
+            raise full.problem("truncate", "is not supported: transformers always rounds in this family")
         _refuse_the_rest(full)
         _refuse_the_rest(local)
         if settings.get("sliding_window") is not None:
@@ -134,7 +133,7 @@ class LayerRopeParameters(Field):
         return found
 
     def write(self, config: ModelConfig) -> Settings:
-        """The spelling with `rope_theta`, `rope_local_base_freq` and `rope_scaling`."""
+        """Returns the spelling with `rope_theta`, `rope_local_base_freq` and `rope_scaling`."""
         return {
             "rope_theta": config.position_base,
             "rope_local_base_freq": config.sliding_position_base or config.position_base,
@@ -150,7 +149,7 @@ def _first_of(given: Given, keys: tuple[str, ...]) -> float | None:
 def _one_spelling(given: Given) -> Given:
     new, old = given.take("rope_parameters", None), given.take("rope_scaling", None)
     if new is not None and old is not None:
-        raise given.problem("rope_scaling", "is given beside rope_parameters. Keep only one of them")
+        raise given.problem("rope_scaling", "is given together with rope_parameters. Keep only one of them")
     name = "rope_scaling" if new is None else "rope_parameters"
     value = old if new is None else new
     return Given({}, given.where) if value is None else given.within(name, value)
@@ -171,7 +170,7 @@ def _read_parameters(
     if kind == "default":
         return found
     if kind not in scalings:
-        known = f"it has {' and '.join(scalings)} here" if scalings else "it has none here"
+        known = f"it supports {' and '.join(scalings)} here" if scalings else "it supports none here"
         reason = _REFUSED_SCALINGS.get(kind, known) if isinstance(kind, str) else known
         raise given.problem(
             "rope_type" if given.has("rope_type") else "type", f"is a scaling that SheepOp does not support: {reason}"
@@ -190,7 +189,7 @@ def _read_parameters(
 
 
 def _complete_yarn(given: Given, scaling: Settings, max_seq_len: int) -> None:
-    """What transformers derives: the factor from the two lengths, the factor of cosines and sines from mscale."""
+    """Adds what transformers derives: the factor from the two lengths, and the attention factor from mscale."""
     scale = given.typed("mscale", float, None, optional=True)
     scale_all = given.typed("mscale_all_dim", float, None, optional=True)
     if scaling["factor"] is None and scaling["original_max_seq_len"]:
@@ -199,7 +198,7 @@ def _complete_yarn(given: Given, scaling: Settings, max_seq_len: int) -> None:
     if scaling["attention_factor"] is None and scale and scale_all and factor is not None and factor > 1:
         scaling["attention_factor"] = yarn_attention_factor(factor, scale) / yarn_attention_factor(factor, scale_all)
     for name in ("beta_fast", "beta_slow"):
-        scaling[name] = scaling[name] or None  # transformers counts 0 as absent
+        scaling[name] = scaling[name] or None  # transformers treats 0 as absent
 
 
 def _agreed(given: Given, name: str, outside: float | None) -> float | None:
@@ -212,7 +211,7 @@ def _agreed(given: Given, name: str, outside: float | None) -> float | None:
 def _refuse_the_rest(given: Given) -> None:
     left = [name for name in given.unread() if given.has(name)]
     if left:
-        raise given.problem(left[0], "is a key that SheepOp does not read here, and it might change the positions")
+        raise given.problem(left[0], "is a key that SheepOp does not know here, and it might affect the positions")
 
 
 def _written_scaling(config: ModelConfig, scalings: tuple[str, ...]) -> Settings | None:
@@ -221,13 +220,13 @@ def _written_scaling(config: ModelConfig, scalings: tuple[str, ...]) -> Settings
         return None
     keys: Settings = {theirs: getattr(scaling, ours) for ours, theirs in _NAMES[scaling.kind].items()}
     if scaling.pair_factors is not None:
-        # Both tables are the one that the network has.
+        # The network has one table, which is written as both.
         keys |= {_SHORT: list(scaling.pair_factors), _LONG: list(scaling.pair_factors)}
     return {"rope_type": scaling.kind, **keys}
 
 
 def _read_longrope(given: Given, outside: int | None, max_seq_len: int) -> Settings:
-    """The scaling, and the length of texts for which it holds; `outside` is what stands beside the table."""
+    """Returns the scaling and the context length for which it is valid; `outside` is the key outside the table."""
     original = given.typed(ORIGINAL, int, outside, optional=True, largest=LARGEST_CONTEXT)
     if original is None or original < 2:
         raise given.problem(ORIGINAL, "is not a length, which longrope needs")
@@ -248,11 +247,11 @@ def _read_longrope(given: Given, outside: int | None, max_seq_len: int) -> Setti
 
 
 def longrope_note(config: ModelConfig, given: Any) -> list[str]:
-    """What the user should know of a model whose longer texts are left out; `given` is what the source allows."""
+    """Returns a note for the user if the context is shorter than `given`, that of the source."""
     scaling = config.rotary_scaling
     if scaling is None or scaling.kind != "longrope" or not isinstance(given, int) or given <= config.max_seq_len:
         return []
     return [
-        f"The model has other rotary angles for texts longer than {config.max_seq_len} tokens (longrope), which "
-        f"SheepOp does not compute: it is imported for texts up to that length, not the {given} of the source."
+        f"The model has different rotary angles for texts longer than {config.max_seq_len} tokens (longrope), which "
+        f"SheepOp does not support: the import has a context of {config.max_seq_len} tokens, not of {given}."
     ]

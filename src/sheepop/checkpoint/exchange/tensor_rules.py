@@ -1,7 +1,7 @@
-"""Which of our tensors are which of theirs, how the numbers lie in them, and the way from one to the other.
+"""Maps our tensors to those of another program and back: names, shapes, and the layout of the numbers.
 
-Layouts are reversible, a function of shapes and configuration alone, so that a file can be checked before it is read.
-What holds for weights holds for their gradients.
+Layouts are reversible and depend only on shapes and configuration, so that a file can be checked before it is read.
+They apply equally to gradients.
 """
 
 from __future__ import annotations
@@ -19,92 +19,92 @@ from sheepop.model.config import ModelConfig
 
 
 class Layout(Protocol):
-    """Some of our tensors and the tensors in which another program stores the same numbers."""
+    """The relation between some of our tensors and the tensors in which another program stores the same numbers."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """The shapes of their tensors for the shapes of ours."""
+        """Returns the shapes of their tensors for the shapes of ours."""
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Their tensors; views where that is possible."""
+        """Converts our tensors to theirs, as views if possible."""
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Our tensors, of `shapes`; views where that is possible."""
+        """Converts their tensors to ours with these shapes, as views if possible."""
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """One or several of ours, one below the other, are one of theirs; `transposed` where it is (in, out)."""
+    """The rows of one or several of our tensors in one of theirs; `transposed` if theirs is (in, out)."""
 
     transposed: bool = False
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """As many rows as ours have together."""
+        """Returns one shape with the total number of rows."""
         whole = (sum(shape[0] for shape in ours), *ours[0][1:])
         return [whole[::-1] if self.transposed else whole]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Ours in one, rows below rows."""
+        """Concatenates the rows."""
         whole = ours[0] if len(ours) == 1 else torch.cat(list(ours))
         return [whole.t() if self.transposed else whole]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """The rows of each, cut apart."""
+        """Splits the rows."""
         whole = theirs[0].t() if self.transposed else theirs[0]
         return list(torch.split(whole, [shape[0] for shape in shapes]))
 
 
 @dataclass(frozen=True)
 class Interleaved:
-    """Queries, keys and values of each head in turn: rows (H, 3, C), all heads having keys of their own."""
+    """Queries, keys and values interleaved by head: rows (H, 3, C); each query head has its own key head."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """As many rows as ours have together."""
+        """Returns one shape with the total number of rows."""
         return Stacked().shapes(ours)
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Ours in one, head by head."""
+        """Interleaves the tensors head by head."""
         heads = [tensor.reshape(config.num_heads, -1, *tensor.shape[1:]) for tensor in ours]
         return [torch.stack(heads, dim=1).flatten(0, 2)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Queries, keys, values."""
+        """Separates queries, keys and values."""
         fused = theirs[0].reshape(config.num_heads, len(shapes), -1, *theirs[0].shape[1:])
         return [part.flatten(0, 1) for part in fused.unbind(1)]
 
 
 @dataclass(frozen=True)
 class PerExpert:
-    """One of ours holds all experts along its first dimension, of which each is one of theirs."""
+    """One of our tensors, which stacks all experts in its first dimension, and one of theirs for each expert."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """The shape of one expert, for each."""
+        """Returns one shape for each expert."""
         return [ours[0][1:]] * ours[0][0]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """A tensor for each expert."""
+        """Splits the experts."""
         return list(ours[0].unbind())
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """All experts in one."""
+        """Stacks the experts."""
         return [torch.stack(list(theirs))]
 
 
 @dataclass(frozen=True)
 class Absent:
-    """Ours must be zero, since they have no such tensor."""
+    """One of our tensors without a counterpart, which must be zero."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """No shape, since they have no such tensor."""
+        """Returns no shapes."""
         return []
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Nothing; raises `CheckpointError` when something would be lost."""
+        """Returns no tensors; raises `CheckpointError` if ours is not zero."""
         if any(tensor.any() for tensor in ours):
             raise CheckpointError("the router's balance is not zero, which changes the choice of experts")
         return []
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Zeros, in float32."""
+        """Returns zeros in float32."""
         return [torch.zeros(shape) for shape in shapes]
 
 
@@ -118,7 +118,7 @@ _KINDS = ("weight", "bias")
 
 @dataclass(frozen=True)
 class TensorRule:
-    """Names with ``{layer}``, theirs also with ``{expert}``; it holds where all of ours exist."""
+    """A map of tensor names with ``{layer}``, theirs also with ``{expert}``; it applies if all of ours exist."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -127,7 +127,7 @@ class TensorRule:
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Tensors of ours by name and shape, and theirs with the same numbers."""
+    """Some of our tensors by name and shape, and their tensors with the same numbers."""
 
     ours: Mapping[str, Shape]
     theirs: Mapping[str, Shape]
@@ -135,17 +135,17 @@ class TensorGroup:
 
 
 def same(ours: str, theirs: str, *, layout: Layout = SAME) -> tuple[TensorRule, ...]:
-    """A layer's weight and bias."""
+    """Returns rules for the weight and the bias of a layer."""
     return tuple(TensorRule((f"{ours}.{kind}",), f"{theirs}.{kind}", layout) for kind in _KINDS)
 
 
 def fused(ours: Sequence[str], theirs: str, layout: Layout) -> tuple[TensorRule, ...]:
-    """The weights, and the biases, of several of our layers in one of theirs."""
+    """Returns rules for the weights and biases of several of our layers in one of theirs."""
     return tuple(TensorRule(tuple(f"{name}.{kind}" for name in ours), f"{theirs}.{kind}", layout) for kind in _KINDS)
 
 
 def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: ModelConfig) -> Iterator[TensorGroup]:
-    """Every rule at every layer where it holds, in the order of `expected`."""
+    """Applies each rule to each layer that has its tensors, in the order of `expected`."""
     places = {name: place for place, name in enumerate(expected)}
     found = []
     for rule in rules:
@@ -167,7 +167,7 @@ def _group(rule: TensorRule, names: Sequence[str], layer: int, expected: Mapping
 
 
 def experts(router: str, expert: str, names: Mapping[str, str]) -> tuple[TensorRule, ...]:
-    """A mixture of experts; `names` gives their name of the gate, up and down projection."""
+    """Returns rules for a mixture of experts; `names` maps our names of the projections (gate, up, down) to theirs."""
     here = "blocks.{layer}.feed_forward"
     return (
         TensorRule((f"{here}.router.weight",), f"{router}.weight"),
@@ -183,19 +183,19 @@ QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter i
 
 
 def interleaved_attention(theirs: str) -> tuple[TensorRule, ...]:
-    """Queries, keys and values of each head in turn (GPT-NeoX, BLOOM)."""
+    """Returns rules for queries, keys and values interleaved by head (GPT-NeoX, BLOOM)."""
     return fused(QUERY_KEY_VALUE, theirs, INTERLEAVED)
 
 
 def stacked(ours: Sequence[str], theirs: str, *, transposed: bool = False) -> tuple[TensorRule, ...]:
-    """Layers of ours one below the other."""
+    """Returns rules for several of our layers whose rows are stacked in one of theirs."""
     return fused(ours, theirs, Stacked(transposed))
 
 
 def to_ours(
     groups: Sequence[TensorGroup], theirs: Mapping[str, LazyTensor], config: ModelConfig
 ) -> dict[str, LazyTensor]:
-    """Our tensors from theirs, whose names and shapes have been checked."""
+    """Converts their tensors, whose names and shapes were checked, to ours."""
 
     def forward(group: TensorGroup, tensors: list[Tensor]) -> list[Tensor]:
         return group.layout.to_ours(tensors, list(group.ours.values()), config)
@@ -206,7 +206,7 @@ def to_ours(
 def to_theirs(
     groups: Sequence[TensorGroup], ours: Mapping[str, LazyTensor], config: ModelConfig
 ) -> dict[str, LazyTensor]:
-    """Their tensors from ours. Raises `CheckpointError` for a tensor that is not zero and has no place among theirs."""
+    """Converts our tensors to theirs; raises `CheckpointError` for a nonzero tensor without a counterpart."""
 
     def backward(group: TensorGroup, tensors: list[Tensor]) -> list[Tensor]:
         return group.layout.to_theirs(tensors, config)
@@ -227,7 +227,7 @@ def _convert(
         inputs = [tensors[name] for name in sources]
         dtypes = {tensor.dtype for tensor in inputs} or {torch.float32}
         if len(dtypes) > 1:
-            raise CheckpointError(f"{', '.join(sources)} belong in one tensor, but have different dtypes.")
+            raise CheckpointError(f"{', '.join(sources)} are stored as one tensor, but have different dtypes.")
         for place, (name, shape) in enumerate(targets.items()):
             found[name] = LazyTensor(shape, next(iter(dtypes)), _reader(group, inputs, place, convert))
     return found

@@ -1,4 +1,4 @@
-"""Writes a directory in the format of Hugging Face's transformers, and reads it back to see that nothing is lost."""
+"""Writes model directories in the format of Hugging Face's transformers, and reads them back to verify them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def write_hugging_face(
     max_shard_bytes: int,
     advance: Callable[[float], None] = lambda _: None,
 ) -> None:
-    """Writes `model` into `directory`, which the caller makes durable; `family` expresses its configuration.
+    """Writes `model` into `directory`, which the caller makes durable; `family` must fit its configuration.
 
-    Weights beyond `max_shard_bytes` are divided over several files. Everything is read back from the disk and compared
-    bit for bit; raises `CheckpointError` when something differs, or has no place in the format. `advance` hears of the
-    bytes that were written or compared, twice those of the model in all.
+    Weights larger than `max_shard_bytes` are split into several files. Everything is read back from the disk and
+    compared bit for bit; raises `CheckpointError` if something differs or the format cannot express it. `advance` is
+    called with the number of bytes written or compared, in total twice those of the model.
     """
     tensors = to_theirs(family.tensor_groups(model.config), model.tensors, model.config)
     write_weights(directory, reported(tensors, advance), max_shard_bytes)
@@ -51,7 +51,7 @@ def write_hugging_face(
 
 
 def _special_ids(model: ForeignModel) -> dict[str, Any]:
-    """The roles of special tokens, null where there is none, since transformers would assume a number otherwise."""
+    """Returns the ids of special tokens; missing ones are null, because transformers would assume a default id."""
     tokenizer = model.tokenizer
     own = tokenizer.special_id("eos")
     ends = [*end_ids(model.generation, model.config.vocabulary, GENERATION), *([] if own is None else [own])]

@@ -1,4 +1,4 @@
-"""GGUF files, which llama.cpp and its descendants read."""
+"""Reads and writes GGUF files, the format of llama.cpp and its descendants."""
 
 from __future__ import annotations
 

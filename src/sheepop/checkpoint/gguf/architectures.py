@@ -1,4 +1,4 @@
-"""The architectures of llama.cpp that SheepOp writes and reads, one table each, the most particular first."""
+"""The architectures of llama.cpp that SheepOp writes and reads, one table each, the most specific first."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from sheepop.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Architecture:
-    """A name that llama.cpp knows, what it computes under that name, and its tensors."""
+    """An architecture name of llama.cpp, the properties of its network, and its tensors."""
 
     name: str
     fields: tuple[Field, ...]
     rows: tuple[Row, ...]
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Why llama.cpp would compute something else under this name than `config` says."""
+        """Yields the reasons why llama.cpp would compute something other than `config` under this name."""
         for field in self.fields:
             yield from field.refusals(config)
 
 
 _SIZES: tuple[Field, ...] = (
-    # How the network was initialised and trained and by what it is computed; the rows of the embedding show its size.
+    # Initialisation, training and implementation; the embedding's rows give the vocabulary size.
     WithoutInfluence(
         covers=("preset", "vocab_size", "bias", "dropout", "initialization", "initial_std", "attention_backend")
     ),
@@ -68,7 +68,7 @@ _NO_CAPS = implied(attention_soft_cap=None, logit_soft_cap=None)
 _USUAL = implied(final_norm=True, attention_sinks=False, ngrams=None, short_convolution=None)
 _LAYER_NORM = (Implied("norm", ("layernorm",)), number("attention.layer_norm_epsilon", "norm_eps"))
 _RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
-# A file is read as the first kind: a scale of 1 + weight is written as that sum.
+# Reading gives the first kind; a scale of 1 + weight is written as that sum.
 _RMS_NORM = (Implied("norm", ("rmsnorm", "rmsnorm_zero_centered")), _RMS_EPSILON)
 _GEMMA_NORM = (Implied("norm", ("rmsnorm_zero_centered", "rmsnorm")), _RMS_EPSILON)
 _WITH_BIASES: tuple[Field, ...] = tuple(
@@ -81,7 +81,7 @@ _WITHOUT_FURTHER_BIASES: tuple[Field, ...] = tuple(
 
 
 def _heads(*, square: bool = False, odd_layers: int | None = None) -> tuple[Field, ...]:
-    """The heads, and what their scores are multiplied by."""
+    """Returns the fields of the heads and of the score scale."""
     return Heads(square), ScoreScale(odd_layers)
 
 
@@ -93,7 +93,7 @@ def _shape(
     embedding_norm: bool = False,
     parallel: Field = Implied("parallel_residual", (False,)),
 ) -> tuple[Field, ...]:
-    """Where norms stand, and what the feed-forward network computes."""
+    """Returns the fields of the norm positions and of the feed-forward network."""
     return (
         *implied(norm_position=norm_position, qk_norm=qk_norm, embedding_norm=embedding_norm),
         Implied("activation", activations),
@@ -102,14 +102,14 @@ def _shape(
 
 
 _NO_ANGLES = implied(rotary_fraction=1.0, rotary_scaling=None)
-# Embeddings are written as they enter the network, and the output projection apart.
+# Embeddings are written with their scale applied, and the output projection separately.
 _EMBEDDING_IN_SCALE = (WithoutInfluence(covers=("embedding_scale",)),)
-# A table that is added to the embeddings, and read as if it were learned; sinusoids are written as the table they are.
+# A position table, which is added to the embeddings. Sinusoids are written as a table, and read as learned positions.
 _ADDED_POSITIONS = (
     Implied("position_encoding", ("learned", "sinusoidal")),
     WithoutInfluence(covers=("position_base",)),
 )
-# llama.cpp computes every GELU from a table of its tanh form in half precision, whatever the model was made with.
+# llama.cpp computes every GELU from a half-precision table of its tanh form, whichever form the model uses.
 _GELU = ("gelu_tanh", "gelu")
 
 # LayerNorm and biases throughout, queries, keys and values in one matrix.
@@ -134,7 +134,7 @@ def _llama_like(
     other_biases: tuple[Field, ...] = _WITHOUT_FURTHER_BIASES,
     rotary: Rotary = Rotary(),
 ) -> tuple[Field, ...]:
-    """Llama, and what its descendants change."""
+    """Returns the fields of Llama with the changes of a descendant."""
     return (
         *_GATED, experts, *_heads(square=square), *_shape("pre", ("swiglu",), qk_norm=qk_norm), attention_bias,
         *other_biases, rotary, NoWindow(), TiedWeights("optional"),
@@ -183,7 +183,7 @@ _TABLES = (
         ),
         (*_BIASED_ROWS, *OUTPUT_ALWAYS),
     ),
-    # Gemma team 2024. The models of 46 and of 62 layers have a scale of their own.
+    # Gemma team 2024. The models with 46 and with 62 layers have another score scale.
     Architecture(
         "gemma2",
         (
@@ -212,7 +212,7 @@ _TABLES = (
         ),
         (*_GEMMA_ROWS, *OUTPUT),
     ),
-    # OLMo team 2024: norms behind the sublayers only.
+    # OLMo team 2024: norms only after the sublayers.
     Architecture(
         "olmo2",
         (

@@ -1,6 +1,6 @@
-"""Byte-level BPE in a GGUF file: the model that llama.cpp calls ``gpt2``.
+"""Byte-level BPE in a GGUF file: the tokenizer model that llama.cpp calls ``gpt2``.
 
-A character tokenizer is written as one too: every character is merged from its bytes, and nothing else is.
+A character tokenizer is also written as byte-level BPE, whose merges form each character from its bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from sheepop.checkpoint.gguf.metadata import Value, text, texts
 from sheepop.checkpoint.gguf.pre_tokenizers import find_name, find_pre_tokenizer, known_names
-from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, looking_notes
+from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, described_tokens, looking_notes
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
@@ -20,25 +20,25 @@ _MERGES = "ggml.merges"
 
 
 def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str, Value], list[str]]:
-    """Tokens, further keys and remarks for a ``tokenizer.json``, which is byte-level BPE.
+    """Returns tokens, further keys and notes for a byte-level BPE ``tokenizer.json``.
 
-    Raises `CheckpointError` when llama.cpp would cut text otherwise.
+    Raises `CheckpointError` if llama.cpp would split text differently.
     """
     model = description["model"]
     name = find_name(description["pre_tokenizer"], bool(model.get("ignore_merges")))
     if name is None:
         raise CheckpointError(
-            "llama.cpp cannot cut text the way this tokenizer does, and would give other ids. For byte-level BPE "
-            "it knows the patterns of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM; tokenizer.pattern=llama3, the "
+            "llama.cpp cannot split text like this tokenizer, and would produce other ids. For byte-level BPE it "
+            "knows the patterns of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM; tokenizer.pattern=llama3, the "
             "default, trains with Llama 3's. Export without the tokenizer for a program that brings its own."
         )
     notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return _tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
+    return described_tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
 
 
 def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Value], list[str]]:
-    """The same for a character tokenizer."""
+    """Returns tokens, further keys and notes for a character tokenizer."""
     special = {token_id: token for token, token_id in tokenizer.special_tokens.items()}
     tokens = TokenList([], [])
     merges = []
@@ -50,29 +50,29 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
         tokens.append(spelled, TokenKind.NORMAL)
         merges += [f"{spelled[:end]} {spelled[end]}" for end in range(1, len(spelled))]
     note = (
-        "llama.cpp leaves out characters that are not in the vocabulary of a character tokenizer; SheepOp reads each "
-        "as <unk>."
+        "llama.cpp skips characters that are not in the vocabulary of a character tokenizer; SheepOp encodes them as "
+        "<unk>."
     )
     # Characters may share their first bytes.
     return tokens, {_PRE: text("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
 
 
 def byte_level_adds_bos(keys: Given) -> bool:
-    """Whether llama.cpp puts a token before a text where the file does not say it."""
+    """Whether llama.cpp by default puts a BOS token before a text."""
     known = find_pre_tokenizer(keys.typed(_PRE, str, ""))
     return known is not None and known.add_bos
 
 
 def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
-    """The ``tokenizer.json`` of a file's byte-level BPE, without the tokens that are special."""
+    """Returns the ``tokenizer.json`` of a file's byte-level BPE, without added tokens."""
     name = keys.typed(_PRE, str, "")
     known = find_pre_tokenizer(name)
     if known is None:
-        reason = f"is a way of cutting text that SheepOp does not know; it knows {', '.join(known_names())}"
-        raise keys.problem(_PRE, reason if name else "is missing, so it is not known how text is cut")
+        reason = f"is a way to split text that SheepOp does not know; it knows {', '.join(known_names())}"
+        raise keys.problem(_PRE, reason if name else "is missing, but it defines how text is split")
     merges = [merge.split(" ") for merge in keys.entries(_MERGES, str)]
     if wrong := next((merge for merge in merges if len(merge) != 2), None):
-        raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which is not two parts")
+        raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which does not have two parts")
     return {
         "normalizer": None,
         "pre_tokenizer": known.description,
@@ -86,24 +86,11 @@ def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     }
 
 
-def _tokens(description: dict[str, Any]) -> TokenList:
-    found: dict[int, tuple[str, TokenKind]] = {
-        token_id: (token, TokenKind.NORMAL) for token, token_id in description["model"]["vocab"].items()
-    }
-    for token in description["added_tokens"]:
-        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
-        found[token["id"]] = (token["content"], kind)
-    tokens = TokenList([], [])
-    for token_id in range(len(found)):
-        tokens.append(*found[token_id])
-    return tokens
-
-
 def _normalizer_notes(normalizer: Any) -> list[str]:
     if normalizer is None:
         return []
     if normalizer == {"type": "NFC"}:
-        return ["llama.cpp does not bring text into Unicode's composed form (NFC) before it cuts it."]
+        return ["llama.cpp does not normalise text to Unicode's composed form (NFC) before it splits it."]
     raise CheckpointError(
-        f"The tokenizer rewrites text before it cuts it ({normalizer['type']}), which llama.cpp does not."
+        f"The tokenizer changes text before it splits it ({normalizer['type']}), which llama.cpp does not do."
     )

@@ -1,13 +1,13 @@
-"""The GGUF container, read and written: metadata, the list of tensors, and their bytes.
+"""Reads and writes the GGUF container: metadata, the list of tensors, and their bytes.
 
-A file is the magic number ``GGUF``, a version, the counts of tensors and of metadata, the metadata as pairs of key and
-value, then for each tensor its name, its sizes (innermost first), the number of its type and where its bytes begin,
-counted from the first multiple of ``general.alignment`` behind all that. Versions 2 and 3, little endian, are read, and
-version 3 is written.
+A file has the magic number ``GGUF``, a version, the counts of tensors and metadata, the metadata as key-value pairs,
+then for each tensor its name, its sizes (innermost first), its type number and the offset of its bytes, counted from
+the first multiple of ``general.alignment`` after the list. SheepOp reads versions 2 and 3 in little endian, and writes
+version 3.
 
-The format has no checksum, so SheepOp puts one into the files it writes: SHA-256 of the whole file with zeros where it
-will stand. A program that stores the same model in another type (``llama-quantize``) copies the metadata it does not
-know, so the type of the file stands beside the sum.
+The format has no checksum, so SheepOp adds one to its files: the SHA-256 of the whole file with zeros in place of the
+checksum. A program that converts the file to another type (``llama-quantize``) copies unknown metadata, so the entry
+also contains the file type for which the checksum is valid.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ CHECKSUM_KEY = "sheepop.checksum"
 FILE_TYPE_KEY = "general.file_type"
 _CHECKSUM = re.compile(r"file type (\d+), SHA-256 ([0-9a-f]{64})")
 _CHUNK = 2**24
-# The fewest bytes that one entry of either list takes.
+# The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
 
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """Where the bytes of one tensor stand in a file; `shape` is in the order of torch, outermost first."""
+    """The position and size in bytes of a tensor in a file; `shape` is in torch's order, outermost first."""
 
     name: str
     kind: TensorType
@@ -63,10 +63,10 @@ class TensorRecord:
 
 
 class Container:
-    """An open GGUF file, checked as far as it can be without looking at the numbers. Close it, or use it in a `with`.
+    """An open GGUF file, whose structure is checked without reading the tensors. Close it, or use it in a `with`.
 
-    Raises `CheckpointError` when the file is missing, of a version or with a type that is not read, or damaged. No
-    size in the file is believed before it is compared with the bytes that are there.
+    Raises `CheckpointError` if the file is missing, damaged, or has an unsupported version or type. All sizes in the
+    file are compared with its length before they are used.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -91,18 +91,18 @@ class Container:
         self.close()
 
     def close(self) -> None:
-        """Gives the memory map back; tensors that were read stay valid."""
+        """Closes the memory map; tensors that were read stay valid."""
         self._map.close()
 
     def read(self, name: str) -> Tensor:
-        """A copy of the tensor in the dtype of its type in memory."""
+        """Returns a copy of the tensor in the in-memory dtype of its type."""
         record = self.tensors[name]
         content = bytearray(memoryview(self._map)[record.start : record.start + record.size])
         columns = record.shape[-1] if record.shape else 1
         return record.kind.decode(torch.frombuffer(content, dtype=torch.uint8), columns).reshape(record.shape)
 
     def digest(self, key: str) -> str:
-        """SHA-256 of the file with zeros in place of the last 64 bytes of the value of `key`, which is text."""
+        """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""
         end = self._ends[key]
         sha = hashlib.sha256()
         with memoryview(self._map) as content:
@@ -119,7 +119,7 @@ class Container:
             return _ALIGNMENT
         alignment = value.content
         if value.type is not ValueType.U32 or not isinstance(alignment, int):
-            raise cursor.problem(f"{_ALIGNMENT_KEY} is not a whole number of 4 bytes")
+            raise cursor.problem(f"{_ALIGNMENT_KEY} is not an integer of 4 bytes")
         if not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise cursor.problem(f"{_ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
         return alignment
@@ -138,29 +138,29 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _read_head(cursor: Cursor) -> tuple[int, int]:
-    """The counts of tensors and of metadata, behind the magic number and the version."""
+    """Reads magic number and version; returns the counts of tensors and of metadata."""
     magic = cursor.take(len(_MAGIC), "the magic number")
     if magic != _MAGIC:
-        raise cursor.problem(f"the file begins with {magic!r} and not with {_MAGIC!r}")
+        raise cursor.problem(f"the file begins with {magic!r} instead of {_MAGIC!r}")
     version = cursor.u32("the version")
     if version and version % 2**16 == 0:
         raise cursor.unread("has big-endian numbers, which SheepOp does not read", "Convert the model again")
     if version not in (2, _VERSION):
-        raise cursor.unread(f"is of GGUF version {version}; SheepOp reads 2 and 3", "Convert the model again")
+        raise cursor.unread(f"has GGUF version {version}; SheepOp reads 2 and 3", "Convert the model again")
     num_tensors, num_values = cursor.u64("the number of tensors"), cursor.u64("the number of metadata values")
     for count, most, smallest, what in (
         (num_values, _MOST_VALUES, _SMALLEST_ENTRY, "metadata values"),
         (num_tensors, _MOST_TENSORS, _SMALLEST_TENSOR, "tensors"),
     ):
         if count > most:
-            raise cursor.problem(f"the file claims {count:,} {what}; at most {most:,} are read")
+            raise cursor.problem(f"the file claims {count:,} {what}; SheepOp reads at most {most:,}")
         if count * smallest > cursor.left:
-            raise cursor.problem(f"the file claims {count:,} {what}, and only {cursor.left:,} bytes are left")
+            raise cursor.problem(f"the file claims {count:,} {what}, but only {cursor.left:,} bytes are left")
     return num_tensors, num_values
 
 
 def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[str, int]]:
-    """The values, and where the bytes of each end."""
+    """Returns the values, and the end position of each."""
     metadata: dict[str, Value] = {}
     ends: dict[str, int] = {}
     for index in range(count):
@@ -181,9 +181,9 @@ def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
     if unread:
         name, kind = next(iter(unread.items()))
         raise CheckpointError(
-            f"{len(unread)} of {count} tensors are of types that SheepOp does not read: "
+            f"{len(unread)} of {count} tensors have types that SheepOp does not read: "
             f"{', '.join(sorted(set(unread.values())))} ({name!r} is {kind}). It reads f32, f16, bf16 and q8_0; "
-            "use a file of one of these."
+            "use a file of one of these types."
         )
     first = -(-cursor.position // alignment) * alignment
     records = [_placed(cursor, entry, first, alignment) for entry in found]
@@ -195,7 +195,7 @@ def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
 
 
 def _read_record(cursor: Cursor) -> tuple[str, int, tuple[int, ...], int]:
-    """The name, the number of the type, the shape, and where the bytes begin behind the records."""
+    """Returns the name, the type number, the shape, and the offset of the bytes after the records."""
     name = read_text(cursor, "the name of a tensor", _LONGEST_NAME)
     dimensions = cursor.u32(f"the number of dimensions of {name!r}")
     if dimensions > _MOST_DIMENSIONS:
@@ -211,9 +211,9 @@ def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first:
     assert kind is not None
     if 0 in shape:
         raise cursor.problem(f"the tensor {name!r} of shape {shape} is empty")
-    size = kind.size(shape)  # Python's whole numbers do not overflow.
+    size = kind.size(shape)  # Python's integers do not overflow.
     if size is None:
-        raise cursor.problem(f"the tensor {name!r} of shape {shape} cannot be of the type {kind.name}")
+        raise cursor.problem(f"the tensor {name!r} of shape {shape} cannot have the type {kind.name}")
     if offset % alignment:
         raise cursor.problem(f"the tensor {name!r} begins at {offset:,}, which is not a multiple of {alignment}")
     end = cursor.position + cursor.left
@@ -225,12 +225,12 @@ def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first:
 
 
 def checksum_placeholder(file_type: int) -> Value:
-    """What stands in a file until its checksum is known."""
+    """Returns the value that a file has until its checksum is known."""
     return text(f"file type {file_type}, SHA-256 {'0' * _DIGEST_SIZE}")
 
 
 def verify_checksum(container: Container) -> None:
-    """Raises `CheckpointError` when a file that SheepOp wrote, and nobody stored in another type, has changed."""
+    """Raises `CheckpointError` if a file of SheepOp has changed; skips files that were converted to another type."""
     value = container.metadata.get(CHECKSUM_KEY)
     if value is None:
         return
@@ -250,7 +250,7 @@ def verify_checksum(container: Container) -> None:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor to be written: its name, its type, and its shape in the order of torch."""
+    """A tensor to be written: its name, its type, and its shape in torch's order."""
 
     name: str
     kind: TensorType
@@ -258,7 +258,7 @@ class TensorPlan:
 
     @property
     def size(self) -> int:
-        """Bytes in the file, without the padding behind them."""
+        """The number of bytes in the file, without padding."""
         size = self.kind.size(self.shape)
         assert size is not None
         return size
@@ -270,12 +270,12 @@ def write_container(
     plans: Sequence[TensorPlan],
     content_of: Callable[[TensorPlan], Iterable[Tensor]],
 ) -> None:
-    """Writes a file whose tensors are the bytes (uint8) that `content_of` gives, in pieces and in order.
+    """Writes a file; `content_of` yields the bytes (uint8) of each tensor in pieces.
 
-    The last key is the checksum's, which is filled in at the end. The caller makes the file durable.
+    The last key must be the checksum's, which is filled in at the end. The caller makes the file durable.
     """
     head = _head(metadata, plans)
-    checksum_end = _end_of_metadata(metadata)
+    checksum_end = len(_metadata_bytes(metadata, 0))
     with path.open("wb") as file:
         digest = hashlib.sha256()
         _put(file, digest, head)
@@ -308,10 +308,6 @@ def _metadata_bytes(metadata: Mapping[str, Value], num_tensors: int) -> bytes:
     assert list(metadata)[-1] == CHECKSUM_KEY
     counts = struct.pack("<IQQ", _VERSION, num_tensors, len(metadata))
     return _MAGIC + counts + b"".join(encoded_text(key) + value.encoded() for key, value in metadata.items())
-
-
-def _end_of_metadata(metadata: Mapping[str, Value]) -> int:
-    return len(_metadata_bytes(metadata, 0))
 
 
 def _put(file: BinaryIO, digest: hashlib._Hash, content: bytes) -> None:

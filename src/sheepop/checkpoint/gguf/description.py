@@ -1,4 +1,4 @@
-"""A configuration as the metadata of a GGUF file, and back."""
+"""Converts a configuration to the metadata of a GGUF file and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.expected_tensors import without_ours
+from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
@@ -21,15 +21,15 @@ from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model.config import ModelConfig
 
 ARCHITECTURE_KEY = "general.architecture"
-# The configuration as SheepOp has it, so that what llama.cpp has no key for (dropout, initialisation) comes back too.
+# SheepOp's own configuration, which preserves settings without a key in llama.cpp (dropout, initialisation).
 CONFIG_KEY = "sheepop.model"
 _CAUSAL = Fixed("attention.causal", (True,), "so the model is not a language model")
 
 
 def choose_architecture(config: ModelConfig, name: str | None = None) -> Architecture:
-    """The first architecture of llama.cpp that computes what `config` says, or the one of that `name`.
+    """Returns the first architecture of llama.cpp that computes the same as `config`, or the one called `name`.
 
-    Raises `CheckpointError` with the reason for every one that does not.
+    Raises `CheckpointError` with the reasons if none does.
     """
     if name is not None and name not in ARCHITECTURES:
         raise CheckpointError(f"{name!r} is not an architecture that SheepOp writes: {', '.join(ARCHITECTURES)}.")
@@ -41,12 +41,12 @@ def choose_architecture(config: ModelConfig, name: str | None = None) -> Archite
     nearest_first = sorted(refusals.items(), key=lambda item: len(item[1]))
     reasons = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in nearest_first)
     raise CheckpointError(
-        f"llama.cpp has no architecture that computes what this model does:\n{reasons}{without_ours(config)}"
+        f"llama.cpp has no architecture that computes the same as this model:\n{reasons}{export_advice(config)}"
     )
 
 
 def config_metadata(architecture: Architecture, config: ModelConfig) -> dict[str, Value]:
-    """The keys for `config`, which `architecture` expresses."""
+    """Returns the keys for `config`, which `architecture` can express."""
     keys = write_fields(architecture.fields, config) | {"vocab_size": config.vocabulary}
     return {
         ARCHITECTURE_KEY: text(architecture.name),
@@ -56,9 +56,9 @@ def config_metadata(architecture: Architecture, config: ModelConfig) -> dict[str
 
 
 def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
-    """What a file describes: the configuration it was written from, where it holds one and still says the same.
+    """Returns the architecture and configuration of a file: SheepOp's stored one if it agrees with the other keys.
 
-    Raises `CheckpointError` for an architecture, a key or a value that SheepOp's network does not compute.
+    Raises `CheckpointError` for an architecture, a key or a value that SheepOp does not support.
     """
     value = container.metadata.get(ARCHITECTURE_KEY)
     name = value.content if value is not None else None
@@ -78,7 +78,7 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
 def _embedding_rows(container: Container) -> int:
     embedding = container.tensors.get(EMBEDDING_NAME)
     if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{container.path} has no embedding: the tensor {EMBEDDING_NAME}, with two dimensions.")
+        raise CheckpointError(f"{container.path} has no embedding, the tensor {EMBEDDING_NAME} with two dimensions.")
     return embedding.shape[0]
 
 
@@ -97,7 +97,7 @@ def _read_settings(container: Container, architecture: Architecture, rows: int) 
 
 def _read_divisors(container: Container, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     if settings.get("rotary_scaling") is not None:
-        raise CheckpointError(f"{container.path}: {DIVISORS} is given beside another scaling of positions.")
+        raise CheckpointError(f"{container.path}: {DIVISORS} is given together with another scaling of positions.")
     found = container.read(DIVISORS).to(torch.float64).flatten()
     turned = int(
         settings["head_dim"] * settings.get("rotary_fraction", ModelConfig.model_fields["rotary_fraction"].default)
@@ -126,7 +126,7 @@ def _stored_config(metadata: Mapping[str, Value]) -> ModelConfig | None:
 
 
 def _says_the_same(metadata: Mapping[str, Value], architecture: Architecture, stored: ModelConfig) -> bool:
-    """Whether a file for the stored configuration would have exactly the keys of the architecture that this one has."""
+    """Whether writing the stored configuration would give exactly the architecture keys of this file."""
     if any(architecture.refusals(stored)):
         return False
     prefix = f"{architecture.name}."

@@ -1,6 +1,6 @@
-"""What llama.cpp says of a network: by keys, by the tensors that are there, or by the architecture's name alone.
+"""Fields of llama.cpp's networks, which are given by keys, by the presence of tensors, or by the architecture.
 
-Each field refuses what llama.cpp would compute otherwise, writes the rest, and reads that back.
+Each field refuses settings with which llama.cpp would compute something else, writes the others, and reads them back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sheepop.checkpoint.mapping import (
 )
 from sheepop.model.config import ModelConfig
 
-# Whether the tensors are there as the model has them, always (zeros stand for what a model lacks), or never.
+# Whether a file has certain tensors if the model does, always (with zeros if the model does not), or never.
 Presence = Literal["optional", "always", "never"]
 _FEED_FORWARD = "feed_forward_length"
 _EXPERT_FEED_FORWARD = "expert_feed_forward_length"
@@ -43,16 +43,16 @@ class Layers(Field):
     covers = ("num_layers",)
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """More layers than llama.cpp has at most."""
+        """Yields a refusal of more layers than llama.cpp supports."""
         if config.num_layers > _MOST_LAYERS:
             yield f"num_layers = {config.num_layers}, but it has at most {_MOST_LAYERS}"
 
     def write(self, config: ModelConfig) -> Settings:
-        """Blocks, as llama.cpp calls them."""
+        """Returns llama.cpp's key of the number of blocks."""
         return {"block_count": config.num_layers}
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """As many as llama.cpp reads."""
+        """Returns the number of layers, if llama.cpp supports as many."""
         num_layers = given.typed("block_count", int)
         if num_layers > _MOST_LAYERS:
             raise given.problem("block_count", f"is more than the {_MOST_LAYERS} layers that llama.cpp allows")
@@ -61,84 +61,84 @@ class Layers(Field):
 
 @dataclass(frozen=True)
 class SoftCap(Field):
-    """A cap under a key, where 0 is none. Where llama.cpp always caps, `otherwise` is its cap without the key."""
+    """A soft cap, 0 for none. If llama.cpp always caps, `otherwise` is its cap without the key."""
 
     theirs: str
     ours: str
     otherwise: float | None = None
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """No cap where there always is one."""
+        """Yields a refusal of no cap if llama.cpp always caps."""
         if self.otherwise is not None and getattr(config, self.ours) is None:
             yield f"{self.ours} is not set, but it always caps"
 
     def write(self, config: ModelConfig) -> Settings:
-        """The cap, if there is one."""
+        """Returns the cap, if there is one."""
         return {self.theirs: getattr(config, self.ours)}
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The cap, or llama.cpp's own."""
+        """Returns the cap, or llama.cpp's default."""
         return {self.ours: given.typed(self.theirs, float, self.otherwise or 0.0) or None}
 
 
 @dataclass(frozen=True)
 class Biases(Field):
-    """Which linear layers and norms have biases; `probe` names a tensor that shows whether optional ones are there."""
+    """Whether some linear layers or norms have biases; the tensor `probe` shows whether optional ones exist."""
 
     ours: str
     presence: Presence
     probe: str = ""
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Biases where llama.cpp reads none."""
+        """Yields a refusal of biases that llama.cpp does not read."""
         if self.presence == "never" and getattr(config, self.ours):
             yield f"{self.ours} = True, but it adds no such biases"
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Whether the tensors are there."""
+        """Returns whether the biases exist."""
         return {self.ours: self.presence == "always" or (self.presence == "optional" and self.probe in given.tensors)}
 
 
 @dataclass(frozen=True)
 class TiedWeights(Field):
-    """Whether the output projection is the embedding, as the absence of a tensor of its own shows."""
+    """Whether the output projection is tied to the embedding, which the absence of its tensor shows."""
 
     presence: Presence
     covers = ("tie_weights",)
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """A projection of its own where llama.cpp takes the embedding."""
+        """Yields a refusal of a separate projection if llama.cpp always uses the embedding."""
         if self.presence == "never" and not config.tie_weights:
-            yield "tie_weights = False, but its output projection is the embedding"
+            yield "tie_weights = False, but its output projection is always the embedding"
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Tied, unless the projection is there."""
+        """Returns whether the file has no output projection."""
         return {"tie_weights": "output.weight" not in given.tensors}
 
 
 @dataclass(frozen=True)
 class Heads(Field):
-    """The heads and their width, which `square` architectures take from the width of the model."""
+    """The number of heads and their width, which `square` architectures derive from the width of the model."""
 
     square: bool = False
     covers = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Values of another width than keys, and heads that do not fill the width of the model where they must."""
+        """Yields refusals of values not as wide as keys, and of heads that do not add up to the model's width."""
         if config.value_size != config.head_size:
             yield f"value_head_dim = {config.value_size} differs from head_dim = {config.head_size}"
         if self.square and config.num_heads * config.head_size != config.d_model:
-            yield f"num_heads = {config.num_heads} of head_dim = {config.head_size} are not d_model = {config.d_model}"
+            yield f"num_heads = {config.num_heads} x head_dim = {config.head_size} is not d_model = {config.d_model}"
 
     def write(self, config: ModelConfig) -> Settings:
-        """Two numbers, and the width."""
+        """Returns the numbers of heads, and their width if it has a key."""
         entries = {"attention.head_count": config.num_heads, "attention.head_count_kv": config.kv_heads}
         if not self.square:
             entries |= {"attention.key_length": config.head_size, "attention.value_length": config.value_size}
         return entries
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The same; without a width the heads share that of the model."""
+        """Returns the heads; without a key their width is the model's width divided by the heads."""
         heads = given.typed("attention.head_count", int)
         if not heads:
             raise given.problem("attention.head_count", "is not a number of heads")
@@ -153,26 +153,26 @@ class Heads(Field):
 
 @dataclass(frozen=True)
 class ScoreScale(Field):
-    """The scale of the scores: 1 / sqrt(head_dim), or for a model of `odd_layers` layers 1 / sqrt(d_model / num_heads).
+    """The scale of the scores: 1 / sqrt(head_dim), or with `odd_layers` layers 1 / sqrt(d_model / num_heads).
 
-    The second is how llama.cpp tells the largest Gemma from the others. muP would scale scores and logits by factors
-    that no key expresses.
+    llama.cpp recognises the largest Gemma by its number of layers. muP scales scores and logits by factors for which
+    there is no key.
     """
 
     odd_layers: int | None = None
     covers = ("attention_scale", "mup_base_d_model", "mup_base_head_dim")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Another scale of scores, or a scale of logits."""
+        """Yields refusals of another scale of the scores, and of scaled logits."""
         scale = self._scale(config.num_layers, config.d_model, config.num_heads, config.head_size)
         own = score_scale(config)
         if not is_close(own, scale):
-            yield f"the scores are multiplied by {own:g}, but it multiplies them by {scale:g}"
+            yield f"the scale of the scores is {own:g}, but it uses {scale:g}"
         if config.width_multiplier != 1.0:
             yield f"mup_base_d_model = {config.mup_base_d_model} scales the logits"
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The scale where it is not the usual one."""
+        """Returns the scale if it is not the usual one."""
         num_layers, heads = settings["num_layers"], settings["num_heads"]
         if num_layers != self.odd_layers:
             return {}
@@ -189,31 +189,31 @@ class NoExperts(Field):
     covers = ("d_ff", "experts")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """A mixture of experts, which it would not read."""
+        """Yields a refusal of experts."""
         if config.experts is not None:
             yield "experts are set, but it has none"
 
     def write(self, config: ModelConfig) -> Settings:
-        """The width of the feed-forward network."""
+        """Returns the width of the feed-forward network."""
         return {_FEED_FORWARD: config.ffn_size}
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The width, after making sure that there are no experts."""
+        """Returns the width; refuses experts."""
         if given.typed(_COUNT, int, 0) or given.typed(_USED, int, 0):
-            raise given.problem(_COUNT, "names experts, which this architecture does not have")
+            raise given.problem(_COUNT, "means experts, which this architecture does not have")
         return {"d_ff": given.typed(_FEED_FORWARD, int)}
 
 
 @dataclass(frozen=True)
 class Experts(Field):
-    """Experts in all layers, or where not `required` in none. With `own_width` their width has a key of its own."""
+    """Experts in all layers, or in none unless `required`. With `own_width` their width has a separate key."""
 
     required: bool
     own_width: bool
     covers = ("d_ff", "experts")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """What a router or an expert does beyond this."""
+        """Yields refusals of router and expert features that llama.cpp lacks."""
         experts = config.experts
         if experts is None:
             if self.required:
@@ -224,16 +224,16 @@ class Experts(Field):
         if experts.count > _MOST_EXPERTS:
             yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
         if experts.shared:
-            yield f"experts.shared = {experts.shared}, but it has none that every token passes"
+            yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
         if not experts.normalize:
-            yield "experts.normalize = False, but it makes the weights of the chosen sum to 1"
+            yield "experts.normalize = False, but it normalises the weights of the chosen experts"
         if config.feed_forward_bias:
             yield "feed_forward_bias = True, but its experts have no biases"
 
     def write(self, config: ModelConfig) -> Settings:
-        """The widths and the two counts."""
+        """Returns the widths and the two counts."""
         experts = config.experts
         if experts is None:
             return {_FEED_FORWARD: config.ffn_size}
@@ -246,7 +246,7 @@ class Experts(Field):
         }
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The same, refusing every key of a router that we do not compute."""
+        """Returns the experts; refuses router settings that we do not support."""
         count = given.typed(_COUNT, int, 0)
         found: Settings = {"d_ff": given.typed(_FEED_FORWARD, int)}
         if not count and not self.required:
@@ -254,40 +254,41 @@ class Experts(Field):
         if given.typed("expert_gating_func", int, _SOFTMAX) not in (0, _SOFTMAX):
             raise given.problem("expert_gating_func", "is not softmax")
         if not given.typed("expert_weights_norm", bool, True):
-            raise given.problem("expert_weights_norm", "is false, and llama.cpp makes the weights sum to 1")
+            raise given.problem("expert_weights_norm", "is false, but llama.cpp normalises the weights")
         for key, kind, usual in (("expert_weights_scale", float, (0.0, 1.0)), ("expert_shared_count", int, (0,))):
             if given.typed(key, kind, usual[0]) not in usual:
-                raise given.problem(key, "is not read for this architecture")
+                raise given.problem(key, "is not supported for this architecture")
         experts: Settings = {"count": count, "per_token": given.typed(_USED, int)}
         if self.own_width:
             experts["d_ff"] = given.typed(_EXPERT_FEED_FORWARD, int)
-        # What only training uses is off: a file says nothing of it.
+        # A file has no training settings, so the auxiliary losses are off.
         return {**found, "experts": {**experts, "load_balancing_loss": 0.0, "router_z_loss": 0.0}}
 
 
 class NoWindow(Field):
-    """llama.cpp's network of this architecture sees every key, whatever the file says of a window."""
+    """No sliding window: llama.cpp's network of this architecture ignores the window in the file."""
 
     covers = ("sliding_window", "sliding_layers", "sliding_position_base")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """A window smaller than the context, or layers with a base of their own."""
+        """Yields refusals of a window smaller than the context, and of a separate base for sliding layers."""
         if config.sliding_window is not None and config.sliding_window < config.max_seq_len:
             yield f"sliding_window = {config.sliding_window}, but it has no window"
         if config.sliding_position_base is not None:
             yield "sliding_position_base is set, but it has one base"
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The window that the file speaks of, for all layers; 0 is none."""
+        """Returns the window in the file, for all layers; 0 is none."""
         return {"sliding_window": given.typed(_WINDOW, int, 0) or None}
 
 
 @dataclass(frozen=True)
 class Windows(Field):
-    """A sliding window for all layers but every `period`-th, unless the file lists them.
+    """A sliding window for all layers except every `period`-th, unless the file lists the layers.
 
-    `own_base` says how sliding layers turn: by a base under a key, unscaled ("unscaled") or scaled as the others
-    ("scaled"), or by the base of the others, unscaled ("shared"). `otherwise` is the window without its key.
+    `own_base` defines the rotary angles of sliding layers: their own base without scaling ("unscaled"), their own base
+    with the scaling of the others ("scaled"), or the base of the others without scaling ("shared"). `otherwise` is the
+    default window.
     """
 
     period: int
@@ -296,7 +297,7 @@ class Windows(Field):
     covers = ("sliding_window", "sliding_layers", "sliding_position_base")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """No window where there always is one, and angles of sliding layers that llama.cpp computes otherwise."""
+        """Yields refusals of no window if llama.cpp always has one, and of angles that it computes differently."""
         if config.sliding_window is None:
             if self.otherwise is not None:
                 yield "sliding_window is not set, but it always has one"
@@ -304,20 +305,20 @@ class Windows(Field):
         base, scaling = config.sliding_position_base, config.rotary_scaling
         scaled = scaling is not None and scaling.kind != "ntk"
         if base is None and scaling is not None and self.own_base != "scaled":
-            yield "rotary_scaling without sliding_position_base scales the sliding layers too, but it leaves them alone"
+            yield "rotary_scaling without sliding_position_base scales the sliding layers too, but it does not"
         if base is not None and scaled and self.own_base == "scaled":
-            yield "rotary_scaling with sliding_position_base leaves the sliding layers, but it scales them too"
+            yield "rotary_scaling with sliding_position_base does not scale the sliding layers, but it scales them too"
         if base is not None and self.own_base == "shared" and not is_close(base, config.position_base):
             yield f"sliding_position_base = {base:g} differs from position_base = {config.position_base:g}"
         if scaling is not None and scaling.kind == "ntk" and self.own_base == "shared":
-            yield "rotary_scaling.kind = ntk is another base, but its sliding layers have the same one"
+            yield "rotary_scaling.kind = ntk changes the base, but its sliding layers share the base"
         if scaling is not None and scaling.kind == "yarn" and self.own_base == "unscaled":
             assert scaling.attention_factor is not None
             if not is_close(scaling.attention_factor, yarn_attention_factor(scaling.factor)):
                 yield "rotary_scaling.attention_factor is not the usual one, but it applies to the sliding layers too"
 
     def write(self, config: ModelConfig) -> Settings:
-        """The window, its layers where the rule does not give them, and the base of their own."""
+        """Returns the window, its layers if they differ from the rule, and the base of sliding layers."""
         if config.sliding_window is None:
             return {}
         slides = sliding(config)
@@ -330,7 +331,7 @@ class Windows(Field):
         return entries
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The window, and the base of sliding layers where it is not that of the others."""
+        """Returns the window, and the base of sliding layers if it differs from that of the others."""
         window = given.typed(_WINDOW, int, self.otherwise or 0)
         slides = self._read_pattern(given, settings["num_layers"])
         shared = settings["position_base"]
@@ -342,14 +343,14 @@ class Windows(Field):
         found = window_settings(window, slides)
         scaled = settings.get("rotary_scaling") is not None
         if self.own_base == "scaled" and scaled and own != shared:
-            raise given.problem(_SLIDING_BASE, "is given beside a scaling that sliding layers share")
+            raise given.problem(_SLIDING_BASE, "is given together with a scaling that sliding layers share")
         if own != shared or (scaled and self.own_base != "scaled"):
             found["sliding_position_base"] = own
         return found
 
     def _read_pattern(self, given: Given, num_layers: int) -> list[bool]:
         if not isinstance(given.take(_PATTERN, None), list):
-            # No layer is without a window where the period is 0.
+            # With a period of 0 all layers have a window.
             return all_but_every(given.typed(_PATTERN, int, self.period) or num_layers + 1, num_layers)
         slides = given.entries(_PATTERN, int)
         if len(slides) != num_layers:

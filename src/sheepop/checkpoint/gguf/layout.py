@@ -1,4 +1,4 @@
-"""Which tensors a file has for a configuration, and how ours stand in them."""
+"""The tensors of a file for a configuration, and how our tensors are stored in them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _BALANCE = "feed_forward.router.balance"
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of a file, its shape, and the tensors of ours that stand in it with theirs.
+    """One tensor of a file, its shape, and the names and shapes of our tensors in it.
 
-    Without ours it holds what `constant` computes: zeros for a bias that the model lacks, or a function of the
-    configuration. `copied` says that ours stands in another place as well, which is the one to read.
+    Without any of ours it has the result of `constant`: zeros for a bias that the model lacks, or a function of the
+    configuration. `copied`: our tensor is also stored in another place, from which it is read.
     """
 
     theirs: str
@@ -41,14 +41,14 @@ class Place:
     constant: Callable[[], Tensor] | None = None
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Theirs from ours; what is computed is computed in single precision."""
+        """Converts our tensors to theirs; arithmetic is in float32."""
         if self.constant is not None:
             return self.constant()
         pieces = [self._interleaved(self.stored(tensor)) for tensor in tensors]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def inverse(self, tensor: Tensor, name: str) -> Tensor:
-        """Ours of that `name` from theirs."""
+        """Converts their tensor to ours called `name`."""
         start = 0
         for own, shape in self.ours:
             if own == name:
@@ -58,49 +58,49 @@ class Place:
         raise KeyError(name)
 
     def stored(self, tensor: Tensor) -> Tensor:
-        """The numbers of one of ours as they are stored, in our order."""
+        """Returns the stored numbers of one of our tensors, in our order of rows."""
         if self.centered:
             return 1 + tensor.float()
         return tensor if self.scale == 1.0 else tensor.float() * self.scale
 
     def restored(self, tensor: Tensor) -> Tensor:
-        """The numbers of one of ours from those that were stored."""
+        """Returns the numbers of one of our tensors from the stored ones."""
         if self.centered:
             return tensor - 1
         return tensor if self.scale == 1.0 else tensor / self.scale
 
     def _interleaved(self, tensor: Tensor) -> Tensor:
-        """Rows (i, i + C/2) of each head made neighbours: llama.cpp turns pairs of neighbours."""
+        """Makes rows (i, i + C/2) of each head neighbours, because llama.cpp rotates neighbouring pairs."""
         if self.heads is None:
             return tensor
         return tensor.reshape(self.heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)
 
     def _halved(self, tensor: Tensor) -> Tensor:
-        """Neighbouring rows of each head moved apart by half the head."""
+        """Reverses `_interleaved`."""
         if self.heads is None:
             return tensor
         return tensor.reshape(self.heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)
 
 
 def places(architecture: Architecture, config: ModelConfig) -> list[Place]:
-    """Every tensor of a file for `config`, which `architecture` expresses; the order is that of the network."""
+    """Returns all tensors of a file for `config`, which `architecture` can express, in network order."""
     expected = expected_tensors(config)
     found = [*_computed(config), *_of_rows(architecture, config, expected)]
-    homeless = expected.keys() - {name for place in found for name, _ in place.ours} - balances(config)
-    if homeless:
+    unmapped = expected.keys() - {name for place in found for name, _ in place.ours} - balances(config)
+    if unmapped:
         raise CheckpointError(
-            f"llama.cpp's architecture {architecture.name} has no place for {', '.join(sorted(homeless))}."
+            f"llama.cpp's architecture {architecture.name} has no tensors for {', '.join(sorted(unmapped))}."
         )
     return found
 
 
 def balances(config: ModelConfig) -> set[str]:
-    """The tensors that have no place in a file and are zero in every model that can be written."""
+    """Returns the tensors that files do not store, and that must be zero in an exported model."""
     return {f"blocks.{layer}.{_BALANCE}" for layer in range(config.num_layers) if config.has_experts(layer)}
 
 
 def _computed(config: ModelConfig) -> Iterator[Place]:
-    """Tensors that follow from the configuration: divisors of angles, and sinusoids."""
+    """Yields the tensors that are computed from the configuration: divisors of angles, and sinusoids."""
     scaling = config.rotary_scaling
     if scaling is not None and scaling.kind == "llama3":
         yield Place(DIVISORS, (config.rotary_dim // 2,), (), Role.PRECISE, constant=partial(_divisors, config))
@@ -111,7 +111,7 @@ def _computed(config: ModelConfig) -> Iterator[Place]:
 
 
 def _divisors(config: ModelConfig) -> Tensor:
-    """What Llama 3's scaling divides the angle of each pair by."""
+    """Returns the divisor of each pair's angle in Llama 3's scaling."""
     plain, _ = rotary_frequencies(config.rotary_dim, config.position_base)
     scaled, _ = rotary_frequencies(config.rotary_dim, config.position_base, config.rotary_scaling)
     return (plain / scaled).float()
@@ -138,13 +138,13 @@ def _of_row(
         length = sum(expected[_weight(name)][0] for name in ours)
         yield Place(theirs, (length,), (), row.role, constant=partial(torch.zeros, length))
     elif theirs == OUTPUT_NAME and (row.always or scale != 1.0):
-        # A tied embedding that is scaled stands here as it is, which makes this its place; otherwise it is a copy.
+        # A tied embedding is stored here without its scale, so if it is scaled, it is read from here.
         own = "embedding.weight"
         yield Place(theirs, expected[own], ((own, expected[own]),), row.role, copied=scale == 1.0)
 
 
 def _as_it_is_stored(place: Place, row: Row, config: ModelConfig, scale: float) -> Place:
-    """The place with what is done to the numbers on their way."""
+    """Adds the conversion of the numbers to a place."""
     if row.interleaved:
         queries = ".q_proj." in place.ours[0][0]
         return replace(place, heads=config.num_heads if queries else config.kv_heads)

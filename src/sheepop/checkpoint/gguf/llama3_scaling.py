@@ -1,8 +1,8 @@
-"""Llama 3's scaling of rotary positions, found again from what it divides the angles by.
+"""Recovers Llama 3's scaling of rotary positions from the divisors of the angles.
 
-A file has one divisor for each pair of columns: 1 where the pair is kept, the factor where it is interpolated, and
-between the two what follows from the original context and the two bounds (Llama 3.1, 2024). Original context and bounds
-only count as quotients, so the lower bound is taken to be 1, which is what every published model has.
+A file has one divisor for each pair of columns: 1 for a pair that is not scaled, the factor for an interpolated pair,
+and for a mixed pair a value that follows from the original context and the two bounds (Llama 3.1, 2024). Only the
+ratios of original context and bounds matter, so the lower bound is assumed to be 1, as in every published model.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sheepop.model.rotary_frequencies import rotary_frequencies
 from sheepop.model.rotary_scaling import RotaryScaling
 
 _TOLERANCE = 1e-4
-# Tried first, and where no pair lies between the bounds.
+# Candidates for the original context that are tried first, and used if no pair is mixed.
 _PUBLISHED = (8192,)
 _USUAL_BOUND = 4.0
 _LARGEST_CONTEXT = 2**31
 
 
 def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict[str, Any] | None:
-    """The settings of a scaling that gives `divisors` (rotary_dim / 2); None when none does."""
+    """Returns the settings of a scaling with these `divisors` (rotary_dim / 2), or None if there is none."""
     plain, _ = rotary_frequencies(2 * len(divisors), base)
     if not bool(torch.isfinite(divisors).all()) or not bool((divisors > 0).all()) or float(divisors.max()) <= 1:
         return None
     factor = _rounded(float(divisors.max()))
-    # How far each pair is kept: (turns - 1) / (high - 1), with turns = original * frequency / (2 pi).
+    # The unscaled share of each pair: (turns - 1) / (high - 1), with turns = original * frequency / (2 pi).
     kept = (1 / divisors - 1 / factor) / (1 - 1 / factor)
     between = ((kept > _TOLERANCE) & (kept < 1 - _TOLERANCE)).nonzero().flatten().tolist()
     lengths = (*_PUBLISHED, max_seq_len, round(max_seq_len / factor), *_derived_lengths(kept, plain, between))
@@ -51,7 +51,7 @@ def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict
 
 
 def _derived_lengths(kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[int]:
-    """Original contexts by what the pairs between the bounds are: by the usual upper bound, and by all of them."""
+    """Yields original contexts that fit the mixed pairs: with the usual upper bound, and with a fitted one."""
     if not between:
         return
     first, last = between[0], between[-1]
@@ -67,10 +67,10 @@ def _derived_lengths(kept: Tensor, plain: Tensor, between: list[int]) -> Iterato
 
 
 def _longest(kept: Tensor, plain: Tensor, pair: int) -> int:
-    """Of the contexts by which this one pair alone lies between the bounds the longest.
+    """Returns the longest context with which `pair` is the only mixed pair.
 
-    With t = context * frequency / (2 pi) turns the upper bound is 1 + (t - 1) / kept. The pair after it, slower by r,
-    is interpolated to the end up to t = r, and the pair before it is kept as long as t r is above that bound.
+    With t = context * frequency / (2 pi) turns the upper bound is 1 + (t - 1) / kept. The next pair, slower by r, is
+    fully interpolated up to t = r, and the previous pair is not scaled as long as t r exceeds that bound.
     """
     slower, inverse = float(plain[0] / plain[1]), 1 / float(kept[pair])
     most = slower if inverse <= slower else min(slower, (inverse - 1) / (inverse - slower))
@@ -78,7 +78,7 @@ def _longest(kept: Tensor, plain: Tensor, pair: int) -> int:
 
 
 def _upper_bounds(original: int, kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[float]:
-    """The usual bound, and the one by which the first pair between the bounds is what it is."""
+    """Yields the usual upper bound, and the one that fits the first mixed pair."""
     yield _USUAL_BOUND
     if between:
         turns = original * float(plain[between[0]]) / (2 * math.pi)
@@ -96,5 +96,5 @@ def _gives(settings: dict[str, Any], divisors: Tensor, plain: Tensor, base: floa
 
 
 def _rounded(number: float) -> float:
-    """The number with few digits that single precision hardly tells from `number`."""
+    """Rounds to five significant digits, to remove errors of float32."""
     return float(f"{number:.5g}")

@@ -1,6 +1,6 @@
-"""The metadata of a GGUF file: numbers, truth values, text, and lists of one of these, little endian, each with a type.
+"""The metadata of a GGUF file: typed little-endian numbers, booleans and texts, and lists of one of these types.
 
-`Metadata` hands them out as plain Python values, `value_of` makes them from such.
+`Metadata` converts them to Python values, `value_of` converts back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 
-# A vocabulary of SheepOp has at most this many tokens, and nothing in a GGUF file is longer than its vocabulary.
+# SheepOp's limit for a vocabulary, the longest list in a GGUF file.
 _LONGEST_LIST = 2**24
 _LONGEST_TEXT = 2**28
 
@@ -28,7 +28,7 @@ Content: TypeAlias = Plain | list[str] | NDArray[np.generic]
 
 
 class Cursor:
-    """A place in `content`, the bytes of `path`, which reads little-endian numbers and never moves beyond their end."""
+    """Reads little-endian numbers from `content`, the bytes of `path`, and never reads beyond its end."""
 
     def __init__(self, content: memoryview, path: Path) -> None:
         self.position = 0
@@ -37,41 +37,41 @@ class Cursor:
 
     @property
     def left(self) -> int:
-        """Bytes between here and the end."""
+        """The number of bytes left."""
         return len(self._content) - self.position
 
     def take(self, size: int, what: str) -> bytes:
-        """A copy of the next `size` bytes; raises `CheckpointError`, naming `what` they were, when there are fewer."""
+        """Returns a copy of the next `size` bytes; raises `CheckpointError` that names `what` if there are fewer."""
         if size > self.left:
-            raise self.problem(f"{what} needs {size:,} bytes, and only {self.left:,} are left")
+            raise self.problem(f"{what} needs {size:,} bytes, but only {self.left:,} are left")
         start = self.position
         self.position += size
         return bytes(self._content[start : self.position])
 
     def u32(self, what: str) -> int:
-        """A whole number of 4 bytes."""
+        """Reads an unsigned integer of 4 bytes."""
         number: int = struct.unpack("<I", self.take(4, what))[0]
         return number
 
     def u64(self, what: str) -> int:
-        """A whole number of 8 bytes."""
+        """Reads an unsigned integer of 8 bytes."""
         number: int = struct.unpack("<Q", self.take(8, what))[0]
         return number
 
     def problem(self, reason: str) -> CheckpointError:
-        """The error that names the file, the place in it and the reason."""
+        """Returns an error that names the file, the byte position and the reason."""
         return CheckpointError(
             f"{self._path} is damaged or not a GGUF file: at byte {self.position:,}, {reason}. Copy or download "
             "it again."
         )
 
     def unread(self, what: str, remedy: str) -> CheckpointError:
-        """The error for a file that may be sound, but of a kind that is not read."""
+        """Returns an error for an intact file of an unsupported kind."""
         return CheckpointError(f"{self._path} {what}. {remedy}.")
 
 
 class ValueType(IntEnum):
-    """The number that stands for a type of value in a file."""
+    """The number of a value type in a file."""
 
     U8 = 0
     I8 = 1
@@ -88,7 +88,7 @@ class ValueType(IntEnum):
     F64 = 12
 
 
-# The type as numpy and `struct` call it.
+# The formats of numpy and `struct` for each type.
 _FORMATS: dict[ValueType, tuple[str, str]] = {
     ValueType.U8: ("<u1", "<B"),
     ValueType.I8: ("<i1", "<b"),
@@ -106,7 +106,7 @@ _FORMATS: dict[ValueType, tuple[str, str]] = {
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """One value with its type; of a list, the type of its elements. Numbers in a list stand in a numpy array."""
+    """A value with its type, or a list with the type of its elements; lists of numbers are numpy arrays."""
 
     type: ValueType
     content: Content
@@ -118,9 +118,9 @@ class Value:
 
     @property
     def plain(self) -> Any:
-        """The value without its type; a number in single precision is the decimal with the fewest digits that gives it.
+        """The value as a Python object; a float32 becomes its shortest decimal, 1e-5 instead of 9.99999974e-06.
 
-        1e-5, and not 9.99999974e-06. Truth values in a list are 0 and 1.
+        Booleans in a list are 0 and 1.
         """
         if isinstance(self.content, np.ndarray):
             return self.content.tolist()
@@ -129,7 +129,7 @@ class Value:
         return self.content
 
     def encoded(self) -> bytes:
-        """The bytes of the value in a file, behind its key."""
+        """Returns the bytes that follow the key in a file."""
         if not self.is_list:
             return _number(ValueType.U32, self.type) + _encoded_plain(self.type, self.content)
         assert isinstance(self.content, list | np.ndarray)
@@ -147,49 +147,49 @@ class Value:
 
 
 def u32(number: int) -> Value:
-    """A whole number from 0 to 2^32 - 1."""
+    """Returns an integer from 0 to 2^32 - 1 as a value."""
     return Value(ValueType.U32, number)
 
 
 def f32(number: float) -> Value:
-    """A number in single precision; raises `CheckpointError` for one that is too large."""
+    """Returns a float32 value; raises `CheckpointError` for a number that is too large."""
     if math.isfinite(number) and abs(number) > np.finfo(np.float32).max:
         raise CheckpointError(f"{number:g} is too large for a GGUF file, which stores settings in single precision.")
     return Value(ValueType.F32, float(np.float32(number)))
 
 
 def flag(truth: bool) -> Value:
-    """True or false."""
+    """Returns a boolean value."""
     return Value(ValueType.BOOL, truth)
 
 
 def text(content: str) -> Value:
-    """Unicode text."""
+    """Returns a text value."""
     return Value(ValueType.TEXT, content)
 
 
 def texts(contents: Iterable[str]) -> Value:
-    """A list of Unicode texts."""
+    """Returns a list of texts as a value."""
     return Value(ValueType.TEXT, list(contents))
 
 
 def flags(truths: Sequence[bool]) -> Value:
-    """A list of true and false."""
+    """Returns a list of booleans as a value."""
     return Value(ValueType.BOOL, np.asarray(truths, dtype=np.uint8))
 
 
 def i32s(numbers: Sequence[int]) -> Value:
-    """A list of whole numbers."""
+    """Returns a list of integers as a value."""
     return Value(ValueType.I32, np.asarray(numbers, dtype=np.int32))
 
 
 def f32s(numbers: Sequence[float]) -> Value:
-    """A list of numbers in single precision."""
+    """Returns a list of float32 numbers as a value."""
     return Value(ValueType.F32, np.asarray(numbers, dtype=np.float32))
 
 
 def value_of(plain: bool | int | float | str | list[bool]) -> Value:
-    """The value for what Python has: 4 bytes for a whole number, single precision for others."""
+    """Converts a Python object to a value: an integer to 4 bytes, a float to float32."""
     if isinstance(plain, list):
         return flags(plain)
     if isinstance(plain, bool):
@@ -198,16 +198,16 @@ def value_of(plain: bool | int | float | str | list[bool]) -> Value:
 
 
 def encoded_text(content: str) -> bytes:
-    """Text as its length and its UTF-8 bytes."""
+    """Encodes a text as its length and its UTF-8 bytes."""
     utf8 = content.encode("utf-8")
     return _number(ValueType.U64, len(utf8)) + utf8
 
 
 def read_text(cursor: Cursor, what: str, longest: int = _LONGEST_TEXT) -> str:
-    """Text at the cursor, of at most `longest` bytes; `what` it is stands in errors."""
+    """Reads a text of at most `longest` bytes at the cursor; `what` names it in errors."""
     length = cursor.u64(f"the length of {what}")
     if length > longest:
-        raise cursor.problem(f"{what} claims to be {length:,} bytes long; at most {longest:,} are read")
+        raise cursor.problem(f"{what} claims to be {length:,} bytes long; SheepOp reads at most {longest:,}")
     try:
         return cursor.take(length, what).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -215,7 +215,7 @@ def read_text(cursor: Cursor, what: str, longest: int = _LONGEST_TEXT) -> str:
 
 
 def read_value(cursor: Cursor, key: str) -> Value:
-    """The value of `key` at the cursor; lists of lists are refused, and sizes are checked before memory is taken."""
+    """Reads the value of `key` at the cursor; refuses nested lists, and checks sizes before it allocates memory."""
     kind = _read_type(cursor, key)
     if kind is not ValueType.LIST:
         return Value(kind, _read_plain(cursor, kind, key))
@@ -225,22 +225,22 @@ def read_value(cursor: Cursor, key: str) -> Value:
     count = cursor.u64(f"the length of {key}")
     smallest = 8 if kind is ValueType.TEXT else np.dtype(_FORMATS[kind][0]).itemsize
     if count > _LONGEST_LIST:
-        raise cursor.problem(f"{key} claims {count:,} entries; at most {_LONGEST_LIST:,} are read")
+        raise cursor.problem(f"{key} claims {count:,} entries; SheepOp reads at most {_LONGEST_LIST:,}")
     if count * smallest > cursor.left:
-        raise cursor.problem(f"{key} claims {count:,} entries, and only {cursor.left:,} bytes are left")
+        raise cursor.problem(f"{key} claims {count:,} entries, but only {cursor.left:,} bytes are left")
     if kind is ValueType.TEXT:
         return Value(kind, [read_text(cursor, f"entry {index} of {key}") for index in range(count)])
     return Value(kind, np.frombuffer(cursor.take(count * smallest, key), dtype=_FORMATS[kind][0]))
 
 
 class Metadata(Given):
-    """The values of a file below ``prefix.``, beside `tensors` of these names.
+    """The values of a file whose keys begin with ``prefix.``; `tensors` are the names of its tensors.
 
-    One whole number for each layer counts as one number when all are equal.
+    A list of one integer per layer counts as a single number if all are equal.
     """
 
     smallest = 0
-    beyond = "is not a whole number of a reasonable size"
+    beyond = "is not an integer of a reasonable size"
 
     def __init__(
         self, metadata: Mapping[str, Value], prefix: str, path: Path, tensors: Collection[str] = frozenset()
@@ -250,7 +250,7 @@ class Metadata(Given):
         super().__init__(keys, str(path), below, tensors)
 
     def single(self, name: str, value: Any) -> Any:
-        """The number that all layers have."""
+        """Returns the number that all layers share."""
         if not isinstance(value, list):
             return value
         if len(set(value)) != 1:
@@ -258,11 +258,11 @@ class Metadata(Given):
         return value[0]
 
     def is_a(self, kind: type, value: Any) -> bool:
-        """Whether a value is of `kind`; types are exact here, as they are for llama.cpp."""
+        """Whether a value has exactly the type `kind`, as llama.cpp requires."""
         return type(value) is kind
 
     def shown(self, name: str) -> str:
-        """The value of a key, unless it is missing or as long as a vocabulary."""
+        """Returns the value of a key for messages, empty if it is missing or a list, which may be a vocabulary."""
         return super().shown(name) if self.has(name) and not isinstance(self.take(name), list) else ""
 
 
@@ -271,7 +271,7 @@ def _read_type(cursor: Cursor, key: str) -> ValueType:
     try:
         return ValueType(number)
     except ValueError:
-        raise cursor.problem(f"{key} is of the unknown type {number}") from None
+        raise cursor.problem(f"{key} has the unknown type {number}") from None
 
 
 def _read_plain(cursor: Cursor, kind: ValueType, key: str) -> Plain:

@@ -1,4 +1,4 @@
-"""How text is cut before merging: the names llama.cpp knows, and the same as it stands in a ``tokenizer.json``."""
+"""Pre-tokenizers, which split text before merging: llama.cpp's names and their form in a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
 
 def _words_and_digits(digits: str) -> dict[str, Any]:
-    """The cut of cl100k and its descendants, which differ in how many digits stay together."""
+    """Returns the pre-tokenizer of cl100k and its descendants, which differ in how many digits stay together."""
     return split_bytes(
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,10 +27,10 @@ _THREE_DIGITS, _ONE_DIGIT = _words_and_digits(r"\p{N}{1,3}"), _words_and_digits(
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A cut, whether a part that is a token itself is left unmerged, and the names llama.cpp has for the two.
+    """A pre-tokenizer, whether parts that are tokens skip the merges, and llama.cpp's names for the combination.
 
-    The first name is written, for the cuts in `same` as well, which are those of `description` to llama.cpp. `add_bos`
-    is what llama.cpp takes for a file that does not say it.
+    The first name is written, also for the pre-tokenizers in `same`, which llama.cpp does not distinguish from
+    `description`. `add_bos` is llama.cpp's default.
     """
 
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ _TABLE = (
 
 
 def find_name(description: Any, ignore_merges: bool) -> str | None:
-    """llama.cpp's name for a cut; None when it has none."""
+    """Returns llama.cpp's name for a pre-tokenizer, or None if it has none."""
     wanted = without_offsets(description)
     for row in _TABLE:
         if row.ignore_merges == ignore_merges and wanted in map(without_offsets, (row.description, *row.same)):
@@ -62,10 +62,10 @@ def find_name(description: Any, ignore_merges: bool) -> str | None:
 
 
 def find_pre_tokenizer(name: str) -> PreTokenizer | None:
-    """The cut that llama.cpp calls `name`; None when it is not known here."""
+    """Returns the pre-tokenizer that llama.cpp calls `name`, or None if it is unknown."""
     return next((row for row in _TABLE if name in row.names), None)
 
 
 def known_names() -> list[str]:
-    """Every name that is read."""
+    """Returns all known names."""
     return [name for row in _TABLE for name in row.names]

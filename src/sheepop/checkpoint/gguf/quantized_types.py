@@ -1,7 +1,7 @@
-"""How the numbers of a tensor stand in a GGUF file: single, half and bfloat16 precision, and blocks of 8-bit integers.
+"""The tensor types of GGUF files: float32, float16, bfloat16, and blocks of 8-bit integers.
 
-In the blocks of ``q8_0`` 32 neighbours in a row share a scale in half precision: the largest magnitude among them over
-127. Each is stored as the nearest whole multiple of the scale before it was rounded, halves away from zero.
+In ``q8_0`` 32 neighbours in a row share a float16 scale, their largest magnitude divided by 127. Each number is stored
+as the nearest integer multiple of the scale before its rounding to float16, with halves rounded away from zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Q8_BLOCK = 32
 _Q8_BYTES = 2 + Q8_BLOCK
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
-# Types that other programs write and SheepOp does not read, for the error that names them.
+# Names of types that SheepOp does not read, for error messages.
 _OTHER_TYPES = {
     2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 9: "q8_1", 10: "q2_k", 11: "q3_k", 12: "q4_k", 13: "q5_k", 14: "q6_k",
     15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl", 21: "iq3_s", 22: "iq2_s",
@@ -29,7 +29,7 @@ _OTHER_TYPES = {
 
 @dataclass(frozen=True)
 class TensorType(ABC):
-    """A type with its number in a file, and the dtype that its tensors have in memory."""
+    """A tensor type with its number in a file, and the dtype of its tensors in memory."""
 
     name: str
     number: int
@@ -39,21 +39,21 @@ class TensorType(ABC):
 
     @abstractmethod
     def row_bytes(self, columns: int) -> int | None:
-        """Bytes of a row; None when a row of so many columns cannot be of this type."""
+        """Returns the bytes of a row, or None if a row with this number of columns cannot have this type."""
 
     @abstractmethod
     def encode(self, rows: Tensor) -> Tensor:
-        """The bytes (uint8, one row of bytes per row) of `rows` (N, columns), which are finite where that matters.
+        """Returns the bytes (uint8, one row of bytes per row) of `rows` (N, columns).
 
-        Raises `CheckpointError` for a number that this type cannot hold.
+        Raises `CheckpointError` for a number that this type cannot represent.
         """
 
     @abstractmethod
     def decode(self, content: Tensor, columns: int) -> Tensor:
-        """Rows (N, columns) of `dtype` from their bytes (uint8, any shape)."""
+        """Returns rows (N, columns) of `dtype` from their bytes (uint8, any shape)."""
 
     def size(self, shape: tuple[int, ...]) -> int | None:
-        """Bytes of a tensor of `shape`; None when its rows cannot be of this type."""
+        """Returns the bytes of a tensor of `shape`, or None if its rows cannot have this type."""
         row_bytes = self.row_bytes(shape[-1] if shape else 1)
         return None if row_bytes is None else row_bytes * rows_of(shape)
 
@@ -66,7 +66,7 @@ class _Float(TensorType):
         converted = rows.to(self.dtype)
         if (converted.isinf() & ~rows.isinf()).any():
             raise CheckpointError(
-                f"it holds {rows.abs().max().item():g}, but {self.name} has no number beyond "
+                f"it contains {rows.abs().max().item():g}, but the largest number of {self.name} is "
                 f"{torch.finfo(self.dtype).max:g}. Choose bf16 or f32."
             )
         return converted.contiguous().view(torch.uint8)
@@ -84,13 +84,13 @@ class _Q8(TensorType):
         scales = blocks.abs().amax(dim=-1, keepdim=True) / 127
         if not bool((scales <= _LARGEST_HALF).all()):
             raise CheckpointError(
-                "it has a number that is not finite, or too large for the scale of a q8_0 block. Choose f32."
+                "it contains a number that is not finite, or too large for the scale of a q8_0 block. Choose f32."
             )
         inverse = torch.where(scales == 0, 0.0, 1 / scales)
-        # A scale so small that its inverse is infinite is stored as 0, whatever the integers are.
+        # A scale with an infinite inverse is so small that it is stored as 0, so the integers do not matter.
         scaled = blocks * torch.where(inverse.isinf(), 0.0, inverse)
         whole = scaled.abs().floor()
-        # Not floor(|x| + 0.5): in single precision that sum can round up to the next whole number.
+        # Not floor(|x| + 0.5): in single precision that sum can round up to the next integer.
         integers = scaled.sign() * (whole + (scaled.abs() - whole >= 0.5))
         halves = scales.to(torch.float16).view(torch.uint8)
         return torch.cat((halves, integers.to(torch.int8).view(torch.uint8)), dim=-1).reshape(len(rows), -1)
@@ -110,26 +110,26 @@ _BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
 
 
 def type_of_number(number: int) -> TensorType | None:
-    """The type that has this number in a file; None when SheepOp does not read it."""
+    """Returns the type with this number in a file, or None if SheepOp does not read it."""
     return _BY_NUMBER.get(number)
 
 
 def type_name(number: int) -> str:
-    """What the type of this number is called, whether it is read here or not."""
+    """Returns the name of the type with this number, also of types that SheepOp does not read."""
     known = _BY_NUMBER.get(number)
     return known.name if known else _OTHER_TYPES.get(number, f"number {number}")
 
 
 def type_of_dtype(dtype: torch.dtype) -> TensorType:
-    """The type that keeps numbers of `dtype` as they are."""
+    """Returns the type that stores numbers of `dtype` exactly."""
     for kind in (F32, F16, BF16):
         if kind.dtype == dtype:
             return kind
-    raise CheckpointError(f"Tensors of {dtype} cannot be stored in a GGUF file as they are. Choose f32, f16 or bf16.")
+    raise CheckpointError(f"A GGUF file cannot store tensors of {dtype} unchanged. Choose f32, f16 or bf16.")
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
-    """How many rows a tensor of `shape` has; the last dimension is a row's."""
+    """Returns the number of rows of a tensor of `shape`; the last dimension is the row length."""
     count = 1
     for size in shape[:-1]:
         count *= size

@@ -1,4 +1,4 @@
-"""A GGUF file to a model in our terms, whose tensors are read when they are asked for."""
+"""Reads a GGUF file as one of our models, whose tensors are read on demand."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from sheepop.tokenizer import Tokenizer
 _SPLIT = "split.count"
 _LONGEST_TEXT = 1000
 _TOLERANCE = 1e-4
-# Of an embedding that stands in a file twice, each time rounded: a part of its largest number.
+# The allowed difference between two rounded copies of the embedding, as a share of its largest number.
 _ROUNDING = 0.01
-# Tensors of networks that SheepOp has not, for the error that names them.
+# Tensors that SheepOp does not support, and the reasons for the error.
 _REASONS = {
     "rope_factors_long.weight": "belongs to LongRoPE, which is read only from the Hugging Face format",
     "rope_factors_short.weight": "belongs to LongRoPE, which is read only from the Hugging Face format",
@@ -40,7 +40,7 @@ _REASONS = {
 
 
 class GGUFFile:
-    """An open file whose configuration and tensors are known to fit each other; see `open_gguf`."""
+    """An open file whose tensors were checked against its configuration; see `open_gguf`."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -50,7 +50,11 @@ class GGUFFile:
         self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
         self.tensors: Mapping[str, LazyTensor] = {
             **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
-            **{name: _zeros(self.config.experts.count) for name in balances(self.config) if self.config.experts},
+            **{
+                name: LazyTensor.of(torch.zeros(self.config.experts.count))
+                for name in balances(self.config)
+                if self.config.experts
+            },
         }
 
     def __enter__(self) -> GGUFFile:
@@ -62,16 +66,16 @@ class GGUFFile:
         self._container.close()
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer in the file; raises `CheckpointError` when there is none that SheepOp reads."""
+        """Returns the file's tokenizer; raises `CheckpointError` if there is none, or SheepOp cannot read it."""
         return tokenizer_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
 
     def generation(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The tokens that end a text, where `tokenizer` does not say it all, as ``generation_config.json`` has them."""
+        """Returns the tokens that end a text in the form of ``generation_config.json``, empty if only eos does."""
         ids = end_ids_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
         return {} if set(ids) <= {tokenizer.special_id("eos")} else {"eos_token_id": ids}
 
     def source(self) -> dict[str, Any]:
-        """Where the model came from, for its record."""
+        """Returns the origin of the model, for its provenance."""
         metadata = self._container.metadata
         general = {
             key: value.content
@@ -91,7 +95,7 @@ class GGUFFile:
         shape = dict(place.ours)[name]
         dtype = self._container.tensors[place.theirs].kind.dtype
         if self._half is not None and place.role is not Role.MATRIX:
-            # Files have these in single precision whatever the model's is. What half precision holds is given back so.
+            # Files always store these in float32. They are returned in half precision if that is exact.
             numbers = self._read(place, name, dtype)
             dtype = self._half if torch.equal(numbers.to(self._half).to(dtype), numbers) else dtype
         return LazyTensor(shape, dtype, partial(self._read, place, name, dtype))
@@ -101,9 +105,9 @@ class GGUFFile:
 
 
 def open_gguf(path: str | Path) -> GGUFFile:
-    """Opens a file and compares it with what it says of itself; close it, or use it in a `with`.
+    """Opens a file and checks its tensors against its configuration; close it, or use it in a `with`.
 
-    Raises `CheckpointError` naming what is damaged, missing, unexpected, or beyond what SheepOp's network computes.
+    Raises `CheckpointError` for damage, missing or unexpected tensors, and unsupported features.
     """
     container = Container(path)
     try:
@@ -120,10 +124,10 @@ def open_gguf(path: str | Path) -> GGUFFile:
 
 
 def read_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
-    """The model in a file: f32, f16 and bf16 as they are, q8_0 in single precision. The file stays mapped while its
-    tensors are in use. `tokenizer` is used in place of the file's own.
+    """Returns the model in a file, with unchanged f32, f16 and bf16 tensors, and q8_0 converted to float32.
 
-    Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing, not read here, or does not fit.
+    The file stays mapped while its tensors are in use. `tokenizer` replaces the file's own. Raises `CheckpointError`
+    like `open_gguf`, and for a tokenizer that is missing, unsupported, or does not fit.
     """
     file = open_gguf(path)
     if tokenizer is None:
@@ -133,11 +137,11 @@ def read_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> ForeignMo
 
 
 def _check_tensors(container: Container, found: list[Place]) -> None:
-    """Raises `CheckpointError` naming every tensor that is missing, unexpected, of another shape or content."""
+    """Raises `CheckpointError` naming every tensor that is missing, unexpected, or has the wrong shape or content."""
     shapes = {name: record.shape for name, record in container.tensors.items()}
     wanted = {place.theirs: place.shape for place in found}
     if DIVISORS in shapes.keys() - wanted.keys() and bool((container.read(DIVISORS) == 1).all()):
-        del shapes[DIVISORS]  # no scaling at all
+        del shapes[DIVISORS]  # these divisors do not scale
     problems = tensor_problems(shapes, wanted)
     problems += [f"{name} {reason}" for name, reason in _REASONS.items() if name in shapes]
     if not problems:
@@ -145,18 +149,18 @@ def _check_tensors(container: Container, found: list[Place]) -> None:
         problems = [problem for place in implied if (problem := _constant_problem(container, place))]
     if problems:
         raise CheckpointError(
-            f"{container.path} does not contain the tensors it describes: {listed(problems)}. Convert the model "
-            "again, or use another file of it."
+            f"The tensors of {container.path} do not fit its metadata: {listed(problems)}. Convert the model again, "
+            "or use another file of it."
         )
 
 
 def _constant_problem(container: Container, place: Place) -> str:
-    """What is wrong with a tensor whose numbers follow from the rest; empty when nothing is."""
+    """Returns the problem of a tensor whose content is determined by the rest of the file, or an empty text."""
     found = container.read(place.theirs).float()
     if place.constant is not None:
         wanted = place.constant()
         near = (found - wanted).abs() <= _TOLERANCE * wanted.abs()
-        return "" if bool(near.all()) else f"{place.theirs} has other numbers than the configuration asks for"
+        return "" if bool(near.all()) else f"the numbers of {place.theirs} do not fit the configuration"
     other = container.read(OUTPUT_NAME if place.theirs == EMBEDDING_NAME else EMBEDDING_NAME).float()
     found = place.restored(found)
     near = (found == other) | (found.isnan() & other.isnan())
@@ -165,18 +169,14 @@ def _constant_problem(container: Container, place: Place) -> str:
 
 
 def _half_precision(matrices: list[TensorRecord]) -> torch.dtype | None:
-    """The dtype of the matrices, if it is one and of half precision."""
+    """Returns the dtype of the matrices if all have the same half precision, otherwise None."""
     dtypes = {record.kind.dtype for record in matrices}
     return next(iter(dtypes)) if dtypes in ({torch.float16}, {torch.bfloat16}) else None
 
 
 def _is_short(value: Value) -> bool:
-    """Whether a value may stand in the record of where a model came from."""
+    """Whether a value is short and finite enough for the provenance record."""
     content = value.content
     if isinstance(content, float):
         return math.isfinite(content)
     return isinstance(content, int) or (isinstance(content, str) and len(content) <= _LONGEST_TEXT)
-
-
-def _zeros(count: int) -> LazyTensor:
-    return LazyTensor.of(torch.zeros(count))

@@ -1,4 +1,4 @@
-"""Rotary positions, as llama.cpp has them."""
+"""Rotary positions in llama.cpp's metadata."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LEGACY_FACTOR = "rope.scale_linear"
 _ORIGINAL = "rope.scaling.original_context_length"
 _ATTENTION = "rope.scaling.attn_factor"
 DEFAULT_BASE = 10000.0
-# The tensor of one divisor per pair, through which llama.cpp scales as Llama 3 does.
+# The tensor with one divisor per pair, which expresses Llama 3's scaling.
 DIVISORS = "rope_freqs.weight"
-# llama.cpp computes with these numbers for the architectures that SheepOp writes: it does not read the keys.
+# For the architectures that SheepOp writes, llama.cpp always uses these numbers and ignores the keys.
 _BETAS = {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_ext_factor": 1.0}
 
 
 @dataclass(frozen=True)
 class Rotary(Field):
-    """Rotary positions. `partial` architectures turn a part of each head; those with `divisors` scale as Llama 3 does.
+    """Rotary positions. `partial` architectures can rotate a part of each head; `divisors` express Llama 3's scaling.
 
-    Scaling ``ntk`` is nothing but another base, which is what is written.
+    Scaling ``ntk`` is equivalent to another base, and written as such.
     """
 
     partial: bool = False
@@ -37,7 +37,7 @@ class Rotary(Field):
     covers = ("position_encoding", "position_base", "rotary_fraction", "rotary_scaling")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Other positions, a part of the head where all is turned, and scalings that llama.cpp lacks."""
+        """Yields refusals of other position encodings, of partly rotated heads, and of unsupported scalings."""
         if config.position_encoding != "rope":
             yield f"position_encoding = {config.position_encoding}, but it has rope"
             return
@@ -47,7 +47,7 @@ class Rotary(Field):
             yield from self._scaling_refusals(config, config.rotary_scaling)
 
     def write(self, config: ModelConfig) -> Settings:
-        """Base, turned columns, and the scaling."""
+        """Returns base, number of rotated columns, and scaling."""
         scaling = config.rotary_scaling
         base = config.position_base
         if scaling is not None and scaling.kind == "ntk" and config.rotary_dim > 2:
@@ -64,7 +64,7 @@ class Rotary(Field):
         return entries
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The same; the divisors of Llama 3's scaling are found by who reads the tensors."""
+        """Returns base, rotated fraction and scaling; Llama 3's scaling is read from its tensor later."""
         width = settings["head_dim"]
         turned = given.typed(_DIMENSIONS, int, width)
         if not 0 < turned <= width or (turned < width and not self.partial):
@@ -87,7 +87,7 @@ class Rotary(Field):
                 yield f"rotary_scaling.{name} = {getattr(scaling, name)}, but it always computes {value}"
         low, high = _ramp(config, scaling)
         if low > high:
-            yield "rotary_scaling has its ramp outside the head, where it counts differently"
+            yield "the mixed pairs of rotary_scaling are outside the head, where it computes something else"
 
 
 def _read_scaling(given: Given) -> Settings | None:
@@ -95,7 +95,7 @@ def _read_scaling(given: Given) -> Settings | None:
     legacy = given.typed(_LEGACY_FACTOR, float, 0.0)
     factor = given.typed(_FACTOR, float, legacy) or 1.0
     original, attention = given.typed(_ORIGINAL, int, 0), given.typed(_ATTENTION, float, 1.0)
-    given.typed("rope.scaling.finetuned", bool, False)  # a remark about the training
+    given.typed("rope.scaling.finetuned", bool, False)  # information about the training, without an effect
     betas = {key: given.typed(key, float, usual) for key, usual in _BETAS.items()}
     if kind not in ("none", "linear", "yarn"):
         raise given.problem(_KIND, "is a scaling that SheepOp does not support; it supports linear, yarn and llama3")
@@ -105,7 +105,7 @@ def _read_scaling(given: Given) -> Settings | None:
         return None if factor == 1.0 or kind == "none" else {"kind": "linear", "factor": factor}
     for key, usual in _BETAS.items():
         if betas[key] != usual:
-            raise given.problem(key, f"is not {usual:g}, which is what llama.cpp always computes")
+            raise given.problem(key, f"is not {usual:g}, the value that llama.cpp always uses")
     if not original:
         raise given.problem(_ORIGINAL, "is missing, but yarn scaling needs it")
     found: Settings = {"kind": "yarn", "factor": factor, "original_max_seq_len": original}
@@ -113,7 +113,7 @@ def _read_scaling(given: Given) -> Settings | None:
 
 
 def _ramp(config: ModelConfig, scaling: RotaryScaling) -> tuple[int, int]:
-    """The pairs between which YaRN mixes, as llama.cpp counts them."""
+    """Returns the first and the last pair that YaRN mixes, as llama.cpp computes them."""
     assert scaling.original_max_seq_len is not None
 
     def pair(turns: float) -> float:
@@ -124,6 +124,6 @@ def _ramp(config: ModelConfig, scaling: RotaryScaling) -> tuple[int, int]:
 
 
 def _fraction(turned: int, width: int) -> float:
-    """The fraction that `ModelConfig` turns into `turned` columns again."""
+    """Returns a fraction from which `ModelConfig` computes exactly `turned` columns."""
     fraction = turned / width
     return fraction if int(width * fraction) == turned else math.nextafter(fraction, 2.0)

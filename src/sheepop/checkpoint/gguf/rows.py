@@ -1,4 +1,4 @@
-"""Names of tensors in llama.cpp's files, and the tensors of ours that stand in each; ``{}`` is the layer."""
+"""Tensor names of llama.cpp's files, and our tensors in each; ``{}`` is the layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POSITIONS_NAME = "position_embd.weight"
 
 
 class Role(Enum):
-    """What a tensor is: a matrix in the type that the file is of; numbers in single precision; a norm's scale, too."""
+    """A matrix in the file's type, or other numbers or a norm's scale, both in single precision."""
 
     MATRIX = "matrix"
     PRECISE = "precise"
@@ -20,11 +20,11 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of theirs. Several of ours stand in it one behind the other, along the first dimension.
+    """One of their tensors, which concatenates several of ours along the first dimension.
 
-    `interleaved` rows of a query or key are in the order of llama.cpp's pairs of neighbouring columns. A row with
-    `zeros` is there in every file: zeros stand for a bias that the model lacks. An output projection that is there
-    `always` is the embedding once more where the two are tied. A `scaled` embedding has the model's factor in it.
+    `interleaved`: the rows of a query or key are in llama.cpp's order, with rotary pairs next to each other. `zeros`:
+    every file has the tensor, with zeros if the model has no such bias. `always`: every file has the output projection,
+    as a copy of the embedding if the two are tied. `scaled`: the embedding is multiplied by the model's factor.
     """
 
     theirs: str
@@ -37,7 +37,7 @@ class Row:
 
 
 def linear(theirs: str, *ours: str, interleaved: bool = False, zeros: bool = False) -> tuple[Row, Row]:
-    """The weight and the bias of a linear layer of every block, or of several that are stacked."""
+    """Returns rows for the weight and the bias of a linear layer in every block, or of several stacked layers."""
     block = tuple(f"blocks.{{}}.{name}" for name in ours)
     weight = Row(f"blk.{{}}.{theirs}.weight", tuple(f"{name}.weight" for name in block), interleaved=interleaved)
     bias = replace(
@@ -51,7 +51,7 @@ def linear(theirs: str, *ours: str, interleaved: bool = False, zeros: bool = Fal
 
 
 def norm(theirs: str, ours: str, *, zeros: bool = False) -> tuple[Row, Row]:
-    """The scale and the bias of a norm."""
+    """Returns rows for the scale and the bias of a norm."""
     return Row(f"{theirs}.weight", (f"{ours}.weight",), Role.SCALE), Row(
         f"{theirs}.bias", (f"{ours}.bias",), Role.PRECISE, zeros=zeros
     )
@@ -65,12 +65,12 @@ OUTPUT_ALWAYS = (Row(OUTPUT_NAME, ("lm_head.weight",), always=True),)
 
 
 def first_and_last_norms(*, zeros: bool = False) -> tuple[Row, ...]:
-    """The norms behind the embedding and before the output projection."""
+    """Returns rows for the norms after the embedding and before the output projection."""
     return norm("token_embd_norm", "embedding_norm", zeros=zeros) + norm("output_norm", "final_norm", zeros=zeros)
 
 
 def norms_before(*, zeros: bool = False) -> tuple[Row, ...]:
-    """The norms before the sublayers."""
+    """Returns rows for the norms before the sublayers."""
     return norm("blk.{}.attn_norm", "blocks.{}.attention_norm", zeros=zeros) + norm(
         "blk.{}.ffn_norm", "blocks.{}.feed_forward_norm", zeros=zeros
     )
@@ -85,7 +85,7 @@ QUERY_KEY_NORMS = norm("blk.{}.attn_q_norm", "blocks.{}.attention.q_norm") + nor
 
 
 def separate_attention(*, interleaved: bool = False) -> tuple[Row, ...]:
-    """Queries, keys and values apart."""
+    """Returns rows for attention with separate queries, keys and values."""
     return (
         *linear("attn_q", "attention.q_proj", interleaved=interleaved),
         *linear("attn_k", "attention.k_proj", interleaved=interleaved),
@@ -95,7 +95,7 @@ def separate_attention(*, interleaved: bool = False) -> tuple[Row, ...]:
 
 
 def stacked_attention(*, zeros: bool = False) -> tuple[Row, ...]:
-    """Queries, keys and values in one matrix."""
+    """Returns rows for attention with queries, keys and values in one matrix."""
     return (
         *linear("attn_qkv", "attention.q_proj", "attention.k_proj", "attention.v_proj", zeros=zeros),
         *linear("attn_output", "attention.o_proj", zeros=zeros),
@@ -103,7 +103,7 @@ def stacked_attention(*, zeros: bool = False) -> tuple[Row, ...]:
 
 
 def plain_feed_forward(*, zeros: bool = False) -> tuple[Row, ...]:
-    """The up and down projections of a network without a gate."""
+    """Returns rows for the up and down projections of a feed-forward network without a gate."""
     return linear("ffn_up", "feed_forward.up_proj", zeros=zeros) + linear(
         "ffn_down", "feed_forward.down_proj", zeros=zeros
     )

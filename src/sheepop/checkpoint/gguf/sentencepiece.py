@@ -1,7 +1,7 @@
-"""BPE in the manner of SentencePiece in a GGUF file: the model that llama.cpp calls ``llama``.
+"""SentencePiece BPE in a GGUF file: the tokenizer model that llama.cpp calls ``llama``.
 
-llama.cpp merges any two neighbours that make a token, the token with the best score first, and writes what is left as
-bytes. A ``tokenizer.json`` says the same by listing every pair that makes a token, in the order of those scores.
+llama.cpp merges any two neighbours that form a token, the token with the best score first, and encodes the rest as
+bytes. A ``tokenizer.json`` expresses the same by listing every pair that forms a token, in the order of the scores.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from itertools import groupby
 from typing import Any
 
 from sheepop.checkpoint.gguf.metadata import Value, flag, text
-from sheepop.checkpoint.gguf.token_list import LOWEST_SCORE, SCORES, TokenKind, TokenList, looking_notes
+from sheepop.checkpoint.gguf.token_list import (
+    LOWEST_SCORE,
+    SCORES,
+    TokenKind,
+    TokenList,
+    described_tokens,
+    looking_notes,
+)
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer.alphabet import BYTE_TOKENS
@@ -22,29 +29,34 @@ _SPACE = "\u2581"
 
 _ESCAPE: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _PREPEND: dict[str, Any] = {"type": "Prepend", "prepend": _SPACE}
-# Gemma's files cut at spaces, of which there are none once each has become a sign.
+# Gemma's files split at spaces, which has no effect, because the normalizer has replaced all spaces.
 _CUT_AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 
 
 def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str, Value], list[str]]:
-    """Tokens, further keys and remarks for a ``tokenizer.json`` that merges as SentencePiece does.
+    """Returns tokens, further keys and notes for a ``tokenizer.json`` that merges like SentencePiece.
 
-    Raises `CheckpointError` when llama.cpp would give other ids.
+    Raises `CheckpointError` if llama.cpp would produce other ids.
     """
     model = description["model"]
     if not model["byte_fallback"] or not model["vocab"].keys() >= set(BYTE_TOKENS):
         raise CheckpointError(
-            "The tokenizer has no tokens for the 256 bytes, but llama.cpp writes as bytes what its vocabulary lacks."
+            "The tokenizer has no tokens for the 256 bytes, as which llama.cpp encodes characters without a token."
         )
     if model["ignore_merges"]:
         raise CheckpointError(
-            "The tokenizer leaves words unmerged that are tokens themselves, which llama.cpp does not."
+            "The tokenizer looks up whole words before merging (ignore_merges), which llama.cpp does not do."
         )
     prefix, everywhere = _space_prefix(description)
-    tokens = _tokens(description)
+    tokens, bytes_ = described_tokens(description), set(BYTE_TOKENS)
+    for token_id, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True)):
+        if token == model["unk_token"]:
+            tokens.kinds[token_id] = TokenKind.UNKNOWN
+        elif kind is TokenKind.NORMAL and token in bytes_:
+            tokens.kinds[token_id] = TokenKind.BYTE
     if not everywhere and TokenKind.USER_DEFINED in tokens.kinds:
         raise CheckpointError(
-            "The tokenizer puts a space before a text but none after its added tokens, where llama.cpp puts one too."
+            "The tokenizer puts a space only before a text, but llama.cpp also puts one after added tokens."
         )
     tokens.scores = _scores(model["merges"], tokens)
     keys = {_PRE: text("default"), _SPACE_PREFIX: flag(prefix)}
@@ -52,12 +64,12 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
 
 
 def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
-    """The ``tokenizer.json`` of a file's model, without the tokens that are special."""
+    """Returns the ``tokenizer.json`` of a file's model, without added tokens."""
     if tokens.scores is None:
         raise keys.problem(SCORES, "is missing")
     unknown = [token for token, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind is TokenKind.UNKNOWN]
     if len(unknown) != 1 or not set(tokens.texts) >= set(BYTE_TOKENS):
-        raise keys.problem("ggml.token_type", "does not have one unknown token and all 256 bytes, as such a model must")
+        raise keys.problem("ggml.token_type", "does not have one unknown token and all 256 bytes, as this model needs")
     prefix = keys.typed(_SPACE_PREFIX, bool, True)
     steps: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
@@ -82,7 +94,7 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
 
 
 def _space_prefix(description: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether a space is put before a text, and whether before every part behind an added token as well.
+    """Returns whether a space is put before a text, and whether also after every added token.
 
     Raises `CheckpointError` for any other change of the text.
     """
@@ -94,33 +106,16 @@ def _space_prefix(description: Mapping[str, Any]) -> tuple[bool, bool]:
         return cut["prepend_scheme"] != "never", cut["prepend_scheme"] != "first"
     changes = [step["type"] for step in (*steps, cut) if step is not None]
     raise CheckpointError(
-        f"The tokenizer changes text before it looks for tokens ({', '.join(changes)}), but llama.cpp only marks "
-        "each space."
+        f"The tokenizer changes text before it looks for tokens ({', '.join(changes)}), but llama.cpp only replaces "
+        "spaces."
     )
 
 
-def _tokens(description: Mapping[str, Any]) -> TokenList:
-    model = description["model"]
-    bytes_ = set(BYTE_TOKENS)
-    found = {
-        token_id: (token, TokenKind.BYTE if token in bytes_ else TokenKind.NORMAL)
-        for token, token_id in model["vocab"].items()
-    }
-    for token in description["added_tokens"]:
-        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
-        found[token["id"]] = (token["content"], kind)
-    tokens = TokenList([], [])
-    for token_id in range(len(found)):
-        token, kind = found[token_id]
-        tokens.append(token, TokenKind.UNKNOWN if token == model["unk_token"] else kind)
-    return tokens
-
-
 def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
-    """A score for every token, from the rank of what makes it.
+    """Returns a score for each token, from the rank of its merges.
 
-    Raises `CheckpointError` unless the merges are those that SentencePiece would make: all that the vocabulary allows,
-    and those that make one token side by side.
+    Raises `CheckpointError` unless the merges are those of SentencePiece: all that the vocabulary allows, with the
+    merges that form the same token next to each other.
     """
     ids = {token: token_id for token_id, token in enumerate(tokens.texts)}
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
@@ -130,8 +125,8 @@ def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
     made = {pair for pair in pairs if "".join(pair) in normal}
     if len(set(order)) < len(order) or made != allowed:
         raise CheckpointError(
-            "The tokenizer has a list of merges of its own. Without a cut first, llama.cpp merges whatever makes a "
-            "token, as SentencePiece does."
+            "The tokenizer's list of merges differs from that of SentencePiece. For a tokenizer that does not split "
+            "text first, llama.cpp merges whatever forms a token, as SentencePiece does."
         )
     scores = [LOWEST_SCORE] * len(ids)
     for rank, token in enumerate(order):
@@ -141,7 +136,7 @@ def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
 
 
 def _merges(tokens: TokenList, scores: list[float]) -> Iterator[tuple[str, str]]:
-    """Every pair of tokens that makes a token, the best token first; of equals the one with the lower id."""
+    """Yields every pair of tokens that forms a token, best score first; the lower id first in a tie."""
     kinds = zip(tokens.texts, tokens.kinds, scores, strict=True)
     normal = {token: -score for token, kind, score in kinds if kind is TokenKind.NORMAL}
     for token in sorted(normal, key=normal.__getitem__):

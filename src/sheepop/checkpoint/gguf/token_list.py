@@ -1,4 +1,4 @@
-"""What every vocabulary in a GGUF file has, whatever its algorithm: texts, kinds, tokens with a role, a template."""
+"""The parts of every GGUF vocabulary, independent of its algorithm: texts, kinds, special tokens, chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import SpecialRole, Tokenizer
 
-# Of tokens that nothing is merged into: far below those of the others.
+# The score of tokens that no merge forms, far below all others.
 LOWEST_SCORE = -(2.0**24)
 _LOOKS_AROUND = ("single_word", "lstrip", "rstrip")
 # Keys below ``tokenizer.``
@@ -30,12 +30,12 @@ ROLE_KEYS: dict[SpecialRole, str] = {
     "unk": "ggml.unknown_token_id",
     "pad": "ggml.padding_token_id",
 }
-# Further tokens that end what a model says: of its turn in a conversation, of a message.
+# Keys of further tokens that end a text: end of turn, end of message.
 _END_KEYS = ("ggml.eot_token_id", "ggml.eom_token_id")
 
 
 class TokenKind(IntEnum):
-    """What a token is, as a file counts it."""
+    """The kind of a token, with its number in a file."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -47,23 +47,23 @@ class TokenKind(IntEnum):
 
 @dataclass
 class TokenList:
-    """The tokens in the order of their ids; scores are for models that choose by them."""
+    """The tokens in the order of their ids, with scores for models that merge by them."""
 
     texts: list[str]
     kinds: list[TokenKind]
     scores: list[float] | None = None
 
     def append(self, token: str, kind: TokenKind) -> None:
-        """One token more."""
+        """Adds a token."""
         self.texts.append(token)
         self.kinds.append(kind)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is there and never found in ordinary text."""
+        """Whether the token exists and never matches ordinary text."""
         return token_id < len(self.kinds) and self.kinds[token_id] in (TokenKind.CONTROL, TokenKind.UNKNOWN)
 
     def pad(self, size: int) -> None:
-        """Unused tokens up to `size`: llama.cpp wants one for each row of the embedding."""
+        """Adds unused tokens up to `size`, because llama.cpp needs one for each row of the embedding."""
         missing = range(len(self.texts), size)
         self.texts += [_padding(index) for index in missing]
         self.kinds += [TokenKind.UNUSED for _ in missing]
@@ -71,14 +71,14 @@ class TokenList:
             self.scores += [LOWEST_SCORE for _ in missing]
 
     def without_padding(self) -> TokenList:
-        """The tokens before those that only fill rows of the embedding."""
+        """Returns the tokens without those that `pad` added."""
         count = len(self.texts)
         while count and self.kinds[count - 1] is TokenKind.UNUSED and self.texts[count - 1] == _padding(count - 1):
             count -= 1
         return TokenList(self.texts[:count], self.kinds[:count], self.scores and self.scores[:count])
 
     def entries(self) -> dict[str, Value]:
-        """The keys of a file; raises `CheckpointError` where two tokens have one text, which llama.cpp cannot tell."""
+        """Returns the keys of a file; raises `CheckpointError` for duplicate texts, which llama.cpp refuses."""
         if len(set(self.texts)) < len(self.texts):
             twice, _ = Counter(self.texts).most_common(1)[0]
             raise CheckpointError(f"Two tokens have the text {twice!r} in a GGUF file, which llama.cpp refuses.")
@@ -90,8 +90,20 @@ def _padding(index: int) -> str:
     return f"[PAD{index}]"
 
 
+def described_tokens(description: Mapping[str, Any]) -> TokenList:
+    """Returns the tokens of a ``tokenizer.json``: normal ones, and the added ones as control or user-defined tokens."""
+    found = {token_id: (token, TokenKind.NORMAL) for token, token_id in description["model"]["vocab"].items()}
+    for token in description["added_tokens"]:
+        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
+        found[token["id"]] = (token["content"], kind)
+    tokens = TokenList([], [])
+    for token_id in range(len(found)):
+        tokens.append(*found[token_id])
+    return tokens
+
+
 def read_tokens(keys: Given, rows: int) -> TokenList:
-    """The tokens of a file; one for each of the embedding's `rows`."""
+    """Reads the tokens of a file, one for each of the embedding's `rows`."""
     found = keys.entries(TOKENS, str)
     if len(found) != rows:
         raise keys.problem(TOKENS, f"has {len(found):,} tokens for {rows:,} rows of the embedding")
@@ -108,9 +120,9 @@ def read_tokens(keys: Given, rows: int) -> TokenList:
 
 
 def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
-    """Which tokens begin and end texts, whether they are put around a text, and the template of a chat.
+    """Returns keys for special tokens, whether they are put around a text, and the chat template.
 
-    Raises `CheckpointError` where llama.cpp would take some ordinary token for the end of a text.
+    Raises `CheckpointError` if there is no eos token, because llama.cpp would then choose one.
     """
     entries: dict[str, Value] = {}
     for role, key in ROLE_KEYS.items():
@@ -125,16 +137,16 @@ def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
     for key, around, role in ((ADD_BOS, tokenizer.prefix_ids, "bos"), (ADD_EOS, tokenizer.suffix_ids, "eos")):
         if around not in ((), (tokenizer.special_id(role),)):
             raise CheckpointError(
-                f"The tokenizer puts more around a text than its {role}_token, which llama.cpp does not."
+                f"The tokenizer puts more tokens around a text than its {role}_token, which llama.cpp does not support."
             )
         entries[key] = flag(bool(around))
     return {**entries, **_template_entries(tokenizer.settings().get("chat_template"))}
 
 
 def read_settings(keys: Given, tokens: TokenList, *, add_bos: bool, roles: Mapping[SpecialRole, int]) -> dict[str, Any]:
-    """The keys of ``tokenizer_config.json`` that a file speaks of.
+    """Returns the keys of ``tokenizer_config.json`` that a file defines.
 
-    Where it is silent `add_bos` counts, and the ids in `roles`, as far as they are special tokens.
+    `add_bos` and the ids in `roles`, if they are special tokens, are the defaults.
     """
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     usual = {role: token_id for role, token_id in roles.items() if tokens.is_special(token_id)}
@@ -153,15 +165,15 @@ def read_settings(keys: Given, tokens: TokenList, *, add_bos: bool, roles: Mappi
 
 
 def end_entries(tokenizer: Tokenizer, end_ids: Sequence[int]) -> tuple[dict[str, Value], list[str]]:
-    """Keys for tokens that end a text beside the tokenizer's own, and a remark on those that have no place."""
+    """Returns keys for tokens that end a text besides the tokenizer's own, and notes on tokens without a key."""
     further = [token_id for token_id in end_ids if token_id != tokenizer.special_id("eos")]
     left_out = further[len(_END_KEYS) :]
-    notes = [f"llama.cpp does not end a text at the token {token_id}, as the model does." for token_id in left_out]
+    notes = [f"Unlike SheepOp, llama.cpp does not end a text at the token {token_id}." for token_id in left_out]
     return {key: u32(token_id) for key, token_id in zip(_END_KEYS, further, strict=False)}, notes
 
 
 def read_end_ids(keys: Given, rows: int) -> list[int]:
-    """Every token that ends a text; those outside the vocabulary end nothing."""
+    """Returns all tokens that end a text, without ids outside the vocabulary."""
     ids = [keys.typed(key, int) for key in (ROLE_KEYS["eos"], *_END_KEYS) if keys.has(key)]
     return [token_id for token_id in dict.fromkeys(ids) if token_id < rows]
 
@@ -174,16 +186,19 @@ def _template_entries(template: Any) -> dict[str, Value]:
     named = {entry["name"]: entry["template"] for entry in template}
     if "default" not in named:
         raise CheckpointError(
-            f"The tokenizer has chat templates called {', '.join(sorted(named))} but none called default, which is "
-            "the one that a GGUF file has. Name one of them default."
+            f"The tokenizer has chat templates called {', '.join(sorted(named))}, but none called default, the only "
+            "one that a GGUF file stores. Rename one of them to default."
         )
     return {TEMPLATE: text(named["default"])}
 
 
 def looking_notes(added: list[dict[str, Any]]) -> list[str]:
-    """Remarks on special tokens that look at what stands around them; ordinary ones that do are refused."""
+    """Returns notes on special tokens whose match depends on the text around them; refuses such ordinary tokens."""
     looking = [token for token in added if any(token[flag] for flag in _LOOKS_AROUND)]
     ordinary = [token["content"] for token in looking if not token["special"]]
     if ordinary:
-        raise CheckpointError(f"The token {ordinary[0]!r} looks at the text around it, which llama.cpp does not do.")
-    return [f"llama.cpp leaves the white space around {token['content']} where it is." for token in looking]
+        raise CheckpointError(
+            f"Whether the token {ordinary[0]!r} matches depends on the text around it (lstrip, rstrip or single_word), "
+            "which llama.cpp does not support."
+        )
+    return [f"llama.cpp does not strip the white space around {token['content']}." for token in looking]

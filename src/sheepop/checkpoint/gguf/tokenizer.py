@@ -1,4 +1,4 @@
-"""Our tokenizers as the metadata of a GGUF file, and back: one row per model of llama.cpp."""
+"""Converts our tokenizers to the metadata of a GGUF file and back; a table lists llama.cpp's tokenizer models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, SpecialRole, Tokenizer, tokenizer_from_json
 
 _PREFIX = "tokenizer"
-# A key of the format for the file from which a tokenizer of the tokenizers library is read.
+# The format's key for the content of a ``tokenizer.json``.
 _WHOLE = "huggingface.json"
 _NONE = "no_vocab"
 _ADDED = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
@@ -41,13 +41,13 @@ _ADDED = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
 def tokenizer_metadata(
     tokenizer: Tokenizer | None, rows: int, end_ids: Sequence[int] = ()
 ) -> tuple[dict[str, Value], list[str]]:
-    """The keys for a tokenizer, or for none, of a model whose embedding has `rows`; and remarks for the user.
+    """Returns the keys for a tokenizer, or for none, of a model with `rows` embedding rows; and notes for the user.
 
-    `end_ids` are tokens that end a text beside the tokenizer's own. Raises `CheckpointError` when llama.cpp cannot give
-    the same ids.
+    `end_ids` are tokens that end a text, in addition to the tokenizer's own. Raises `CheckpointError` if llama.cpp
+    cannot produce the same ids.
     """
     if tokenizer is None:
-        left_out = ["The tokens that end a text are left out, like the tokenizer."] if end_ids else []
+        left_out = ["The tokens that end a text are left out, because the tokenizer is."] if end_ids else []
         return {f"{_PREFIX}.{MODEL}": text(_NONE)}, left_out
     content = tokenizer.to_json()
     model, tokens, further, notes = _entries(tokenizer, content)
@@ -59,9 +59,9 @@ def tokenizer_metadata(
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> Tokenizer:
-    """The tokenizer of a file; exactly the one it was written from where the file still says the same.
+    """Returns the tokenizer of a file, exactly the original one if its keys agree with the stored ``tokenizer.json``.
 
-    Raises `CheckpointError` when there is none, or none that SheepOp reads.
+    Raises `CheckpointError` if there is no tokenizer, or SheepOp cannot read it.
     """
     keys = Metadata(metadata, _PREFIX, path)
     name = keys.typed(MODEL, str, _NONE)
@@ -81,13 +81,13 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
 
 
 def end_ids_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> list[int]:
-    """The tokens that end a text, as far as a file names them."""
+    """Returns the tokens that end a text according to a file."""
     return read_end_ids(Metadata(metadata, _PREFIX, path), rows)
 
 
 @dataclass(frozen=True)
 class _Model:
-    """How a model of tokens is read, and what llama.cpp takes where a file is silent."""
+    """How to read a tokenizer model, and llama.cpp's defaults for missing keys."""
 
     describe: Callable[[Given, TokenList], dict[str, Any]]
     add_bos: Callable[[Given], bool]
@@ -101,15 +101,15 @@ _MODELS = {
 
 
 def _entries(tokenizer: Tokenizer, content: str) -> tuple[str, TokenList, dict[str, Value], list[str]]:
-    """The model's name, the tokens, further keys, and remarks."""
+    """Returns the model's name, the tokens, further keys, and notes."""
     if isinstance(tokenizer, CharTokenizer):
         return "gpt2", *character_entries(tokenizer)
     description = _canonical(content)
     kind = description["model"]["type"]
     if kind != "BPE":
         raise CheckpointError(
-            f"A {kind} tokenizer cannot be stored in a GGUF file so that llama.cpp gives the same ids; a BPE "
-            "tokenizer can."
+            f"A GGUF file cannot store a {kind} tokenizer so that llama.cpp produces the same ids; it can store a BPE "
+            "tokenizer."
         )
     if isinstance(tokenizer, ByteLevelBPE):
         return "gpt2", *byte_level_entries(description)
@@ -117,7 +117,7 @@ def _entries(tokenizer: Tokenizer, content: str) -> tuple[str, TokenList, dict[s
 
 
 def _whole(keys: Given, settings: dict[str, Any], metadata: Mapping[str, Value], rows: int) -> Tokenizer | None:
-    """The tokenizer of the ``tokenizer.json`` in the file, if it is one that would be written as this file is."""
+    """Returns the tokenizer of the file's ``tokenizer.json``, if writing it would give the keys of this file."""
     if not keys.has(_WHOLE):
         return None
     try:
@@ -129,7 +129,7 @@ def _whole(keys: Given, settings: dict[str, Any], metadata: Mapping[str, Value],
 
 
 def _canonical(content: str) -> dict[str, Any]:
-    """A ``tokenizer.json`` with every option that the library has."""
+    """Returns a ``tokenizer.json`` with all options of the library filled in."""
     import tokenizers
 
     description: dict[str, Any] = json.loads(tokenizers.Tokenizer.from_str(content).to_str())
@@ -137,7 +137,7 @@ def _canonical(content: str) -> dict[str, Any]:
 
 
 def _content(tokens: TokenList, settings: Mapping[str, Any], description: dict[str, Any]) -> str:
-    """A ``tokenizer.json`` with the tokens that are special, or found in any text, and those put around a text."""
+    """Returns a ``tokenizer.json`` from `description`, with added tokens and the tokens put around a text."""
     with_role = {settings[key] for role in ROLE_KEYS if (key := f"{role}_token") in settings}
     added: list[dict[str, Any]] = [
         {

@@ -1,4 +1,4 @@
-"""A model of ours to a GGUF file, tensor by tensor."""
+"""Writes one of our models to a GGUF file, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from sheepop.core.files import atomic_file
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer
 
-# The version of the blocks that llama.cpp quantises to.
+# The version of llama.cpp's quantised block formats.
 _QUANTIZATION_VERSION = 2
 _PHI3_MARKS = ("phi-3", "phi3")
 _PHI3_TOKENS = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
-# Numbers that are encoded at a time, so that a large tensor needs little beside itself.
+# How many numbers are encoded at a time, so that a large tensor needs little additional memory.
 _CHUNK = 2**21
 
 
 @dataclass(frozen=True)
 class GGUFExport:
-    """What was written: the architecture, how many tensors of each type, and what the user should know."""
+    """The result of an export: the architecture, the number of tensors of each type, and notes for the user."""
 
     architecture: str
     types: Mapping[str, int]
@@ -63,13 +63,13 @@ def write_gguf(
     replace: bool = False,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> GGUFExport:
-    """Writes a model as the file `target`, which is read back and compared before it takes its place.
+    """Writes a model to the file `target`, which is read back and compared before it replaces an older file.
 
-    Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or as they are; norms, biases and what else is small and
-    touchy always in single precision. `name` is what the model is called. Without a tokenizer the file is for programs
-    that bring their own. `end_ids` are tokens that end a text beside the tokenizer's own; `advance` is told how many
-    bytes were written. Raises `CheckpointError` when llama.cpp cannot compute what the model does, whatever the
-    architecture (or under that `architecture`), or when a tensor does not fit its type.
+    Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or in their own type; norms, biases and other small,
+    sensitive tensors always in f32. `name` is the model's name. A file without a tokenizer is for programs that bring
+    their own. `end_ids` are tokens that end a text, in addition to the tokenizer's own; `advance` is called with the
+    number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the same with any architecture (or
+    with `architecture`), or if a tensor does not fit its type.
     """
     if dtype is not None and dtype not in TYPES:
         raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(TYPES)}.")
@@ -94,34 +94,34 @@ def write_gguf(
         write_container(path, metadata, plans, lambda plan: _encoded(place_of[plan.name], plan.kind, tensors, advance))
         _compare(path, config, tensors, tokenizer, {plan.name: plan.kind for plan in plans}, found)
     if config.activation == "gelu":
-        notes.append("llama.cpp computes GELU in its tanh form, which differs from the exact one by up to 0.0005.")
+        notes.append("llama.cpp computes the tanh form of GELU, which differs from the exact one by up to 0.0005.")
     return GGUFExport(chosen.name, Counter(plan.kind.name for plan in plans), tuple(notes))
 
 
 def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
-    """Raises `CheckpointError` for a name by which llama.cpp takes the vocabulary for Phi-3's, and fails to load it."""
+    """Raises `CheckpointError` for a name that makes llama.cpp expect Phi-3's vocabulary and fail to load the model."""
     if not name.isprintable():
-        raise CheckpointError(f"{name!r} cannot be the name of a model: it contains characters that cannot be shown.")
+        raise CheckpointError(f"{name!r} cannot be the name of a model: it contains characters that are not printable.")
     tokens = vocabulary.get("tokenizer.ggml.tokens")
     if not any(mark in name.lower() for mark in _PHI3_MARKS) or tokens is None:
         return
     assert isinstance(tokens.content, list)
     if lacking := sorted(_PHI3_TOKENS.difference(tokens.content)):
         raise CheckpointError(
-            f"llama.cpp takes a model whose name has {' or '.join(_PHI3_MARKS)} in it for Phi-3, and refuses {name!r}, "
-            f"whose vocabulary lacks {', '.join(lacking)}. Choose another name."
+            f"llama.cpp treats a model whose name contains {' or '.join(_PHI3_MARKS)} as Phi-3, and would refuse "
+            f"{name!r}, whose vocabulary lacks {', '.join(lacking)}. Choose another name."
         )
 
 
 def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:
-    """Raises `CheckpointError` naming every tensor that is missing, unexpected, of another shape, or has no place."""
+    """Raises `CheckpointError` for tensors that are missing, unexpected, of the wrong shape, or cannot be stored."""
     expected = expected_tensors(config)
     if problems := tensor_problems({name: tensor.shape for name, tensor in tensors.items()}, expected):
         raise CheckpointError(f"The tensors do not fit the configuration: {listed(problems)}.")
     for name in sorted(balances(config)):
         if bool(tensors[name].read().any()):
             raise CheckpointError(
-                f"{name} is not zero, but llama.cpp adds nothing to the scores of experts when it chooses them."
+                f"{name} is not zero, but llama.cpp adds no biases to the scores when it chooses experts."
             )
 
 
@@ -139,7 +139,7 @@ def _plan(place: Place, tensors: Mapping[str, LazyTensor], dtype: str | None) ->
 
 
 def _file_type(plans: Sequence[TensorPlan]) -> int:
-    """The number for the type that most numbers are of."""
+    """Returns the file type of the tensor type that most numbers have."""
     sizes: Counter[TensorType] = Counter()
     for plan in plans:
         sizes[plan.kind] += math.prod(plan.shape)
@@ -149,7 +149,7 @@ def _file_type(plans: Sequence[TensorPlan]) -> int:
 def _encoded(
     place: Place, kind: TensorType, tensors: Mapping[str, LazyTensor], advance: Callable[[int], None]
 ) -> Iterator[Tensor]:
-    """The bytes of a tensor of theirs, in pieces."""
+    """Yields the bytes of one of their tensors in pieces."""
     rows = place.forward([tensors[name].read() for name, _ in place.ours]).reshape(-1, place.shape[-1])
     try:
         for piece in torch.split(rows, max(1, _CHUNK // place.shape[-1])):
@@ -168,30 +168,30 @@ def _compare(
     kinds: Mapping[str, TensorType],
     found: Sequence[Place],
 ) -> None:
-    """Raises `CheckpointError` unless the file, read back, holds what was to be written."""
+    """Reads the file back, and raises `CheckpointError` if it differs from the model."""
     with open_gguf(path) as file:
         if file.config != config:
-            raise CheckpointError(f"{path} was read back with another configuration. Please report this.")
+            raise CheckpointError(f"{path} was read back with a different configuration. Please report this.")
         back = None if tokenizer is None else file.tokenizer()
         if tokenizer is not None and back is not None and back.fingerprint() != tokenizer.fingerprint():
-            raise CheckpointError(f"{path} was read back with another tokenizer. Please report this.")
+            raise CheckpointError(f"{path} was read back with a different tokenizer. Please report this.")
         for place in found:
             for name, _ in () if place.copied else place.ours:
                 if not _same_bits(file.tensors[name].read(), _expected(place, kinds[place.theirs], tensors[name])):
                     raise CheckpointError(
-                        f"{path} was read back with other numbers in {name}. The disk may be failing."
+                        f"{path} was read back with different numbers in {name}. The disk may be failing."
                     )
 
 
 def _expected(place: Place, kind: TensorType, tensor: LazyTensor) -> Tensor:
-    """What one of ours is after it was stored: rows are stored each for itself, so their order plays no part."""
+    """Returns one of our tensors after encoding and decoding; rows are encoded separately, so order does not matter."""
     own = tensor.read()
     rows = place.stored(own).reshape(-1, own.shape[-1])
     return place.restored(kind.decode(kind.encode(rows), own.shape[-1]).reshape(own.shape))
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, one that is none included."""
+    """Whether two tensors have the same bits after conversion to a common dtype, including those of NaN."""
     common = torch.promote_types(one.dtype, other.dtype)
     return one.shape == other.shape and torch.equal(
         one.to(common).contiguous().view(torch.uint8), other.to(common).contiguous().view(torch.uint8)

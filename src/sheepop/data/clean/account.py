@@ -1,4 +1,4 @@
-"""The account of one part of the input: what was read, removed and changed by which stage, streamed to disk."""
+"""The account of one part of the input: what was read, and what each stage removed and changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import json
 from collections import Counter
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
@@ -20,24 +20,18 @@ EXCERPT_CHARACTERS = 600
 
 @dataclass
 class _Counts:
-    """Numbers, counters and lists, that are written as JSON and added up over parts."""
+    """Numbers, counters and lists that are written as JSON and added up over parts."""
 
     def as_record(self) -> dict[str, Any]:
-        """The account as JSON; entries of counters are sorted, so that equal accounts give equal bytes."""
-        return {
-            _key(entry): dict(sorted(value.items())) if isinstance(value, Counter) else value
-            for entry in fields(self)
-            for value in (getattr(self, entry.name),)
-        }
-
-
-def _key(entry: Field[Any]) -> str:
-    return "bytes" if entry.name == "num_bytes" else entry.name
+        """The account as JSON; counters are sorted, so that equal accounts give equal bytes."""
+        names = [entry.name for entry in fields(self)]
+        record = {"bytes" if name == "num_bytes" else name: getattr(self, name) for name in names}
+        return {k: dict(sorted(v.items())) if isinstance(v, Counter) else v for k, v in record.items()}
 
 
 @dataclass
 class StageAccount(_Counts):
-    """What one stage did: documents and bytes removed by reason, documents changed, bytes added, changes by name."""
+    """The work of one stage: documents and bytes removed by reason, documents changed, bytes added, changes by name."""
 
     removed: Counter[str] = field(default_factory=Counter)
     removed_bytes: Counter[str] = field(default_factory=Counter)
@@ -48,9 +42,9 @@ class StageAccount(_Counts):
 
 @dataclass
 class SourceAccount(_Counts):
-    """What reading gave: files read and skipped by reason, places in files refused by reason, documents.
+    """The result of reading: files read, files skipped and places in files refused by reason, and documents.
 
-    `limits` names the files at which a limit of time or memory struck, which another run might not repeat.
+    `limits` lists the files that hit a limit of time or memory, which another run might not hit.
     """
 
     read: int = 0
@@ -66,7 +60,7 @@ class SourceAccount(_Counts):
 
 
 class Samples:
-    """The `SAMPLES` records with the lowest keys: a random choice that no order of arrival can change."""
+    """The `SAMPLES` records with the lowest keys: a random sample that does not depend on the order of arrival."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []
@@ -76,7 +70,7 @@ class Samples:
         return len(self._heap) < SAMPLES or -int(key, 16) >= self._heap[0][0]
 
     def offer(self, key: str, record: dict[str, Any]) -> None:
-        """Takes the record when its key (hexadecimal) is among the lowest so far."""
+        """Adds the record if its key (hexadecimal) is among the lowest so far."""
         if self.would_take(key):
             heapq.heappush(self._heap, (-int(key, 16), json.dumps(record, ensure_ascii=False, sort_keys=True)))
             if len(self._heap) > SAMPLES:
@@ -88,9 +82,9 @@ class Samples:
 
 
 class Account:
-    """Collects the account of all stages over one part; lists of what went stream to files in a directory.
+    """Collects the account of all stages over one part; streams the lists of removed items to files.
 
-    It is shared by the steps of a pass and sent to workers with them; `begin` opens its files where it works.
+    The stages of a pass share it and go to a worker with it; `begin` opens the files there.
     """
 
     def __init__(self, seed: int) -> None:
@@ -102,20 +96,20 @@ class Account:
         self._quarantine: TextIO | None = None
 
     def begin(self, directory: Path) -> None:
-        """Starts the account of a part whose files go to `directory`."""
+        """Starts the account of a part, with its files in `directory`."""
         self.source, self.stages, self.samples = SourceAccount(), {}, Samples()
         self._removed = zstandard.ZstdCompressor().stream_writer((directory / REMOVED).open("wb"), closefd=True)
         self._quarantine = cast(TextIO, (directory / QUARANTINED).open("w", encoding="utf-8", newline="\n"))
 
     def close(self) -> None:
-        """Finishes the files; may be called again."""
+        """Closes the files; may be called again."""
         for file in (self._removed, self._quarantine):
             if file is not None:
                 file.close()
         self._removed = self._quarantine = None
 
     def as_record(self) -> dict[str, Any]:
-        """Everything noted since `begin`, as JSON."""
+        """Everything recorded since `begin`, as JSON."""
         return {
             "source": self.source.as_record(),
             "stages": {name: account.as_record() for name, account in sorted(self.stages.items())},
@@ -123,11 +117,11 @@ class Account:
         }
 
     def stage(self, stage: str) -> StageAccount:
-        """The account of a stage, begun when there is none yet."""
+        """The account of a stage, made if there is none."""
         return self.stages.setdefault(stage, StageAccount())
 
     def removed(self, stage: str, document: Draft, reason: str, detail: str = "") -> None:
-        """Notes that `stage` removed the document."""
+        """Records that `stage` removed the document."""
         account, num_bytes = self.stage(stage), utf8_length(document.text)
         account.removed[reason] += 1
         account.removed_bytes[reason] += num_bytes
@@ -140,14 +134,14 @@ class Account:
         self.samples.offer(sample_key(self.seed, source, part), {**record, "excerpt": excerpt})
 
     def changed(self, stage: str, before: str, after: str, counts: Any) -> None:
-        """Notes that `stage` changed the text of a document, what it did and how often."""
+        """Records that `stage` changed the text of a document, with the number of changes by name."""
         account = self.stage(stage)
         account.changed_documents += 1
         account.added_bytes += utf8_length(after) - utf8_length(before)
         account.changes.update(counts)
 
     def quarantine(self, record: dict[str, str]) -> None:
-        """Adds a line about a file, or a place in one, that could not be used."""
+        """Writes a line about a file, or a place in one, that could not be used."""
         if self._quarantine is not None:
             self._quarantine.write(json.dumps(record, ensure_ascii=False) + "\n")
 
@@ -156,11 +150,11 @@ REMOVED, QUARANTINED = "removed.jsonl.zst", "quarantine.jsonl"
 
 
 def utf8_length(text: str) -> int:
-    """The number of bytes of `text` in UTF-8; immediate for ASCII."""
+    """The length of `text` in UTF-8 bytes; constant time for ASCII."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))
 
 
 def sample_key(seed: int, source: str, part: int) -> str:
-    """A number, hexadecimal, that orders documents at random and in every build alike."""
+    """A hexadecimal number that orders documents at random, the same way in every build."""
     key = f"{seed}\0{source}\0{part}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(key, digest_size=8).hexdigest()

@@ -1,6 +1,6 @@
 """The settings under ``data.clean``: which stages run, in which order, and how strict each is.
 
-The thresholds of quality are those of the published rules for prose, and of our own.
+The quality thresholds for prose are those of the published rules; the others are our own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sheepop.data.duplicates.config import NearDuplicatesConfig
 
 Preset = Literal["gentle", "web", "none"]
 
-# The languages that can be told apart: those of fastText's model lid.176
+# The languages that can be detected: those of fastText's model lid.176
 # (https://fasttext.cc/docs/en/language-identification.html).
 _LANGUAGES = (
     "af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb ckb co cs cv cy da de "
@@ -30,30 +30,30 @@ LANGUAGE_CODES = frozenset(_LANGUAGES.split())
 
 
 class FormattingConfig(Config):
-    """How text is repaired (ftfy, Unicode's form NFC)."""
+    """How text is repaired (with ftfy and Unicode NFC)."""
 
     decoding: bool = True
-    """Undo wrong decoding ("CafÃ©") and remove control characters."""
+    """Repair wrong decoding ("CafÃ©") and remove control characters."""
     normalize: bool = True
-    """Compose characters (Unicode's form NFC)."""
+    """Compose characters (Unicode NFC)."""
     whitespace: bool = True
     """Use one kind of line end, and remove zero-width marks and blanks at the end of lines."""
     max_blank_lines: int = Field(default=2, ge=0)
-    """The most blank lines in a row that are kept, with `whitespace`."""
+    """The most blank lines in a row to keep, with `whitespace`."""
 
 
 class LanguageConfig(Config):
-    """Which languages stay, as codes such as ``en``; ``und``, undetermined, may be kept like any other."""
+    """Which languages stay, and how they are detected."""
 
     keep: tuple[str, ...] = ()
-    """Codes of the languages that stay, such as `en`; an empty list keeps all; `und` is text whose language cannot be
-    detected."""
+    """Codes of the languages to keep, such as `en`, or `und` for text whose language cannot be detected; an empty
+    list keeps all."""
     min_score: float = Field(default=0.0, ge=0, le=1)
     """A language detected with less confidence than this counts as `und`."""
     min_letters: int = Field(default=20, ge=1)
     """The language of text with fewer letters counts as `und`."""
     sample_characters: int = Field(default=600, ge=90)
-    """How many characters of a long text are looked at, from its beginning, middle and end."""
+    """The number of characters judged in a long text, from its beginning, middle and end."""
 
     @field_validator("keep")
     @classmethod
@@ -70,51 +70,51 @@ PiiKind = Literal["email", "phone", "ip", "card", "iban", "national_id"]
 
 
 class PlaceholderConfig(Config):
-    """What stages that leave placeholders share."""
+    """The setting shared by stages that write placeholders."""
 
     salt: str = ""
-    """A secret of your own, kept apart from the corpus: without it nobody can test a guess against a placeholder."""
+    """A secret that is not stored with the corpus; without it nobody can test a guess against a placeholder."""
 
 
 class PiiConfig(PlaceholderConfig):
     """Which personal identifiers are replaced by placeholders."""
 
     kinds: tuple[PiiKind, ...] = ("email", "phone", "ip", "card", "iban", "national_id")
-    """Which kinds of identifiers are replaced; names and postal addresses never are."""
+    """Kinds of identifiers to replace; names and postal addresses are never replaced."""
     addresses: Literal["public", "all"] = "public"
-    """IP addresses that are replaced: `public` ones, which can be reached from the internet, or `all`."""
+    """IP addresses to replace: `public` ones, which are reachable from the internet, or `all`."""
 
 
 class SecretsConfig(PlaceholderConfig):
-    """How keys and passwords are found: by their shapes, and by detect-secrets' other plugins where asked for."""
+    """How keys and passwords are found: by their form, and optionally by further plugins of detect-secrets."""
 
     detectors: tuple[Literal["entropy", "keyword"], ...] = ()
-    """Also look for what is random (`entropy`) or has a telling name (`keyword`); both flag many ordinary words and
-    are slow."""
+    """Also look for random strings (`entropy`) or values with a name like `password` (`keyword`); both are slow and
+    flag many ordinary words."""
 
 
 class ToxicityConfig(Config):
-    """When a document is removed as toxic, by the words and phrases of a list."""
+    """When a document is removed as toxic, judged by a list of words and phrases."""
 
     threshold: float = Field(default=40.0, gt=0)
-    """A document is removed when the weights of its listed words, per 1,000 words, add up to more than this."""
+    """A document is removed if the weights of its listed words add up to more than this per 1,000 words."""
     min_hits: int = Field(default=4, ge=1)
-    """It must also contain at least this many of them."""
+    """The fewest listed words in a document that is removed."""
 
 
 class DecontaminationConfig(Config):
-    """Which evaluation sets must not be in the corpus: a document that shares words in a row with one goes."""
+    """Which evaluation sets must not be in the corpus; documents that share a run of words with them are removed."""
 
     paths: tuple[str, ...] = ()
     """Evaluation sets, as JSONL files."""
     fields: tuple[str, ...] = ()
-    """The keys whose text counts; an empty list takes all text."""
+    """The JSON keys whose text is compared; an empty list compares all text."""
     ngram: int = Field(default=13, ge=2, le=64)
-    """How many words in a row count as a match."""
+    """The number of consecutive words that count as a match."""
     min_words: int = Field(default=8, ge=2)
-    """An evaluation text of fewer than `ngram` words is looked for as a whole when it has at least this many."""
+    """An evaluation text of fewer than `ngram` words is matched as a whole if it has at least this many words."""
     min_matches: int = Field(default=1, ge=1)
-    """How many different matches a document needs to be removed."""
+    """The number of different matches for which a document is removed."""
 
 
 class GopherConfig(Config):
@@ -129,30 +129,30 @@ class GopherConfig(Config):
     max_mean_word_length: float = Field(default=10.0, gt=0)
     """Longest mean length of a word, in characters."""
     max_symbols_per_word: float = Field(default=0.1, ge=0)
-    """Most number signs, and most ellipses, for each word."""
+    """Most hash signs per word, and most ellipses per word."""
     max_bullet_lines: float = Field(default=0.9, ge=0, le=1)
-    """Most lines that begin with a bullet, as a share of all."""
+    """Largest share of lines that begin with a bullet."""
     max_ellipsis_lines: float = Field(default=0.3, ge=0, le=1)
-    """Most lines that end with an ellipsis, as a share of all."""
+    """Largest share of lines that end with an ellipsis."""
     min_words_with_letter: float = Field(default=0.8, ge=0, le=1)
-    """Fewest words that hold a letter, as a share of all."""
+    """Smallest share of words that contain a letter."""
     min_stop_words: int = Field(default=2, ge=0, le=8)
-    """Fewest different words of eight common English ones."""
+    """Fewest different words out of eight common English ones."""
 
 
 class RepetitionConfig(Config):
-    """Gopher's repetition rules (Rae et al. 2021, table A1): largest shares of a text that may be repeated."""
+    """Gopher's repetition rules (Rae et al. 2021, table A1): the largest repeated shares of a text."""
 
     max_duplicate_lines: float = Field(default=0.3, ge=0, le=1)
-    """Most lines that repeat earlier ones, as a share of all lines."""
+    """Largest share of lines that repeat earlier ones."""
     max_duplicate_paragraphs: float = Field(default=0.3, ge=0, le=1)
-    """Most paragraphs that repeat earlier ones, as a share of all paragraphs."""
+    """Largest share of paragraphs that repeat earlier ones."""
     max_duplicate_line_characters: float = Field(default=0.2, ge=0, le=1)
-    """Most characters in lines that repeat earlier ones, as a share of all characters."""
+    """Largest share of characters in lines that repeat earlier ones."""
     max_duplicate_paragraph_characters: float = Field(default=0.2, ge=0, le=1)
-    """Most characters in paragraphs that repeat earlier ones, as a share of all characters."""
+    """Largest share of characters in paragraphs that repeat earlier ones."""
     top_ngrams: tuple[tuple[int, float], ...] = ((2, 0.2), (3, 0.18), (4, 0.16))
-    """Pairs `[words, share]`: most characters in the most frequent run of that many words."""
+    """Pairs `[words, share]`: largest share of characters in the most frequent run of that many words."""
     duplicate_ngrams: tuple[tuple[int, float], ...] = (
         (5, 0.15),
         (6, 0.14),
@@ -161,7 +161,7 @@ class RepetitionConfig(Config):
         (9, 0.11),
         (10, 0.10),
     )
-    """Pairs `[words, share]`: most characters in runs of that many words that repeat earlier ones."""
+    """Pairs `[words, share]`: largest share of characters in runs of that many words that repeat earlier ones."""
 
     @field_validator("top_ngrams", "duplicate_ngrams")
     @classmethod
@@ -174,83 +174,80 @@ class RepetitionConfig(Config):
 
 
 class C4Config(Config):
-    """The rules of C4 (Raffel et al. 2020, section 2.2), which judge lines and, by what is left of them, documents."""
+    """The rules of C4 (Raffel et al. 2020, section 2.2), which select lines and judge documents by those lines."""
 
     min_sentences: int = Field(default=5, ge=0)
-    """Fewest sentences in the lines that stay."""
+    """Fewest sentences in the selected lines of a document."""
     min_words_per_line: int = Field(default=3, ge=0)
-    """Fewest words of a line that stays."""
+    """Fewest words in a selected line."""
     max_word_length: int = Field(default=1000, ge=1)
-    """A line with a longer word, in characters, does not stay."""
+    """Longest word in a selected line, in characters."""
     drop_lines: bool = False
-    """Remove the other lines from the document, which otherwise stays whole."""
+    """Remove the lines that are not selected; `false` keeps the document whole."""
 
 
 class FineWebConfig(Config):
     """FineWeb's own rules (Penedo et al. 2024, section 3.5)."""
 
     min_lines_with_punctuation: float = Field(default=0.12, ge=0, le=1)
-    """Fewest lines that end with punctuation, as a share of all."""
+    """Smallest share of lines that end with punctuation."""
     max_short_lines: float = Field(default=0.67, ge=0, le=1)
-    """Most short lines, as a share of all."""
+    """Largest share of short lines."""
     short_line: int = Field(default=30, ge=0)
-    """The most characters of a short line."""
+    """The most characters in a short line."""
     max_duplicate_line_characters: float = Field(default=0.01, ge=0, le=1)
-    """Most characters in lines that repeat earlier ones, as a share of all."""
+    """Largest share of characters in lines that repeat earlier ones."""
     max_lines_per_word: float = Field(default=0.3, ge=0)
-    """Most line breaks for each word."""
+    """Most line breaks per word."""
 
 
 class GarbageConfig(Config):
-    """What anybody would call garbage, in prose and chat. White space does not count where shares are taken."""
+    """Rules against obvious garbage in prose and chat. White space does not count in shares, unless stated."""
 
     min_judged: int = Field(default=200, ge=1)
-    """Texts with fewer characters need only be printable, contain a letter or digit, and not be a placeholder."""
+    """Shorter texts, in characters, need only be printable, contain a letter or digit, and not be a placeholder."""
     max_unprintable: float = Field(default=0.05, ge=0, le=1)
-    """Most control, replacement and private characters, as a share of the text."""
+    """Largest share of control, replacement and private-use characters."""
     min_letters: float = Field(default=0.1, ge=0, le=1)
-    """Fewest letters, as a share of the text."""
+    """Smallest share of letters."""
     max_repeated_lines: float = Field(default=0.9, ge=0, le=1)
-    """Most text in lines that repeat earlier ones, as a share of it, white space included; from 1,000 characters on."""
+    """Largest share of text in lines that repeat earlier ones, white space included; for 1,000 characters or more."""
     max_repeated_runs: float = Field(default=0.9, ge=0, le=1)
-    """Most text in runs of ten words that repeat earlier ones, as a share of it; from 1,000 characters on."""
+    """Largest share of text in runs of ten words that repeat earlier ones; for 1,000 characters or more."""
     max_one_character: float = Field(default=0.5, ge=0, le=1)
-    """Largest share of the text that is its most frequent character; from 1,000 characters on."""
+    """Largest share of the most frequent character; for 1,000 characters or more."""
     max_encoded: float = Field(default=0.5, ge=0, le=1)
-    """Most base64 or hexadecimal data, as a share of the text."""
+    """Largest share of base64 or hexadecimal data."""
     placeholders: bool = True
-    """Whether to remove a page that says only that there is nothing on it."""
+    """Remove pages that say only that they are empty, such as "page not found"."""
 
 
 class CodeConfig(Config):
-    """Rules for source code; where none is given, the bounds are those of the preset.
-
-    ``web`` has the bounds of The Stack (Kocetkov et al. 2022, section 3).
-    """
+    """Rules for source code; in the preset ``web`` with the bounds of The Stack (Kocetkov et al. 2022, section 3)."""
 
     generated: bool = False
-    """Remove files whose first lines or name say that a program wrote them."""
+    """Remove files whose name or first lines say that a program wrote them."""
     max_line_length: int = Field(default=1_000_000, ge=1)
     """The longest line, in characters."""
     max_mean_line_length: float = Field(default=300.0, gt=0)
-    """The longest mean of all lines, in characters."""
+    """The largest mean line length, in characters."""
     max_in_long_lines: float = Field(default=0.5, ge=0, le=1)
-    """Most characters in lines of more than 1,000, as a share of all."""
+    """Largest share of characters in lines of more than 1,000 characters."""
     min_alphanumeric: float = Field(default=0.05, ge=0, le=1)
-    """Fewest letters and digits, as a share of all characters."""
+    """Smallest share of letters and digits in all characters."""
     max_digits: float = Field(default=0.8, ge=0, le=1)
-    """Most digits, as a share of what is not white space."""
+    """Largest share of digits, not counting white space."""
     max_encoded: float = Field(default=0.5, ge=0, le=1)
-    """Most base64 or hexadecimal data, as a share of what is not white space."""
+    """Largest share of base64 or hexadecimal data, not counting white space."""
 
 
 class TableConfig(Config):
-    """Rules for tables, in which numbers and repetition are no sign of garbage."""
+    """Rules for tables, in which numbers and repetition are normal."""
 
     max_unprintable: float = Field(default=0.05, ge=0, le=1)
-    """Most control, replacement and private characters, as a share of what is not white space."""
+    """Largest share of control, replacement and private-use characters, not counting white space."""
     max_repeated_rows: float = Field(default=0.95, ge=0, le=1)
-    """Most text in rows that repeat earlier ones, as a share of it; from 20 rows on."""
+    """Largest share of text in rows that repeat earlier ones; for 20 rows or more."""
 
 
 _CODE_IN_WEB = {
@@ -264,22 +261,22 @@ _CODE_IN_WEB = {
 
 
 class QualityConfig(Config):
-    """Which documents are too bad to learn from, by the kind of document.
+    """Which documents are too bad to learn from, with rules for each kind of document.
 
-    The rules of Gopher, C4 and FineWeb are made for pages of English prose and remove most of what is not that.
+    The rules of Gopher, C4 and FineWeb are made for English web pages and remove most other text.
     """
 
     preset: Literal["gentle", "web"] = "gentle"
     """`gentle` applies `garbage`, `code` and `table`; `web` adds `gopher`, `repetition`, `c4` and `fineweb` for
-    prose, and stricter defaults in `code`; `data.clean.preset` sets it."""
+    prose, and stricter defaults in `code`. The default follows `data.clean.preset`."""
     garbage: GarbageConfig = GarbageConfig()
-    """What anybody would call garbage, in prose and chat."""
+    """Rules against obvious garbage in prose and chat."""
     gopher: GopherConfig = GopherConfig()
-    """Gopher's rules for web pages in English; with the preset `web`."""
+    """Gopher's rules for English web pages; with the preset `web`."""
     repetition: RepetitionConfig = RepetitionConfig()
     """Gopher's rules against repetition; with the preset `web`."""
     c4: C4Config = C4Config()
-    """The rules of C4, which judge lines; with the preset `web`."""
+    """The rules of C4, which select lines; with the preset `web`."""
     fineweb: FineWebConfig = FineWebConfig()
     """FineWeb's own rules; with the preset `web`."""
     code: CodeConfig = CodeConfig()
@@ -290,7 +287,7 @@ class QualityConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _bounds_of_the_preset(cls, given: Any) -> Any:
-        """Writes the bounds that follow from the preset into the config, where they can be seen and are kept."""
+        """Writes the bounds of the preset into the config, so that they are visible and saved."""
         code = given.get("code", {}) if isinstance(given, Mapping) else None
         if isinstance(code, Mapping) and given.get("preset") == "web":
             return {**given, "code": {**_CODE_IN_WEB, **code}}
@@ -311,17 +308,17 @@ STAGES = (
 
 
 class CleanConfig(Config):
-    """Which stages documents go through, in which order, and how strict each is."""
+    """The cleaning stages, their order, and how strict each is."""
 
     preset: Preset = "gentle"
-    """`gentle` removes only garbage, `web` also what the rules for web crawls remove, `none` runs only the stages that
-    `stages` names."""
+    """`gentle` removes only garbage, `web` also applies the rules for web crawls, `none` runs only the stages named
+    in `stages`."""
     stages: tuple[str, ...] = STAGES
     """The stages, in the order in which they run; the default is all of them."""
     formatting: FormattingConfig = FormattingConfig()
-    """The stage that repairs how text is written down; code stays as it is."""
+    """The stage that repairs characters and white space; code stays as it is."""
     language: LanguageConfig = LanguageConfig()
-    """The stage that detects languages and keeps some of them."""
+    """The stage that detects languages and may keep only some of them."""
     quality: QualityConfig = QualityConfig()
     """The stage that removes documents too bad to learn from."""
     toxicity: ToxicityConfig = ToxicityConfig()
@@ -333,14 +330,14 @@ class CleanConfig(Config):
     decontamination: DecontaminationConfig = DecontaminationConfig()
     """The stage that removes documents that share words with evaluation sets."""
     near_duplicates: NearDuplicatesConfig = NearDuplicatesConfig()
-    """The stage that removes documents nearly equal to one that stays."""
+    """The stage that removes near duplicates."""
     shuffle: bool = True
-    """Put the documents of the corpus in a random order; `false` keeps the order of the input."""
+    """Shuffle the documents of the corpus; `false` keeps the order of the input."""
 
     @model_validator(mode="before")
     @classmethod
     def _follow_the_preset(cls, given: Any) -> Any:
-        """Writes what follows from the preset into the config, where it can be seen and is kept."""
+        """Writes the settings of the preset into the config, so that they are visible and saved."""
         if not isinstance(given, Mapping):
             return given
         preset, quality = given.get("preset"), given.get("quality", {})
@@ -362,7 +359,7 @@ class CleanConfig(Config):
         return stages
 
     def named_paths(self) -> tuple[str, ...]:
-        """The files and corpora that the stages of this config read beside the documents."""
+        """The evaluation files and corpora that the configured stages read."""
         sets = self.decontamination.paths if "decontamination" in self.stages else ()
         against = self.near_duplicates.against if "near_duplicates" in self.stages else ()
         return (*sets, *against)

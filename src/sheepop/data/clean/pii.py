@@ -1,4 +1,4 @@
-"""Replaces what identifies a person: addresses, telephone numbers, cards, accounts, national identity numbers."""
+"""Replaces personal data: addresses, telephone numbers, cards, bank accounts, national identity numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sheepop.data.documents import Draft
 class PiiReplacement(Replacement):
     """Replaces every personal value of the configured kinds.
 
-    What counts is a pattern with a check, never a model: names and postal addresses stay, and so does what is
-    disguised ("john at example dot com"). The account counts the replacements by name.
+    It uses patterns with checks, not a model: names, postal addresses and disguised values ("john at example dot com")
+    stay. The account counts the replacements by name.
     """
 
     name = "pii"
@@ -26,7 +26,7 @@ class PiiReplacement(Replacement):
 
 
 def find_personal(text: str, config: PiiConfig, *, is_code: bool) -> list[Finding]:
-    """The personal values in `text` in the order in which they stand; they do not overlap."""
+    """The personal values in `text`, in order and without overlaps."""
     found: list[Finding] = []
     kinds = config.kinds
     if "email" in kinds and "@" in text:
@@ -42,7 +42,7 @@ def find_personal(text: str, config: PiiConfig, *, is_code: bool) -> list[Findin
         found += find_national_ids(text, runs, is_code=is_code)
     if "phone" in kinds:
         found += find_phones(text, runs, is_code=is_code)
-    # Of two that overlap, the one of the kind that was looked for first stays: its check is the stricter one.
+    # Of two overlapping values, the kind that was searched first wins: its check is stricter.
     chosen: list[tuple[int, Finding]] = []
     for rank, finding in sorted(enumerate(found), key=lambda entry: (entry[1].start, entry[0])):
         if not chosen or finding.start >= chosen[-1][1].end:

@@ -1,7 +1,7 @@
-"""E-mail and IP addresses in text.
+"""Finds e-mail and IP addresses in text.
 
-E-mail addresses are told apart from the other uses of the at sign; IP addresses of hosts on the internet from version
-numbers and from reserved ranges.
+It distinguishes e-mail addresses from other uses of the at sign, and IP addresses of internet hosts from version
+numbers and reserved ranges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sheepop.data.clean.pii_numbers import Run
 from sheepop.data.clean.stage import Finding
 
 _LONGEST_LOCAL, _LONGEST_HOST = 64, 253
-# Alphabets whose words are set apart by spaces; of others the beginning of an address could not be told.
+# Alphabets whose words are separated by spaces; in others the start of an address is unclear.
 _LETTERS = r"A-Za-z\u00c0-\u024f\u0370-\u03ff\u0400-\u052f"
 _LOCAL_BACKWARDS = re.compile(rf"[{_LETTERS}0-9._%+'-]+")
 _LOCAL_BEGINS = re.compile(rf"[{_LETTERS}0-9]")
@@ -26,10 +26,10 @@ _USER_OF_URL = re.compile(r"://[^\s/@]*\Z")
 _REMOTE_PATH = re.compile(r":(?:[~/]|[\w.-]+/)")
 _IN_CODE_GOES_ON = re.compile(r"[\w(\[=]|\.\w")
 
-# Nobody reads what is sent there; or it is the account that version control logs in with.
+# Mailboxes that nobody reads, and the login accounts of version control.
 _IMPERSONAL = re.compile(r"(?:no|do-?not|dont)[-_.]?reply|git|hg|svn|bzr|cvs|anonymous|anoncvs", re.IGNORECASE)
 _EXAMPLE_HOST = re.compile(r"(?:.*\.)?(?:example\.(?:com|org|net|edu)|noreply\..*|localhost\..*)", re.IGNORECASE)
-# RFC 2606, RFC 6761, RFC 8375 and custom: names that no public name server knows.
+# RFC 2606, RFC 6761, RFC 8375 and convention: names that no public name server knows.
 _PRIVATE = "test example invalid localhost local localdomain internal intranet lan corp home arpa"
 _FILES = (
     "png jpg jpeg gif svg webp bmp ico css scss less js mjs cjs jsx ts tsx json xml html htm txt pdf py pyc rb java "
@@ -58,13 +58,13 @@ _PRIVATE_DOMAINS, _FILE_SUFFIXES = frozenset(_PRIVATE.split()), frozenset(_FILES
 
 
 def find_emails(text: str, *, is_code: bool) -> Iterator[Finding]:
-    """E-mail addresses, save those of examples, of version control and of robots that nobody can answer.
+    """Yields e-mail addresses, except those in examples, of version control and of no-reply robots.
 
-    In code, where ``a@b.dot(c)`` is a product of matrices, the top-level domain must be a common one.
+    In code, where ``a@b.dot(c)`` is a matrix product, the top-level domain must be a common one.
     """
     at = text.find("@", 1)
     while at >= 0:
-        # The commonest other uses, decorators and signs set apart by spaces, end here.
+        # This rules out the most common other uses: decorators, and signs between spaces.
         if text[at - 1] not in _NEVER_BEFORE_AT:
             finding = _address_at(text, at, is_code)
             if finding:
@@ -73,20 +73,20 @@ def find_emails(text: str, *, is_code: bool) -> Iterator[Finding]:
 
 
 def _address_at(text: str, at: int, is_code: bool) -> Finding | None:
-    """The address around this at sign when mail could reach its host."""
+    """The address around the at sign at `at`, or None if mail could not reach its host."""
     backwards = _LOCAL_BACKWARDS.match(text[max(0, at - _LONGEST_LOCAL - 1) : at][::-1])
     if not backwards or backwards.end() > _LONGEST_LOCAL:
         return None
     begins = _LOCAL_BEGINS.search(text, at - backwards.end(), at)
     match = _HOST.match(text, at + 1, at + 1 + _LONGEST_HOST)
-    # A label of more than 63 characters is none.
+    # A label has at most 63 characters.
     if not begins or not match or _LOCAL_BEGINS.match(text, match.end()):
         return None
     host = match.group()
     labels = host.split(".")
     known = next((count for count in range(len(labels), 1, -1) if _is_common(labels[count - 1])), 0)
     if is_code or known:
-        # "write to a@b.org.Thanks" lacks a space; in code, a.b@c.de.f is no address at all.
+        # In "write to a@b.org.Thanks" only a space is missing; in code, a.b@c.de.f is not an address.
         if not known or (is_code and (known < len(labels) or _IN_CODE_GOES_ON.match(text, match.end()))):
             return None
         host = ".".join(labels[:known])
@@ -126,7 +126,7 @@ _FEWEST_IPV6_GROUPS = 3
 # ITU-T X.660: iso.member-body, iso.identified-organization, joint-iso-itu-t.ds and .country.
 _IDENTIFIERS = frozenset((bytes((1, 2)), bytes((1, 3)), bytes((2, 5)), bytes((2, 16))))
 
-# RFC 6890 with its updates, RFC 5737 and RFC 3849: what names no host on the internet.
+# RFC 6890 with its updates, RFC 5737 and RFC 3849: ranges without hosts on the internet.
 _RESERVED = (
     "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24 "
     "192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3"
@@ -136,7 +136,7 @@ _RESERVED_V6 = tuple(IPv6Network(network) for network in ("2001:db8::/32", "3fff
 
 
 def find_addresses(text: str, runs: list[Run], *, every: bool) -> Iterator[Finding]:
-    """IP addresses of hosts; with `every`, also private, loopback, documentation and other reserved ones."""
+    """Yields IP addresses of internet hosts; with `every`, also private, loopback, and other reserved ones."""
     for run in runs:
         if run.dots >= 3:
             for match in _IPV4.finditer(text, run.start, run.end + 7):
@@ -159,7 +159,7 @@ def _is_host(text: str, match: re.Match[str], every: bool) -> bool:
     if every:
         return True
     octets = address.packed
-    # Networks end in 0; four small numbers, or two zeros, are more often a version or a section than an address;
+    # Addresses that end in 0 are networks; four small numbers, or two zeros, are more likely a version or a section;
     # object identifiers begin as in _IDENTIFIERS; and in the paths of vector graphics decimals touch.
     looks_like_version = len(set(octets)) > 1 and (max(octets) < _SMALL_OCTET or octets.count(0) > 1)
     if octets[3] == 0 or looks_like_version or octets[:2] in _IDENTIFIERS or _DECIMAL_BEFORE.search(before):

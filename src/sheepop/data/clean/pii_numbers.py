@@ -1,7 +1,7 @@
-"""Numbers that name a person: national identity numbers, payment cards, bank accounts.
+"""Finds numbers that identify a person: national identity numbers, payment cards, bank accounts.
 
-Nearly all text has few digits, so that the patterns look only where a number can stand at all. Check digits, dates and
-ranges that were never issued are judged by python-stdnum (https://arthurdejong.org/python-stdnum/).
+Most text has few digits, so the patterns run only near runs of digits. python-stdnum
+(https://arthurdejong.org/python-stdnum/) checks check digits, dates and ranges that were never issued.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from stdnum.no import fodselsnummer
 
 from sheepop.data.clean.stage import Finding
 
-# Digits become 0, capitals A, and what may stand between the digits of one number a space or a dot; that may also be
-# what is not ASCII, here a question mark, as the narrow space of French typography. A literal 0 is found quickest.
+# Maps digits to 0, capitals to A, and separators inside numbers to a space (a dot stays). Non-ASCII characters, here
+# question marks, are separators too, as the narrow space of French typography. A literal 0 is fastest to find.
 _SHAPES = bytes.maketrans(b"123456789-/()?BCDEFGHIJKLMNOPQRSTUVWXYZbcdef", b"0" * 9 + b" " * 5 + b"A" * 25 + b"a" * 5)
 _RUN = re.compile(
     rb"0(?<!0.)(?<!0\..)(?:"
-    # Six digits or more that are no decimal fraction.
+    # Six digits or more that are not a decimal fraction.
     rb"(?!0*\.0++(?![ .]{1,3}0))(?:[ .]{0,3}0){5,}+|"
     # Fewer are part of an address, or follow two capital letters.
     rb"0?(?:\.00?){3}|(?<=AA0)0|[0Aa]{3}:)"
@@ -32,9 +32,9 @@ _GOES_ON = re.compile(r" ?[A-Z]|[a-f]{0,3}:")
 
 
 class Run(NamedTuple):
-    """Digits that may belong to one number: from the first to past the last, how many, and how many dots between.
+    """A run of digits that may belong to one number: its span, the number of digits, and of dots between them.
 
-    After two capital letters, as tax codes and account numbers begin, two digits do.
+    `is_lettered` runs follow two capital letters, as in tax codes and account numbers; they need only two digits.
     """
 
     start: int
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 def find_runs(text: str) -> list[Run]:
-    """The places in `text` that the patterns for numbers must look at."""
+    """The runs of digits in `text` around which the patterns for numbers must search."""
     runs = []
     shapes = text.encode("ascii", "replace").translate(_SHAPES)
     for match in _RUN.finditer(shapes):
@@ -64,25 +64,25 @@ _SEPARATORS = str.maketrans("", "", " .-+")
 
 
 def _whole(*spellings: str) -> re.Pattern[str]:
-    """What matches one of the spellings where it is no part of a longer number or word; # stands for a digit."""
+    """Compiles a pattern for any of the spellings, if not part of a longer number or word; # stands for a digit."""
     either = "|".join(f"({spelling.replace('#', '[0-9]')})" for spelling in spellings)
     return re.compile(rf"(?<![A-Za-z0-9_+])(?<![0-9][.,/-])(?:{either})(?![A-Za-z0-9_])(?![.,/-][0-9])")
 
 
 def _is_date(day: str, month: str) -> bool:
-    """Whether the day exists; that of a Swedish coordination number is 60 higher."""
+    """Whether the date exists; a Swedish coordination number adds 60 to the day."""
     return 1 <= int(month) <= 12 and 1 <= int(day) % 60 <= monthrange(_LEAP_YEAR, int(month))[1]
 
 
 def _is_nric(value: str) -> bool:
-    """Singapore's identity card number: a weighted sum modulo 11 gives the letter at its end, by series."""
+    """Whether `value` is a valid Singapore identity number: a weighted sum modulo 11 gives the last letter."""
     total = sum(int(digit) * weight for digit, weight in zip(value[1:8], (2, 7, 6, 5, 4, 3, 2), strict=True))
     letters = "JZIHGFEDCBA" if value[0] in "ST" else "XWUTRQPNMLK"
     return letters[(total + 4 * (value[0] in "TG")) % 11] == value[8]
 
 
-# Those that stdnum does not have or is stricter about, refusing numbers that stand in texts as examples; and those of
-# which it asks whether the person is born yet: a corpus must not depend on the day on which it is built.
+# Numbers that stdnum lacks; those for which it is too strict, as it refuses numbers used as examples; and those for
+# which it checks that the date of birth is in the past: a corpus must not depend on the day of the build.
 _CHECKS: dict[str, Callable[[str], object]] = {
     "us_ssn": re.compile(r"(?!000|666|9)[0-9]{3}(?!00)[0-9]{2}(?!0000)[0-9]{4}").fullmatch,
     "uk_nino": bool,
@@ -96,7 +96,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "be_rrn": lambda value: int(value[9:]) in (97 - int(century + value[:9]) % 97 for century in ("", "2")),
 }
 
-# For each number the module of stdnum that checks it, unless the check is in `_CHECKS`, and the words that announce it.
+# For each number its module in stdnum (None if the check is in `_CHECKS`), and words that announce it.
 _IDS = {
     "us_ssn": (None, r"ssns?(?![a-z])|social security|soc\.? sec"),
     "us_itin": ("us.itin", r"itin(?![a-z])|taxpayer"),
@@ -133,8 +133,8 @@ _WORDS = {name: re.compile(rf"(?<![a-z])(?:{words})", re.IGNORECASE) for name, (
 
 # Prefixes that were never issued.
 _NINO = r"(?!BG|GB|NK|KN|TN|NT|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]"
-# How a number is written and whose it can be: where several fit, the first counts. A word near must announce those
-# with a question mark, and in code those with a tilde.
+# Each spelling with the numbers that it may be; the first that is valid counts. A nearby word must announce those with
+# a question mark, and in code also those with a tilde.
 _SPELLINGS = (
     (r"#{3}-#{2}-#{4}", "us_ssn us_itin"),
     (r"#{3} #{2} #{4}", "us_ssn? us_itin?"),
@@ -175,12 +175,12 @@ _BARE = {
 _SPELLED = _whole(*(spelling for spelling, _ in _SPELLINGS))
 _LETTER_BEFORE, _LETTER_AFTER = re.compile(r"[A-Z]|[0-9A-Za-z]-"), re.compile(r"[ -]?[A-Z]|[-+]")
 _ENDS_WORD, _TOUCHES = re.compile(r"[A-Za-z_+]"), re.compile(r"[A-Za-z_]|[.,/-][0-9]")
-# The furthest that a number reaches to either side of the digits that led to it.
+# The most characters of a number before and after its run of digits.
 _REACH_BEFORE, _REACH_AFTER = 7, 20
 
 
 def find_national_ids(text: str, runs: list[Run], *, is_code: bool) -> Iterator[Finding]:
-    """The national identification numbers at the runs; in code, a checksum alone is less often proof."""
+    """Yields the national identity numbers at the runs; in code, more kinds need a word that announces them."""
     for run in runs:
         for start, end, names in _written(text, run):
             for name in names.split():
@@ -193,7 +193,7 @@ def find_national_ids(text: str, runs: list[Run], *, is_code: bool) -> Iterator[
 
 
 def _written(text: str, run: Run) -> Iterator[tuple[int, int, str]]:
-    """What is written like a number around a run: from where to where, and whose it can be."""
+    """Yields the spans around a run that are spelled like a number, and the kinds that they may be."""
     is_bare = run.end - run.start == run.digits
     if is_bare and run.digits in _BARE:
         is_part = _TOUCHES.match(text, run.end) or _ENDS_WORD.match(text[run.start - 1 : run.start])
@@ -205,7 +205,7 @@ def _written(text: str, run: Run) -> Iterator[tuple[int, int, str]]:
         start = max(0, run.start - has_letters_before * _REACH_BEFORE)
         end = max(run.end + has_letters_after * _REACH_AFTER, run.start + run.is_lettered * _REACH_AFTER)
         for match in _SPELLED.finditer(text, start, end + 2):
-            # What follows one that ends later was not seen; a number that goes on there has a run of its own.
+            # The search did not see what follows a later end; a number that continues there has its own run.
             if match.end() <= end or match.end() == len(text):
                 yield match.start(), match.end(), _SPELLINGS[(match.lastindex or 1) - 1][1]
 
@@ -219,7 +219,7 @@ def _is_valid(name: str, value: str) -> bool:
     compact = value.translate(_SEPARATORS)
     if name in _CHECKS:
         return bool(_CHECKS[name](compact))
-    # A number of one digit throughout passes some checks, and is nobody's.
+    # Some checks accept a number of one repeated digit, which belongs to nobody.
     return len(set(compact)) > 1 and bool(_checker(name).is_valid(value))
 
 
@@ -252,10 +252,10 @@ _CARD_CONTEXT = 40
 
 
 def find_cards(text: str, runs: list[Run], *, is_code: bool) -> Iterator[Finding]:
-    """Card numbers with a known prefix and a valid check digit.
+    """Yields card numbers with a known prefix and a valid check digit.
 
-    In code, where long integers are common, digits without separators must stand in quotes or near a word that
-    names a card.
+    In code, where long integers are common, digits without separators must be quoted or follow a word that names a
+    card.
     """
     for run in runs:
         if run.digits < _FEWEST_CARD_DIGITS:
@@ -277,10 +277,10 @@ _SHORTEST_IBAN, _LONGEST_PRINTED_IBAN = 15, 48
 
 
 def find_ibans(text: str, runs: list[Run]) -> Iterator[Finding]:
-    """International bank account numbers (ISO 13616) with valid check digits, printed in groups or not."""
+    """Yields international bank account numbers (ISO 13616) with valid check digits, in groups or not."""
     for start in (run.start - 2 for run in runs if run.is_lettered):
         match = _IBAN.match(text, start, start + _LONGEST_PRINTED_IBAN)
-        # The longest first: a word that follows may not belong to it.
+        # Tries the longest first, because a following word may not belong to it.
         for end in range(match.end() if match else start, start, -1):
             following = text[end : end + 1]
             if text[end - 1].isalnum() and not following.isalnum() and following != "_":

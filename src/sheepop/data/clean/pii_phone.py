@@ -1,5 +1,7 @@
-"""Telephone numbers in text: international ones, and national ones as they are written in the United States and
-Canada, the United Kingdom, Germany and France; in other forms where a word such as "Tel." stands before.
+"""Finds telephone numbers in text.
+
+It finds international numbers, national numbers in the formats of the United States and Canada, the United Kingdom,
+Germany and France, and other formats after a word such as "Tel.".
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from sheepop.data.clean.stage import Finding
 _FEWEST_DIGITS, _MOST_DIGITS = 7, 15
 _CONTEXT = 24
 
-# Country codes of ITU-T E.164 by the least and the greatest number of digits that follow.
+# Country codes of ITU-T E.164 by the fewest and the most digits that follow.
 _NATIONAL_LENGTHS = {
     "5,7": "247 290 298 299 500 672 676 677 678 681 682 686 687 688 690",
     "6,10": "40 53 63 95 98 252 352 358 359 376 421 508 597 685 880",
@@ -82,7 +84,7 @@ _ANNOUNCES = re.compile(
     r"(?:[ _-]?(?:number|nummer|numarası|no|nr|num)s?)?\Z",
     re.IGNORECASE,
 )
-# How those end, which is quickly asked.
+# The last letters of these words, for a quick check.
 _LAST_LETTERS = tuple(sorted({word[-1] for word in f"{_WORDS} number numbers no num at on us me numarası".split()}))
 _PUNCTUATION = " \t\u00a0\"'=:.#*()[]>+（：-"
 _QUOTED = re.compile(r"[\"'`>]\(?\Z|tel:\Z|callto:\Z", re.IGNORECASE)
@@ -93,7 +95,7 @@ _ZIP = re.compile(r"[0-9]{5}-[0-9]{4}")
 
 
 def find_phones(text: str, runs: list[Run], *, is_code: bool) -> Iterator[Finding]:
-    """Telephone numbers. In code, one without separators must stand in quotes or after a word that announces it."""
+    """Yields telephone numbers; in code, one without separators must be quoted or follow a word such as "phone"."""
     for run in runs:
         if run.digits >= _FEWEST_DIGITS:
             found = [*_international(text, run, is_code), *_national(text, run, is_code)]
@@ -107,7 +109,7 @@ def _international(text: str, run: Run, is_code: bool) -> Iterator[Finding]:
     for match in _INTERNATIONAL.finditer(text, first, run.end):
         start = match.start()
         is_proven = _is_quoted(text, start) or _is_announced(text, start)
-        # The longest first: a figure that follows may not belong to it.
+        # The longest first: a number that follows may not belong to it.
         for end in reversed([group.end() for group in _DIGITS.finditer(text, start, match.end())]):
             # The trunk zero in "+49 (0) 30" is not dialled from abroad.
             digits = _digits(_ZERO_IN_BRACKETS.sub("", text[start:end])).removeprefix("00")
@@ -137,12 +139,12 @@ def _national(text: str, run: Run, is_code: bool) -> Iterator[Finding]:
 
 
 def _announced(text: str, run: Run, is_code: bool) -> Iterator[Finding]:
-    """A run of digits after a word such as "Tel."."""
+    """Yields a run of digits that follows a word such as "Tel."."""
     start = run.start - 1 if text[run.start - 1 : run.start] == "(" else run.start
     literal, following = text[run.start : run.end], text[run.end : run.end + 1]
     if run.digits > _MOST_DIGITS or run.dots == 3 or following.isalnum() or following == "_":
         return
-    # In code, "phone = 5551234567" is a number, but "phone: 5551234567" a value.
+    # In code, "phone = 5551234567" is an integer, but "phone: 5551234567" a telephone number.
     if is_code and literal.isdigit() and not _QUOTED_OR_COLON.search(text[max(0, start - 8) : start]):
         return
     if _is_announced(text, start) and _GROUPS.fullmatch(literal) and not _DATE.match(literal):
@@ -150,7 +152,7 @@ def _announced(text: str, run: Run, is_code: bool) -> Iterator[Finding]:
 
 
 def _is_announced(text: str, start: int) -> bool:
-    """Whether a word such as "Tel." stands before, with nothing but punctuation between."""
+    """Whether a word such as "Tel." comes before, with only punctuation between."""
     before = text[max(0, start - _CONTEXT) : start].rstrip(_PUNCTUATION).lower()
     return before.endswith(_LAST_LETTERS) and _ANNOUNCES.search(before) is not None
 

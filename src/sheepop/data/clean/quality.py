@@ -1,10 +1,10 @@
-"""The stage that removes documents too bad to learn from, by rules that know what kind of document they judge.
+"""The stage that removes documents too bad to learn from, with rules for each kind of document.
 
 The preset ``web`` adds the rules of Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, appendix A.1.1), C4
 (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.2) and FineWeb (Penedo et al. 2024,
-https://arxiv.org/abs/2406.17557, section 3.5). C4 keeps a line that ends like a sentence and has a few words; a page
-goes when the lines that are kept have too few sentences, or one of them a curly bracket or dummy text. FineWeb counts
-lines that end in punctuation, short ones and repeated ones.
+https://arxiv.org/abs/2406.17557, section 3.5). C4 keeps lines that end like a sentence and have a few words; it removes
+a page if the kept lines have too few sentences, or one of them has a curly bracket or dummy text. FineWeb counts lines
+that end in punctuation, short ones and repeated ones.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sheepop.data.clean.stage import FilterStage, Removal, above, below, named
 from sheepop.data.clean.words import ENDS_SENTENCE, Tokens, tokens_of, tokens_of_all
 from sheepop.data.documents import Draft
 
-# Cutting many short texts into words at once takes a tenth of the time of cutting them one by one.
+# Tokenizing many short texts at once takes a tenth of the time of one by one.
 _READ_AHEAD_DOCUMENTS = 256
 _READ_AHEAD_CHARACTERS = 2**18
 
 
 class QualityFilter(FilterStage):
-    """Removes garbage; with the preset ``web`` also what the rules for web crawls and public code would remove."""
+    """Removes garbage; with the preset ``web`` also applies the rules for web crawls and public code."""
 
     name = "quality"
     config: QualityConfig
 
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
-        """The documents that stay, in order; a few are read ahead, because judging many at once is faster."""
+        """Yields the documents that stay, in order; reads a few ahead, because judging many at once is faster."""
         for batch in _batches(documents):
             for document, removal in zip(batch, self.removals(batch), strict=True):
                 if removal is None:
@@ -46,11 +46,11 @@ class QualityFilter(FilterStage):
                     self.account.removed(self.name, document, removal.reason, removal.detail)
 
     def removal(self, document: Draft) -> Removal | None:
-        """Why the document goes, or None when it stays."""
+        """Why the document is removed, or None if it stays."""
         return self.removals([document])[0]
 
     def removals(self, documents: list[Draft]) -> list[Removal | None]:
-        """For each document why it goes, or None."""
+        """For each document why it is removed, or None if it stays."""
         found = [self._by_kind(document) for document in documents]
         if self.config.preset == "web":
             self._judge_as_web_pages(documents, found)
@@ -65,7 +65,7 @@ class QualityFilter(FilterStage):
         return prose_quality(document.text, self.config.garbage)
 
     def _judge_as_web_pages(self, documents: list[Draft], found: list[Removal | None]) -> None:
-        """Adds to `found` what the rules of Gopher, C4 and FineWeb remove of the prose that is left."""
+        """Adds to `found` the prose that the rules of Gopher, C4 and FineWeb remove."""
         left = [n for n, document in enumerate(documents) if found[n] is None and document.kind == "prose"]
         tokens = dict(zip(left, tokens_of_all([documents[n].text for n in left]), strict=True))
         kept: dict[int, KeptLines] = {}
@@ -83,7 +83,7 @@ class QualityFilter(FilterStage):
                 self._drop_lines(documents[n], kept[n])
 
     def _judge_lines(self, text: str, tokens: Tokens) -> Removal | KeptLines:
-        """Why the text goes, or the lines of it that C4 keeps, by which FineWeb's rules judge it."""
+        """Why the text is removed, or the lines that C4 keeps; FineWeb's rules judge only these lines."""
         config = self.config
         if found := gopher_quality(text, tokens, config.gopher) or repeated_lines(text, config.repetition):
             return found
@@ -120,7 +120,7 @@ _PARAGRAPH_END = re.compile(r"\n{2,}")
 
 
 def gopher_quality(text: str, tokens: Tokens, config: GopherConfig) -> Removal | None:
-    """Why the text does not look like written English, or None."""
+    """Why the text does not look like written English by Gopher's rules, or None."""
     num_words, num_tokens = int(np.count_nonzero(tokens.is_word)), len(tokens)
     if not num_tokens and config.min_words == 0:
         return None
@@ -146,7 +146,7 @@ def gopher_quality(text: str, tokens: Tokens, config: GopherConfig) -> Removal |
 
 def _line_shapes(text: str, num_ellipses: int, config: GopherConfig) -> Removal | None:
     lines = text.splitlines()
-    # Counting is cheap and mostly shows that looking at each line is not needed.
+    # Cheap counts usually show that the lines need not be examined.
     found = None
     if text.count("-") + text.count("•") > config.max_bullet_lines * len(lines):
         share = sum(line.lstrip().startswith(("•", "-")) for line in lines) / len(lines)
@@ -168,7 +168,7 @@ def _stop_words(text: str, config: GopherConfig) -> Removal | None:
 
 
 def repeated_lines(text: str, config: RepetitionConfig) -> Removal | None:
-    """How much of the text is lines and paragraphs that came before, when it is too much."""
+    """A removal if too much of the text is repeated lines or paragraphs, or None."""
     if not text:
         return Removal("gopher repetition", "gopher: no text")
     stripped = text.strip()
@@ -189,7 +189,7 @@ def repeated_lines(text: str, config: RepetitionConfig) -> Removal | None:
 
 
 def repeated_runs(texts: Sequence[str], tokens: Sequence[Tokens], config: RepetitionConfig) -> list[Removal | None]:
-    """For each text how much of it is runs of words that it repeats, when it is too much."""
+    """For each text a removal if too much of it is repeated runs of words, or None."""
     suspects = screened(tokens, [len(text) for text in texts], config)
     return [
         _repeated_runs(len(text), RepeatedRuns(its), config) if suspect else None
@@ -215,24 +215,24 @@ _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "u
 _JAVASCRIPT = "javascript"
 _DUMMY_TEXT = "lorem ipsum"
 _UNWANTED = (_DUMMY_TEXT, _JAVASCRIPT, *_POLICY)
-# The end of a sentence with another after it. A dot after a single letter is an abbreviation's.
+# The end of a sentence that is followed by another. A dot after a single letter belongs to an abbreviation.
 _SENTENCE_END = re.compile(r"""(?:(?<!\b[^\W\d_])(?<!\.)\.|[!?。！？｡؟۔।॥])["'”’)\]»]*+\s+(?=\S)""")
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLines:
-    """The lines of a text that C4 keeps, each with its place among all lines and without citation marks."""
+    """The lines of a text that C4 keeps, without citation marks, and their numbers among all lines."""
 
     lines: list[str]
     numbers: list[int]
 
     @property
     def text(self) -> str:
-        """The lines as a text, as C4 has it."""
+        """The lines joined into a text, as in C4."""
         return "\n".join(self.lines)
 
     def moved(self, text: str, marks: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Where marks of the whole `text` stand in the kept lines: at the first line that ends after the mark."""
+        """Moves the marks of the whole `text` to the kept lines: each to the first line that ends after the mark."""
         ends = list(accumulate(map(len, text.splitlines(keepends=True))))
         kept_ends = [ends[number] for number in self.numbers]
         begins = [0, *accumulate(len(line) + 1 for line in self.lines)]
@@ -241,7 +241,7 @@ class KeptLines:
 
 
 def kept_lines(text: str, config: C4Config) -> KeptLines | Removal:
-    """The lines of the text that C4 keeps, or why the whole text goes."""
+    """The lines of the text that C4 keeps, or why the whole text is removed."""
     lines = list(map(str.strip, text.splitlines()))
     bare = [_CITATION.sub("", line) if "[" in line else line for line in lines] if "[" in text else lines
     least = config.min_words_per_line
@@ -283,14 +283,14 @@ def _wanted(numbers: list[int], lines: list[str]) -> list[int] | Removal:
 
 
 def num_sentences(lines: list[str], enough: int) -> int:
-    """The number of sentences in the lines, or some number from `enough` on."""
+    """The number of sentences in the lines; once it reaches `enough`, possibly an underestimate of at least that."""
     if len(lines) >= enough:
         return len(lines)
     return sum(1 + len(_SENTENCE_END.findall(line)) for line in lines)
 
 
 def fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
-    """Why the lines of the text do not read like a page worth keeping, or None."""
+    """Why the text is not worth keeping by FineWeb's rules, or None."""
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if not lines:
         return Removal("fineweb length", "fineweb: no text")
@@ -305,7 +305,7 @@ def fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
         or above("short lines", shorter, short, config.max_short_lines)
         or above("repetition", "repeated lines make up {:.1%} of the text", repeated, most_repeated)
     )
-    # There are at least as many words as pieces between white space, and cutting those is the slow part.
+    # The text has at least as many tokens as pieces between white space, and tokenizing is the slow part.
     if not found and num_breaks > per_word * len(text.split()):
         found = above("line breaks", "{:.2f} line breaks per word", num_breaks / len(tokens_of(text)), per_word, "g")
     return named("fineweb", found)

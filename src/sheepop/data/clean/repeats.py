@@ -1,4 +1,4 @@
-"""What a text repeats: lines, and runs of words, found by sorting numbers of 64 bits that stand for the runs."""
+"""Finds repeated lines and repeated runs of words, the latter by sorting 64-bit hashes of the runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sheepop.data.clean.config import RepetitionConfig
 from sheepop.data.clean.words import Hashes, Ints, Tokens
 
 _FACTOR = np.uint64(0xD1342543DE82EF95)
-# Of the 64 bits of a run, 16 for the number of the text are enough for every batch.
+# 16 of the 64 bits of a run hold the number of its text, which is enough for every batch.
 _NUMBER_SHIFT = np.uint64(48)
 
 
 def duplicates(parts: Sequence[str]) -> tuple[int, int]:
-    """How many of `parts` came before, and the characters in those."""
+    """The number of `parts` that repeat an earlier one, and the characters in them."""
     distinct = set(parts)
     return len(parts) - len(distinct), sum(map(len, parts)) - sum(map(len, distinct))
 
 
 def screened(all_tokens: Sequence[Tokens], sizes: Sequence[int], config: RepetitionConfig) -> list[bool]:
-    """Which texts, of `sizes` characters, might repeat more runs of words than the bounds allow.
+    """Which texts, of `sizes` characters, may repeat more runs of words than the bounds allow.
 
-    All texts are looked at together, with bounds that are quick to find; `RepeatedRuns` knows the truth.
+    Computes quick upper bounds for all texts together; `RepeatedRuns` computes the exact values.
     """
     suspects = np.array([len(tokens) > 0 for tokens in all_tokens])
     if suspects.any():
@@ -41,7 +41,7 @@ def screened(all_tokens: Sequence[Tokens], sizes: Sequence[int], config: Repetit
 
 
 class _Runs:
-    """The runs of n successive tokens of texts that are joined to one, to be asked for with rising n."""
+    """Hashes of the runs of n successive tokens in joined texts; cheapest to compute with rising n."""
 
     def __init__(self, all_tokens: Sequence[Tokens]) -> None:
         self._hashes = np.concatenate([tokens.hashes() for tokens in all_tokens])
@@ -64,7 +64,7 @@ class _Runs:
 
 
 class _Screen(_Runs):
-    """Many texts as one; runs of words bear the number of their text, so that none is found in two."""
+    """Many texts joined into one; each run includes the number of its text, so that texts share no runs."""
 
     def __init__(self, all_tokens: Sequence[Tokens]) -> None:
         super().__init__(all_tokens)
@@ -73,7 +73,7 @@ class _Screen(_Runs):
         self._numbers = np.repeat(np.arange(len(counts), dtype=np.uint64) << _NUMBER_SHIFT, counts)
 
     def most_frequent(self, n: int) -> Ints:
-        """For each text no fewer characters than the most frequent run of `n` tokens has in all."""
+        """For each text an upper bound of the characters in all occurrences of its most frequent run of `n` tokens."""
         largest = np.zeros(len(self._begins), np.int64)
         ordered = np.sort(self._numbered(n))
         if not len(ordered):
@@ -87,7 +87,7 @@ class _Screen(_Runs):
         return largest * np.maximum.reduceat(lengths, self._begins)
 
     def covered(self, n: int) -> Ints:
-        """For each text the characters in tokens that belong to any run of `n` that comes more than once."""
+        """For each text the characters in tokens of any run of `n` that occurs more than once."""
         places = _repeated(self._numbered(n))
         covered = np.zeros(len(self._hashes), np.bool_)
         for offset in range(n):
@@ -100,7 +100,7 @@ class _Screen(_Runs):
 
 
 def _repeated(runs: Hashes) -> Ints:
-    """The places of runs that come more than once."""
+    """The positions of runs that occur more than once."""
     order = np.argsort(runs)
     ordered = runs.take(order)
     twice = np.zeros(len(runs), np.bool_)
@@ -111,10 +111,10 @@ def _repeated(runs: Hashes) -> Ints:
 
 
 class RepeatedRuns(_Runs):
-    """The runs of n successive tokens of a text, to be asked for with rising n.
+    """The runs of n successive tokens of one text; call its methods with rising n.
 
-    Longer runs that come twice begin where shorter ones do that come twice, so what was found for one n bounds what
-    there can be for the next, and most texts are done after two sorts.
+    A repeated run of n + 1 tokens begins at a repeated run of n tokens, so the result for one n bounds the next, and
+    most texts need only two sorts.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -123,9 +123,9 @@ class RepeatedRuns(_Runs):
         self._places = np.arange(len(tokens))
 
     def most_frequent(self, n: int, limit: float) -> int:
-        """Characters in the most frequent run of `n` tokens, written with spaces between, times how often it comes.
+        """Characters in the most frequent run of `n` tokens, spaces included, times its number of occurrences.
 
-        Of several the first counts. The answer may be 0 where it could not be more than `limit`.
+        The first of equally frequent runs counts. Returns 0 if the result cannot be more than `limit`.
         """
         lengths = self._lengths(n)
         longest = int(lengths.max(initial=0))
@@ -146,7 +146,7 @@ class RepeatedRuns(_Runs):
         return int(lengths[first]) * self._largest_count
 
     def repeated(self, n: int) -> int:
-        """Characters in runs of `n` tokens that came before, reading from the beginning and on after each."""
+        """Characters in runs of `n` tokens that repeat earlier ones, counted from the start without overlaps."""
         runs = self._runs(n)
         places = self._places[: np.searchsorted(self._places, len(runs))]
         if len(places):

@@ -1,8 +1,8 @@
-"""Replaces keys, tokens and passwords that stand in code, configuration and text.
+"""Replaces keys, tokens and passwords in code, configuration and text.
 
-detect-secrets' own patterns are exact but slow, and some take quadratic time on hostile text; so each is tried only
-on a short segment that has the right shape. A shape may be wider than the detector's pattern, never narrower, save
-that it must not begin in the middle of a word; tests try it on examples of every detector.
+The patterns of detect-secrets are exact but slow, and some take quadratic time on hostile text, so each is tried only
+on a short segment that has the right shape. A shape may be wider than the detector's pattern but not narrower, except
+that it must not begin inside a word; tests compare both on examples of every detector.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sheepop.data.documents import Draft
 
 
 class Shape(NamedTuple):
-    """A segment to show to a detector, and the part of it that is the secret: the group `value`, or all of it.
+    """The form of a segment to pass to a detector; the secret is the group `value`, or the whole segment.
 
-    Text that holds none of `hints` has no such segment. Where detect-secrets has no detector of this name, the shape
-    is proof enough, and the account counts by the name.
+    Text without any of `hints` has no such segment. If detect-secrets has no detector of this name, the shape alone
+    decides, and the account counts under `name`.
     """
 
     name: str
@@ -35,15 +35,13 @@ def _shape(name: str, hints: str, segment: str) -> Shape:
     return Shape(name, tuple(hints.split()), re.compile(segment, re.ASCII))
 
 
-# Found by a run of at least this many letters, digits, hyphens and underscores, which all of them contain.
+# The shapes in RUN_SHAPES contain a run of at least this many letters, digits, hyphens and underscores.
 SHORTEST_RUN = 20
 LONGEST_RUN = 2048
 _T = r"[A-Za-z0-9_\-]"
 RUN_SHAPES = (
     _shape(
-        "AWSKeyDetector",
-        "AKIA ASIA ABIA ACCA A3T",
-        r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
+        "AWSKeyDetector", "AKIA ASIA ABIA ACCA A3T", r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])"
     ),
     _shape("DiscordBotTokenDetector", ".", rf"(?<!{_T})[MNO]{_T}{{23,25}}\.{_T}{{6}}\.{_T}{{27}}(?!{_T})"),
     _shape("GitHubTokenDetector", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9_]{36,255}"),
@@ -57,9 +55,7 @@ RUN_SHAPES = (
     _shape("PypiTokenDetector", "pypi-AgE", rf"pypi-AgE{_T}{{70,1024}}"),
     _shape("SendGridDetector", "SG.", r"SG\.[a-zA-Z0-9_-]{22}\.[a-zA-Z0-9_-]{43}"),
     _shape(
-        "SoftlayerDetector",
-        "/soap/ /SOAP/",
-        r"(?i:https?://api.softlayer.com/soap/v3(?:.1)?/(?P<value>[a-z0-9]{64}))",
+        "SoftlayerDetector", "/soap/ /SOAP/", r"(?i:https?://api.softlayer.com/soap/v3(?:.1)?/(?P<value>[a-z0-9]{64}))"
     ),
     _shape("SquareOAuthDetector", "sq0csp-", r"sq0csp-[0-9A-Za-z\\\-_]{43}"),
     _shape("StripeDetector", "k_live_", r"[rs]k_live_[0-9a-zA-Z]{24,128}"),
@@ -73,15 +69,15 @@ RUN_SHAPES = (
     _shape("DigitalOcean Token", "_v1_", r"do[opr]_v1_[a-f0-9]{64}"),
 )
 
-# The rare run without any digit is worth a look only when it begins like this.
+# A run without digits is examined only if it begins like this.
 RUN_PREFIX = re.compile(r"A3T|ABIA|ACCA|AKIA|ASIA|gh[pousr]_|gl[a-z]{2,5}-|GR13|sk-|sk_live|rk_live|AIza|hf_|npm_")
 
-# Detectors that look at the word to which the secret is assigned.
+# Detectors that examine the name to which the secret is assigned.
 ASSIGNED = ("CloudantDetector", "IbmCloudIamDetector", "IbmCosHmacDetector", "SoftlayerDetector")
 ASSIGNED_LENGTHS = frozenset((24, 44, 48, 64))
 ASSIGNMENT = re.compile(r"(?:key|pwd|pw|password|pass|token)[\"']?\]? {0,16}(?::=|=>|::|=|:| ) {0,16}[\"']?\Z", re.I)
 
-# Found by what the whole text must hold; these hints are in lower case, as the text is made before it is asked.
+# Shapes that are found by a hint in the whole text; hints are in lower case, because the search lowers the text.
 TEXT_SHAPES = (
     _shape("ArtifactoryDetector", "akc", r"AKC[a-zA-Z0-9]{10,200}"),
     _shape("ArtifactoryDetector", "ap", r"AP[0-9A-F][a-zA-Z0-9]{8,200}"),
@@ -102,7 +98,7 @@ TEXT_SHAPES = (
     _shape("SlackDetector", "hooks.slack.com", r"(?i:https://hooks\.slack\.com/services/)[A-Za-z0-9_/]{3,256}"),
 )
 
-# Private keys are taken whole.
+# Private keys are replaced as a whole.
 KEY_BEGINS = re.compile(r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}")
 KEY_ENDS = re.compile(r"-{4,5} ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}")
 KEY_BODY = re.compile(r"[A-Za-z0-9+/=]{40,}|(?:[A-Za-z0-9+/=]{16,}[\s\\nr\"'+,#*/]{1,40}){2,}")
@@ -111,7 +107,7 @@ PUTTY_KEY = re.compile(
     r"PuTTY-User-Key-File-[23]: [^\n]{1,100}\n(?:[^\n]{0,200}\n){1,200}?Private-MAC: ?[0-9a-f]{16,128}"
 )
 
-# What examples put in the place of a password, and what is filled in later.
+# Dummy passwords in examples, and variables to be filled in.
 DUMMY_PASSWORD = re.compile(
     r".?|pass(?:wor[dt]|wd|phrase|w0rd)?[0-9]{0,3}|pwd?|pswd|my_?password|your_?password|secret|s3cr3t|token|key|api_?key|"
     r"foo|bar|baz|qux|test(?:ing|pass|password)?|changeme|hunter2|admin|root|guest|user(?:name)?|anonymous|postgres|"
@@ -125,17 +121,14 @@ _TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _BREAKS = bytes(code not in _TOKEN for code in range(256))
 _HAS_DIGIT = re.compile(r"[0-9]")
 _NOT_KEY_MATERIAL = re.compile(r"[^A-Za-z0-9+/=]+")
-_CONFIGURABLE = {
-    "entropy": ("Base64HighEntropyString", "HexHighEntropyString"),
-    "keyword": ("KeywordDetector",),
-}
+_CONFIGURABLE = {"entropy": ("Base64HighEntropyString", "HexHighEntropyString"), "keyword": ("KeywordDetector",)}
 
 
 class SecretsReplacement(Replacement):
     """Replaces every secret that a detector of detect-secrets finds.
 
-    Some detectors are made stricter: a token of random characters must hold a digit, and a password in a URL must
-    not be a word that examples use. Private keys are replaced from their first line to their last.
+    Some detectors are made stricter: a random token must contain a digit, and a password in a URL must not be a word
+    that is common in examples. Private keys are replaced from their first line to their last.
     """
 
     name = "secrets"
@@ -151,7 +144,7 @@ class SecretsReplacement(Replacement):
 
 
 def find_secrets(text: str) -> list[Finding]:
-    """The secrets in `text` in the order in which they stand; they do not overlap."""
+    """The secrets in `text`, in order and without overlaps."""
     lower = text.lower() if text.isascii() else text.encode("ascii", "replace").decode("ascii").lower()
     found = list(_private_keys(text))
     for shape in TEXT_SHAPES:
@@ -190,7 +183,7 @@ def _private_keys(text: str) -> Iterator[Finding]:
 
 
 def _key_lines(text: str, start: int, limit: int) -> int:
-    """Where the lines of a key that was cut short end, which hold nothing but key material and perhaps quotes."""
+    """The end of a truncated key: the last line that contains only key material and perhaps quotes."""
     end = start
     for line in text[start:limit].splitlines(keepends=True):
         material = _NOT_KEY_MATERIAL.sub("", line)
@@ -201,7 +194,7 @@ def _key_lines(text: str, start: int, limit: int) -> int:
 
 
 def _by_run(text: str) -> Iterator[Finding]:
-    """Secrets around long runs of letters, digits, hyphens and underscores, which few words of a text are."""
+    """Yields the secrets around long runs of letters, digits, hyphens and underscores, which are rare in text."""
     codes = np.frombuffer(b"".join((b"\n", text.encode("ascii", "replace"), b"\n")).translate(_BREAKS), dtype=bool)
     breaks = np.flatnonzero(codes)
     long = np.flatnonzero(np.diff(breaks) > SHORTEST_RUN)
@@ -246,11 +239,11 @@ def _confirmed(text: str, match: re.Match[str], shape: Shape) -> Iterator[Findin
 
 
 def _in_lines(text: str, names: list[str]) -> Iterator[Finding]:
-    """What the named detectors find line by line; lines of more than 2,000 characters hold data and are passed over."""
+    """Yields what the named detectors find line by line; lines of more than 2,000 characters are data and skipped."""
     position = 0
     for line in text.splitlines(keepends=True):
         for detector in (_detectors()[name] for name in names if len(line) <= _LONGEST_LINE):
-            # Only analyze_line holds a string's entropy against the limit; the set that it returns has no fixed order.
+            # Only analyze_line compares the entropy of a string with the limit; it returns a set, which has no order.
             found = detector.analyze_line(filename="", line=line)
             for value in sorted(str(secret.secret_value) for secret in found):
                 if value and value in line:
@@ -261,7 +254,7 @@ def _in_lines(text: str, names: list[str]) -> Iterator[Finding]:
 
 @cache
 def _detectors() -> Mapping[str, Any]:
-    """The detectors of detect-secrets by the names of their classes."""
+    """The detectors of detect-secrets by class name."""
     from detect_secrets.settings import default_settings, get_plugins
 
     with default_settings():

@@ -1,4 +1,4 @@
-"""What every cleaning stage is: documents in, documents out, with account kept of what it removed and changed."""
+"""The base classes of cleaning stages, which filter or change documents and record what they removed and changed."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _DIGEST_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Why a document goes: one or two words to count by, and a clause with the value that decided."""
+    """Why a document is removed: a reason of one or two words to count by, and a clause with the measured value."""
 
     reason: str
     detail: str = ""
 
 
 def above(reason: str, what: str, value: float, most: float, spelled: str = ".0%") -> Removal | None:
-    """A removal where `value` is more than `most`; `what` says of what, with the value put in its braces."""
+    """A removal if `value` is more than `most`; `what` is the clause, with braces for the value."""
     return Removal(reason, f"{what.format(value)}, more than {most:{spelled}}") if value > most else None
 
 
 def below(
     reason: str, what: str, value: float, least: float, spelled: str = ".0%", less: str = "less"
 ) -> Removal | None:
-    """A removal where `value` is less than `least`."""
+    """A removal if `value` is less than `least`, like `above`."""
     return Removal(reason, f"{what.format(value)}, {less} than {least:{spelled}}") if value < least else None
 
 
 def named(rules: str, removal: Removal | None) -> Removal | None:
-    """The removal with the name of the rules before its reason and its detail."""
+    """The removal with the name of the rules before reason and detail; None stays None."""
     return removal and Removal(f"{rules} {removal.reason}", f"{rules}: {removal.detail}")
 
 
 class Stage(ABC):
-    """A step with a `name` of the configuration, its settings, and an account, which all steps of a pass share."""
+    """A cleaning stage: its `name` in the configuration, its settings, and the account that a pass shares."""
 
     name: ClassVar[str]
 
@@ -56,18 +56,18 @@ class Stage(ABC):
 
     @abstractmethod
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
-        """The documents that stay, in order."""
+        """Yields the documents that stay, in order."""
 
 
 class FilterStage(Stage):
-    """Removes documents; it may also note what it found in the document."""
+    """A stage that removes documents; it may also set fields of those that stay."""
 
     @abstractmethod
     def removal(self, document: Draft) -> Removal | None:
-        """Why the document goes, or None when it stays."""
+        """Why the document is removed, or None if it stays."""
 
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
-        """The documents that stay, in order."""
+        """Yields the documents that stay, in order."""
         for document in documents:
             removal = self.removal(document)
             if removal is None:
@@ -77,18 +77,18 @@ class FilterStage(Stage):
 
 
 class ChangeStage(Stage):
-    """Changes the text of documents; one that is empty afterwards is removed, and so is a pair with an empty side."""
+    """A stage that changes the text of documents; removes those left empty, and pairs with a side left empty."""
 
     @abstractmethod
     def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
-        """The text to put in place of `text`, a segment of the document's, and what was done how often."""
+        """The new text for `text`, a segment of the document, and the number of changes by name."""
 
     def applies_to(self, document: Draft) -> bool:
-        """Whether this document may be changed at all."""
+        """Whether the stage may change this document."""
         return True
 
     def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
-        """The documents, in order, changed where there was something to change."""
+        """Yields the documents, changed, in order."""
         for document in documents:
             if self.applies_to(document):
                 self._change(document)
@@ -98,7 +98,7 @@ class ChangeStage(Stage):
             yield document
 
     def _change(self, document: Draft) -> None:
-        """Changes the text between marks piece by piece, so that every mark stays where its page begins."""
+        """Changes the text between marks piece by piece, so that every mark stays at the start of its page."""
         before, marks = document.text, document.marks
         pieces: list[str] = []
         counts: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def _is_blank(document: Draft) -> bool:
 
 
 class Finding(NamedTuple):
-    """A value to replace: where it stands, its kind, a more exact name, and the form that all spellings share."""
+    """A value to replace: its span, its kind, a more exact name, and a normal form for all its spellings."""
 
     start: int
     end: int
@@ -130,21 +130,21 @@ class Finding(NamedTuple):
 
 
 class Replacement(ChangeStage):
-    """Puts a placeholder with type and short keyed hash, such as ``<EMAIL_3f2a>``, in place of every finding.
+    """Replaces every finding with a placeholder of its kind and a short keyed hash, such as ``<EMAIL_3f2a>``.
 
-    The same value gives the same placeholder wherever it stands, so that who wrote to whom can still be followed.
-    Four hexadecimal digits are few on purpose: many thousand telephone numbers share each placeholder, and even
-    someone who knows the seed cannot read the number off. A secret salt also keeps others from testing a guess.
+    Equal values get equal placeholders everywhere, so a reader can still see who wrote to whom. The hash is short on
+    purpose: many thousand telephone numbers share each four-digit value, so even someone who knows the seed cannot
+    recover the number. A secret salt also prevents others from testing a guess.
     """
 
     config: PlaceholderConfig
 
     @abstractmethod
     def findings(self, text: str, document: Draft) -> list[Finding]:
-        """What to replace in a segment of the document, in the order in which it stands; without overlaps."""
+        """The values to replace in a segment of the document, in text order, without overlaps."""
 
     def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
-        """The text with placeholders, and how many of each name."""
+        """The text with placeholders, and the number of findings of each name."""
         findings = self.findings(text, document)
         pieces: list[str] = []
         position = 0

@@ -1,4 +1,4 @@
-"""Removes documents that consist largely of slurs, sexually explicit words and threats, by a list of words."""
+"""Removes documents with many slurs, sexually explicit words and threats, by a list of words."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sheepop.data.documents import Draft
 _FILE = Path(__file__).with_name("toxic_words.txt")
 _JUDGED = frozenset(("prose", "chat"))
 _SHOWN = 3
-# Letters become small, what is neither letter nor digit a space; the bytes of other alphabets stay.
+# Maps ASCII letters to lower case and other ASCII but digits to a space; keeps the bytes of other alphabets.
 _SPACED = bytes(code if code >= 128 else ord(chr(code).lower() if chr(code).isalnum() else " ") for code in range(256))
-# U+0080 to U+00BF and U+2000 to U+3030. What begins with one byte is found far quicker than a class of characters.
+# U+0080 to U+00BF and U+2000 to U+3030. A fixed first byte is much faster to find than a character class.
 _SIGNS = [re.compile(sign, re.DOTALL) for sign in (rb"\xc2.", rb"\xe2..", rb"\xe3\x80[\x80-\xb0]")]
-# A phrase is looked for by its longest word that is not one of these, which stand in most texts.
+# The search for a phrase starts from its longest word that is not one of these common ones.
 _COMMON = (
     "a at get go going hope i in inside me my of on should shoot that the they to want will you your yourself cut "
     "hang die big free girls hard head huge naked pipe sale sales teen white wet xxx das dich ich in raus um va te ta "
@@ -30,15 +30,15 @@ _COMMON = (
 class ToxicityFilter(FilterStage):
     """Removes toxic prose and chats.
 
-    The list is a weak signal: it counts words and does not know what is meant. A page that quotes slurs in order to
-    explain them can go, and cruelty in plain words stays.
+    The list is a weak signal: it counts words regardless of meaning. A page that quotes slurs to explain them may be
+    removed, and cruelty in plain words stays.
     """
 
     name = "toxicity"
     config: ToxicityConfig
 
     def removal(self, document: Draft) -> Removal | None:
-        """Why the document goes, with the score that decided."""
+        """Why the document is removed, with its score, or None if it stays."""
         if document.kind not in _JUDGED:
             return None
         found = toxic_lexicon().hits(document.text)
@@ -51,7 +51,7 @@ class ToxicityFilter(FilterStage):
 
 
 class ToxicHits(NamedTuple):
-    """What of the lexicon a text holds: entries by number, the sum of their weights, and the words of the text."""
+    """The lexicon entries in a text with their counts, the sum of their weights, and the words in the text."""
 
     entries: Counter[str]
     weight: float
@@ -59,9 +59,9 @@ class ToxicHits(NamedTuple):
 
 
 class ToxicLexicon:
-    """The bundled words and phrases with their weights. A text is asked with one look at each of its words.
+    """The bundled words and phrases with their weights; a search looks at each word of a text once.
 
-    An entry that several languages share has its greatest weight.
+    An entry that occurs in several languages has its greatest weight.
     """
 
     def __init__(self) -> None:
@@ -76,13 +76,13 @@ class ToxicLexicon:
         common = _COMMON.split()
         for entry in weights:
             words = _words(entry)
-            # The longest word is the rarest as a rule.
+            # The longest word is usually the rarest.
             key = max(words, key=lambda word: (word.decode() not in common, len(word)))
             self._entries.setdefault(key, []).append((b" ".join(words), entry))
         self._keys = frozenset(self._entries)
 
     def hits(self, text: str) -> ToxicHits:
-        """The entries in `text`; of words that stand in several entries at one place, each counts."""
+        """Finds the entries in `text`; overlapping entries all count."""
         words, joined = _words(text), b""
         entries: Counter[str] = Counter()
         for key in sorted(self._keys.intersection(words)):

@@ -1,12 +1,12 @@
-"""Text as words and punctuation, cut where the rules of Gopher, C4 and FineWeb expect it, many texts at once.
+"""Cuts texts into words and punctuation as the rules of Gopher, C4 and FineWeb expect, many texts at once.
 
-Those rules count the tokens of spaCy's blank English pipeline, and some of their thresholds lie where ordinary text
-lies, so that words cut otherwise give other verdicts. Here the same published rules
-(https://spacy.io/usage/linguistic-features#how-tokenizer-works) are applied to whole arrays of characters, which takes
-20 to 40 ns a character where going through the text takes 5,000: of each piece between white space, punctuation is
-taken off at both ends, one sign at a time; a piece that looks like an address stays whole; the rest is cut at
-ellipses, and between letters at hyphens, slashes, commas and the like. Of the list of English exceptions remain n't,
-'s, 'll and their kin, and abbreviations of single letters.
+Those rules count the tokens of spaCy's blank English pipeline, and ordinary text lies near some of their thresholds, so
+a different tokenization would give different verdicts. This module applies the same published rules
+(https://spacy.io/usage/linguistic-features#how-tokenizer-works) to whole arrays of characters, which takes 20 to 40 ns
+per character, where a loop over the text takes 5,000. It splits text at white space, strips punctuation from both ends
+of each piece, one sign at a time, keeps pieces that look like addresses, and cuts the rest at ellipses and, between
+letters, at hyphens, slashes, commas and the like. Of spaCy's English exceptions it has n't, 's, 'll and similar ones,
+and abbreviations of single letters.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Bits = npt.NDArray[np.uint8]
 Kinds = npt.NDArray[np.uint8]
 Codes = npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
 
-# A kind is a sum of these. ENDS are signs that are cut off at either end of a piece of text, BEGINS only at its
-# beginning; INNER may cut inside; WORD are all but white space and those that Gopher's rules count as punctuation.
+# A kind is a sum of these bits. ENDS: signs that are cut off at either end of a piece; BEGINS: only at its beginning;
+# INNER: may cut inside; WORD: all but white space and what Gopher's rules count as punctuation.
 SPACE, LETTER, DIGIT, UPPER, ENDS, BEGINS, INNER, WORD = (1 << bit for bit in range(8))
 
 _ENDS = frozenset("…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪'\"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉⟦⟧—–")
@@ -37,12 +37,12 @@ _INNER = frozenset(".,-–—~:<>=/+*^'’…")
 
 ENDS_SENTENCE = regex.compile(r"\p{Sentence_Terminal}")
 """Characters that may end a sentence in some script (Unicode Standard Annex 29)."""
-# What the rules of Gopher count as no part of a word in their common implementation, datatrove's.
+# The punctuation of Gopher's rules in datatrove, their common implementation.
 _IS_PUNCTUATION = regex.compile(
     r"[\p{Sentence_Terminal}\p{Control}!-/:-@\[-`{-~«»´–—’“”„…∶━►、〈〉《》「」【】％（），：；～\uff11]"
 )
 
-# So many spaces stand before and after the text, so that neighbours can be looked at without asking where it ends.
+# The number of spaces before and after the text, so that neighbours can be read without bounds checks.
 PADDING = 4
 
 
@@ -98,7 +98,7 @@ def _roles(codes: Codes) -> Bits:
 
 
 def beginnings_and_ends(codes: Codes, kinds: Kinds) -> tuple[Ints, Ints]:
-    """Where each token begins, and where it ends (exclusive), as indices into the padded `codes`."""
+    """The start and end (exclusive) of each token, as indices into the padded `codes`."""
     is_space = (kinds & SPACE) != 0
     pieces = np.flatnonzero(is_space[:-1] > is_space[1:]) + 1
     piece_ends = np.flatnonzero(is_space[:-1] < is_space[1:]) + 1
@@ -115,7 +115,7 @@ def beginnings_and_ends(codes: Codes, kinds: Kinds) -> tuple[Ints, Ints]:
         begins_token[marks.contractions(inner, last, is_space)] = True
         begins_token &= ~is_space
     begins = np.flatnonzero(begins_token)
-    # A token ends where the next begins, or before it where its piece ends.
+    # A token ends at the start of the next one or at the end of its piece, whichever is first.
     begins_piece = np.zeros(len(codes), np.bool_)
     begins_piece[pieces] = True
     piece = np.cumsum(begins_piece.take(begins), dtype=np.int32) - 1
@@ -124,7 +124,7 @@ def beginnings_and_ends(codes: Codes, kinds: Kinds) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class _Marks:
-    """The signs of a text that may be cut off: what they are, and what stands next to them."""
+    """The signs of a text that may be cut off, with their positions, kinds and neighbours."""
 
     codes: Codes
     kinds: Kinds
@@ -154,7 +154,7 @@ class _Marks:
         return cls(codes, kinds, at, code, _roles(code), kinds.take(at), left, right, after_mark, in_dots, continues)
 
     def cut_first(self) -> Bools:
-        """Which are cut off at the beginning of a piece: those before which there are only such."""
+        """Which marks are cut off at the beginning of a piece: those with only such marks before them."""
         can = (self.kind & (ENDS | BEGINS)) != 0
         can &= (self.code != _PLUS) | ((self.right & DIGIT) == 0)
         at_edge = (self.left & SPACE) != 0
@@ -164,7 +164,7 @@ class _Marks:
         return _unbroken(at_edge, (can | self.in_dots) & (self.after_mark | at_edge))
 
     def cut_last(self) -> Bools:
-        """Which are cut off at the end of a piece: those after which there are only such."""
+        """Which marks are cut off at the end of a piece: those with only such marks after them."""
         can = (self.kind & ENDS) != 0
         can |= self.in_dots
         can |= ((self.role & _AFTER_DIGIT) != 0) & ((self.left & DIGIT) != 0)
@@ -175,7 +175,7 @@ class _Marks:
         return _unbroken(at_edge[::-1], (can & (before_mark | at_edge))[::-1])[::-1]
 
     def _ends_sentence(self, dots: Ints) -> Bools:
-        """Whether a dot ends a sentence, not an abbreviation: it follows two letters, a digit or a sign."""
+        """Whether each dot ends a sentence, not an abbreviation: it follows two letters, a digit or a sign."""
         at, left = self.at.take(dots), self.left.take(dots)
         before = self.kinds.take(at - 2)
         is_upper, is_letter = (left & UPPER) != 0, (left & LETTER) != 0
@@ -186,7 +186,7 @@ class _Marks:
         return after_sign | (is_letter & np.where(is_upper, (before & UPPER) != 0, ~alone))
 
     def cut_inside(self, inner: Bools, last: Bools, pieces: Ints) -> Bools:
-        """Which of the `inner` marks stand between two tokens."""
+        """Which of the `inner` marks separate two tokens."""
         after_letter, before_letter = (self.left & LETTER) != 0, (self.right & LETTER) != 0
         after_digit = (self.left & DIGIT) != 0
         cut = ((self.role & _BETWEEN) != 0) & (after_letter | after_digit)
@@ -207,7 +207,7 @@ class _Marks:
         return cut
 
     def _in_address(self, chosen: Ints, inner: Bools, last: Bools, pieces: Ints) -> Bools:
-        """Whether the piece has a top-level domain in it, as addresses have, and names of modules."""
+        """Whether the piece of each mark contains a top-level domain, as addresses and module names do."""
         lower = LETTER | UPPER
         domain = inner & (self.code == _DOT) & ((self.left & (LETTER | DIGIT)) != 0) & ((self.right & lower) == LETTER)
         dots = np.flatnonzero(domain)
@@ -222,7 +222,7 @@ class _Marks:
         return whole.take(np.searchsorted(pieces, self.at.take(chosen), "right"))
 
     def contractions(self, inner: Bools, last: Bools, is_space: Bools) -> Ints:
-        """Where the second words of contractions begin: n't, 's, 'll, 're, 've, 'd, 'm."""
+        """The starts of the second words of contractions: n't, 's, 'll, 're, 've, 'd, 'm."""
         chosen = np.flatnonzero(inner & ((self.role & _APOSTROPHE) != 0) & ((self.left & LETTER) != 0))
         if not len(chosen):
             return chosen
@@ -238,7 +238,7 @@ class _Marks:
 
 
 def _unbroken(edge: Bools, good: Bools) -> Bools:
-    """Which places are good back to and including the last edge."""
+    """Which positions are good together with all positions back to the last edge, inclusive."""
     order = np.arange(len(edge), dtype=np.int32)
     nearest_edge = np.maximum.accumulate(np.where(edge, order, -1))
     return nearest_edge > np.maximum.accumulate(np.where(good, -1, order))
@@ -246,16 +246,16 @@ def _unbroken(edge: Bools, good: Bools) -> Bools:
 
 Hashes = npt.NDArray[np.uint64]
 
-# Texts are worked on in blocks of about so many characters: small enough to stay in the caches of a processor, large
-# enough that what a call of numpy costs does not count.
+# The approximate number of characters in a block: small enough for the processor's caches, large enough that the
+# overhead of numpy calls does not matter.
 BLOCK_CHARACTERS = 2**17
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a text in order: the length of each in characters, and what it is made of.
+    """The tokens of a text in order: their lengths in characters, and two flags.
 
-    `is_word` tells which are more than punctuation, `has_letter` which have a letter in them.
+    `is_word` is true for tokens that are more than punctuation, `has_letter` for those with a letter.
     """
 
     lengths: Ints
@@ -264,7 +264,7 @@ class Tokens:
     _spans: tuple[tuple[Codes, Ints, Ints], ...]
 
     def hashes(self) -> Hashes:
-        """A number of 64 bits for each token; equal tokens have equal numbers."""
+        """A 64-bit hash for each token."""
         return np.concatenate([np.zeros(0, np.uint64), *(_hashes(*span) for span in self._spans)])
 
     def __len__(self) -> int:
@@ -295,7 +295,7 @@ def _joined(parts: list[Tokens]) -> Tokens:
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """The texts, or parts of long ones, in groups; characters beyond ASCII take more room, so they are kept apart."""
+    """Groups texts, or parts of long ones; ASCII texts are separate, because others need wider arrays."""
     for wanted in (True, False):
         numbers: list[int] = []
         parts: list[str] = []
@@ -338,13 +338,14 @@ def _spans(parts: list[str]) -> Iterator[Tokens]:
 
 
 def _hashes(codes: Codes, begins: Ints, ends: Ints) -> Hashes:
-    """For the codes between each beginning and end a polynomial in an odd number, modulo 2**64."""
+    """A hash of the codes of each token: a polynomial in an odd number, modulo 2**64."""
     if not len(begins):
         return np.zeros(0, np.uint64)
     first = int(begins[0])
     codes = codes[first : int(ends[-1])]
     powers = _powers()
-    # A scattered number for each character; and each token moved to the same power, so that only its content counts.
+    # Each character gets a scattered number, and each token is scaled to the same power, so that its position does not
+    # matter.
     mixed = (codes.astype(np.uint64) + np.uint64(0x9E37)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(31)
     mixed *= powers[: len(codes)]

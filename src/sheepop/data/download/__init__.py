@@ -1,1 +1,1 @@
-"""Public datasets from a hub to a plain folder: what was asked for, whole or a measured part, and where it is from."""
+"""Downloads public datasets from a hub to a plain folder, whole or up to a limit, and records their origin."""

@@ -1,4 +1,4 @@
-"""The datasets that can be downloaded by name, and what a name asks for."""
+"""The datasets that can be downloaded by name, and the request that a name stands for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from sheepop.core.errors import UsageError, first_few
 
 HUB = "hub:"
-# As many as a message lists.
+# The most names in a message.
 MOST_NAMES = 40
 _REPOSITORY_PART = r"[A-Za-z0-9](?:[\w.-]{0,95})"
 _HUB_NAME = re.compile(
@@ -23,11 +23,11 @@ _OPTION = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one name asks for, or a row of the catalogue, in which ``{}`` stands for the option that `option` describes.
+    """A request for a dataset, or a row of the catalogue, in which ``{}`` stands for the option described by `option`.
 
-    `repository` and `subset` (a configuration of the dataset) are names on the hub; `patterns` are those of its files
-    that hold the data, none when the repository itself must say. `licence` is what is known of it beforehand. `split`
-    null takes every split, `column` null the one that can only be meant, `limit` (bytes to transfer) null all of it.
+    `repository` and `subset` (a configuration of the dataset) are names on the hub. `patterns` match its data files; if
+    empty, the repository describes them. `licence` is the one to state if the card has none. None means every split,
+    an unambiguous column, and no limit (in bytes to transfer), respectively.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def folder(self) -> str:
-        """The name of the folder for it."""
+        """The name of the dataset's folder."""
         if not self.name.startswith(HUB):
             return self.name.replace(":", "-")
         parts = (*self.repository.split("/"), self.subset, self.split)
@@ -129,7 +129,7 @@ CATALOG = {row.name: row for row in _ROWS}
 
 
 def find(name: str, limit: int | None = None) -> Request:
-    """What `name` asks for; raises `UsageError` with the nearest names when nothing of that name is known."""
+    """The request for `name`; raises `UsageError` with the nearest names if it is unknown."""
     name = name.strip()
     if name.startswith(HUB):
         return _from_hub(name, limit)
@@ -168,7 +168,7 @@ def _from_hub(name: str, limit: int | None) -> Request:
 
 
 def no_such(place: str, what: str, name: str, names: Sequence[str]) -> str:
-    """The message that nothing at `place` has that name, with the nearest of the `names` that are there."""
+    """The message that `place` has nothing of that name, with the nearest of `names`."""
     close = difflib.get_close_matches(name, names, n=1)
     return f"{place} has no {what} {name!r}.{_meant(close)} It has: {first_few(names, MOST_NAMES)}."
 

@@ -1,6 +1,6 @@
-"""One dataset from the hub to a folder: planned, checked against the disk, transferred, and renamed last.
+"""Downloads one dataset from the hub to a folder: plans, checks the disk space, transfers, and renames at the end.
 
-What a finished download says of itself stands in ``download.json`` beside its files.
+``download.json`` beside the files records the finished download.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from sheepop.data.download.selection import Selection, select
 from sheepop.report.formatting import data_size
 
 _FILES, _LOCK, _BEGUN = "files", "lock", "begun.json"
-# Left free on the disk whatever is downloaded.
+# Bytes to leave free on the disk.
 _MARGIN = 2**24
 _RECORD, _IGNORE = "download.json", ".sheepopignore"
 _FORMAT_VERSION = 1
-# Control characters, the other system's separator, and what is no Unicode text.
+# Control characters, backslashes, and lone surrogates.
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
-# A remainder of the limit that holds less than this is not worth a request.
+# The least remainder of the limit that is worth a request.
 _LEAST_EXCERPT = 2**10
 
 
 def download_dataset(
     name: str, output: Path, *, limit: int | None = None, token: str | None = None, console: Console | None = None
 ) -> dict[str, Any]:
-    """Downloads what `name` asks for (see `catalog`) to a folder below `output`; returns its record and its `path`.
+    """Downloads the dataset `name` (see `catalog`) to a folder below `output`; returns its record and its `path`.
 
-    With `limit` about so many bytes are transferred. The folder appears whole when everything has come; until then the
-    same call goes on with what is kept beside it. A folder that holds this download already is left as it is. Raises
-    `UsageError` for an unknown name, `DataError` for what the hub refuses or lacks, `StorageError` without room.
+    With `limit`, transfers about that many bytes. The folder appears when it is complete; until then, the same call
+    resumes from the files kept beside it. An existing folder with this download stays unchanged. Raises `UsageError`
+    for an unknown name, `DataError` if the hub refuses or lacks something, `StorageError` if the disk is too full.
     """
     console = console or Console.silent()
     request = find(name, limit)
@@ -80,7 +80,7 @@ def download_dataset(
 
 @contextmanager
 def _held(target: Path) -> Iterator[Path]:
-    """The directory beside `target` where a download is gathered, held by this process alone."""
+    """Locks the directory beside `target` in which a download is collected."""
     workplace = target.with_name(f".{target.name}.downloading")
     busy = DataError(f"Another process is downloading {target} right now. Wait for it to finish.")
     with exclusive_lock(workplace / _LOCK, busy):
@@ -98,9 +98,9 @@ def _clear(workplace: Path) -> None:
 
 
 def _planned(hub: Hub, request: Request, workplace: Path, console: Console) -> Selection:
-    """What to transfer: of the commits that a download which was stopped here began with, else of the newest."""
-    asked = {"name": request.name, "limit": request.limit, "hub": hub.name}
-    hub.commits = _begun(workplace, asked)
+    """Selects what to transfer, from the commits of a stopped download here, else from the newest."""
+    requested = {"name": request.name, "limit": request.limit, "hub": hub.name}
+    hub.commits = _begun(workplace, requested)
     resumed = bool(hub.commits)
     selection = select(hub, request)
     repository, revision = selection.contents.repository, selection.contents.revision
@@ -119,19 +119,19 @@ def _planned(hub: Hub, request: Request, workplace: Path, console: Console) -> S
     if not resumed:
         _clear(workplace)
         with storage_errors(workplace):
-            write_json(workplace / _BEGUN, {**asked, "commits": hub.commits})
+            write_json(workplace / _BEGUN, {**requested, "commits": hub.commits})
     return selection
 
 
-def _begun(workplace: Path, asked: dict[str, Any]) -> dict[str, str]:
-    """The commits of the download that was stopped in `workplace`; none where there is none that can be read."""
+def _begun(workplace: Path, requested: dict[str, Any]) -> dict[str, str]:
+    """The commits of a stopped download in `workplace`, or none; raises `DataError` if it was a different one."""
     try:
         begun = read_json(workplace / _BEGUN, DataError)
         commits = {str(branch): str(commit) for branch, commit in begun.pop("commits").items()}
         name, limit, hub = begun["name"], begun["limit"], begun["hub"]
     except (DataError, KeyError, TypeError, AttributeError):
         return {}
-    if begun != asked:
+    if begun != requested:
         raise DataError(
             f"{workplace} holds a stopped download of {name}, {_extent(limit)}, from {hub}. Run that command again to "
             "resume it, or remove the folder."
@@ -140,7 +140,7 @@ def _begun(workplace: Path, asked: dict[str, Any]) -> dict[str, str]:
 
 
 def _announce(selection: Selection, hub: Hub, workplace: Path, console: Console) -> None:
-    """Says what will be transferred; raises `StorageError` when the disk has no room for it."""
+    """Prints what will be transferred; raises `StorageError` if the disk has too little space."""
     there = sum(path.stat().st_size for path in workplace.rglob("*") if path.is_file())
     left = max(0, selection.transfer - there)
     free = shutil.disk_usage(workplace).free
@@ -162,7 +162,7 @@ def _announce(selection: Selection, hub: Hub, workplace: Path, console: Console)
 
 
 def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console) -> None:
-    """Brings every file that is taken below `directory`, where it has its name once it is whole."""
+    """Downloads every selected file below `directory`; a file gets its final name when it is complete."""
     with console.progress(f"Downloading {selection.request.name}", selection.transfer / 1e6, "MB") as progress:
         for file in selection.taken:
             progress.describe(file.target)
@@ -178,7 +178,7 @@ def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console)
                 else:
                     if not take_excerpt(hub, selection.contents, file, part, file.limit):
                         part.unlink()
-                        # After other files it may be that nothing of the last one fits.
+                        # After other files, it is fine if nothing of the last one fits.
                         if len(selection.taken) == 1:
                             raise DataError(
                                 f"No whole row or line of {file.path} ({file.size:,} bytes) fits in the limit of "
@@ -191,10 +191,7 @@ def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console)
 
 
 def _bring(hub: Hub, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
-    """Makes `part` the whole file of the repository, going on with what an earlier transfer left there.
-
-    Raises `DataError` when what comes is twice not the file that the hub lists.
-    """
+    """Downloads a file to `part`, resuming an earlier transfer; raises `DataError` if size or hash are wrong twice."""
     for _ in range(2):
         hub.download(contents, file, part, progress)
         problem = _damage(part, file)
@@ -209,7 +206,7 @@ def _bring(hub: Hub, contents: Contents, file: HubFile, part: Path, progress: Pr
 
 
 def _damage(path: Path, file: HubFile) -> str | None:
-    """How the bytes at `path` differ from `file`; None when size and hash are right."""
+    """How the bytes at `path` differ from `file`; None if size and hash are right."""
     size = path.stat().st_size
     if size != file.size:
         return f"it has {size:,} bytes instead of {file.size:,}"
@@ -221,10 +218,10 @@ def _damage(path: Path, file: HubFile) -> str | None:
 
 
 def _plan(selection: Selection) -> Selection:
-    """`selection` with what is taken of it: its files whole, or as many of the first as come within the limit.
+    """Adds the files to transfer to `selection`: all of them, or the first ones within the limit.
 
-    Raises `DataError` for a limit that the first file cannot be cut to, for a name that is no name of a file below a
-    folder, and for the beginning of a dataset where all of it was asked for.
+    Raises `DataError` if the first file cannot be cut to the limit, if a file name is unsafe, and if the whole dataset
+    was requested but the hub has only its beginning.
     """
     limit = selection.request.limit
     if selection.partial and limit is None:
@@ -235,7 +232,7 @@ def _plan(selection: Selection) -> Selection:
         )
     files = [replace(file, target=_safe_name(file.path)) for file in selection.files]
     taken = files if limit is None else _within(files, limit)
-    # Some file systems take names in upper and lower case for the same.
+    # Some file systems ignore the case of names.
     seen = {_RECORD: ""}
     for file in taken:
         other = seen.setdefault(file.target.casefold(), file.path)
@@ -245,7 +242,7 @@ def _plan(selection: Selection) -> Selection:
 
 
 def _within(files: Iterable[HubFile], limit: int) -> list[HubFile]:
-    """The first of `files` that fit in `limit` bytes, and the beginning of the next."""
+    """The first files that fit in `limit` bytes, and the beginning of the next one."""
     taken: list[HubFile] = []
     left = limit
     for file in files:
@@ -266,7 +263,7 @@ def _within(files: Iterable[HubFile], limit: int) -> list[HubFile]:
 
 
 def _safe_name(path: str) -> str:
-    """`path`, which the owner of a dataset chose, when it is that of a visible file somewhere below a folder."""
+    """Normalizes a path chosen by the owner of a dataset; raises `DataError` if it is hidden or leaves the folder."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or _NO_NAME.search(path) or any(part.startswith(".") for part in parts):
         raise DataError(f"The dataset has a file named {path!r}, which is not safe to write to a folder.")
@@ -276,7 +273,7 @@ def _safe_name(path: str) -> str:
 
 
 def _read_finished(target: Path, request: Request) -> dict[str, Any] | None:
-    """The record of a download that is there already; raises `DataError` when something else is."""
+    """The record of a finished download at `target`, or None; raises `DataError` if something else is there."""
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / _RECORD).is_file():
@@ -302,12 +299,12 @@ def _read_finished(target: Path, request: Request) -> dict[str, Any] | None:
 
 
 def _extent(limit: int | None) -> str:
-    """How much was asked for, in words."""
+    """The requested extent in words."""
     return "whole" if limit is None else f"with a limit of {limit:,} bytes"
 
 
 def _publish(selection: Selection, hub: str, directory: Path, target: Path) -> dict[str, Any]:
-    """Records the download from `hub` beside its files in `directory`, and renames that folder to `target`."""
+    """Writes the record of the download from `hub` to `directory`, and renames that folder to `target`."""
     places = [(file, directory / file.target) for file in selection.taken]
     files: list[dict[str, Any]] = [
         {
@@ -341,7 +338,7 @@ def _publish(selection: Selection, hub: str, directory: Path, target: Path) -> d
     }
     with storage_errors(target):
         write_json(directory / _RECORD, record)
-        # The record is no text to build a corpus of.
+        # A corpus build must not read the record.
         write_atomic(directory / _IGNORE, f"/{_RECORD}\n")
         sync_tree(directory)
         if target.is_dir():
@@ -351,7 +348,7 @@ def _publish(selection: Selection, hub: str, directory: Path, target: Path) -> d
 
 
 def _suggestion(target: Path, record: dict[str, Any]) -> str:
-    """The command that builds a corpus of a download: of its training files, where it has others too."""
+    """The command that builds a corpus from a download, or from its training files if it has others too."""
     files = [file["file"] for file in record["files"] if file["split"] == "train"]
     others = [file["file"] for file in record["files"] if file["split"] != "train"]
     paths = shlex.quote(str(target))

@@ -1,4 +1,4 @@
-"""The beginning of a file: whole rows or lines as far as a limit on the transfer allows, and which columns it has."""
+"""Reads the beginning of a file: whole rows or lines within a limit on the transfer, and the names of its columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sheepop.data.download.selection import Selection, data_type
 _STEP = 2**20
 _LEAST_BLOCK, _LARGEST_BLOCK = 2**12, 2**21
 _ROWS_AT_ONCE = 1000
-# Compressed text that grows more than this is no text, and would fill the disk.
+# Compressed data that expands more than this is not text, and would fill the disk.
 _MOST_EXPANSION = 50
 _DECOMPRESSED: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
@@ -35,17 +35,17 @@ _DECOMPRESSED: dict[str, Callable[[Any], Any]] = {
     ),
 }
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# Bytes that tell the columns. The compressed ones give nothing before a whole block of theirs has come.
+# Bytes to read for the names of columns. These compressions yield nothing before a whole block has arrived.
 _BEGINNING, _BEGINNING_OF = 2**15, {".zst": 2**18, ".bz2": 2**20}
 
 
 def can_be_cut(path: str) -> bool:
-    """Whether the beginning of such a file is of use without the rest."""
+    """Whether the beginning of such a file is usable without the rest."""
     return data_type(path) not in ("", ".arrow")
 
 
 def excerpt_name(path: str) -> str:
-    """The path of the excerpt of a file, which is never compressed: ``a/b.jsonl.gz`` gives ``a/b.excerpt.jsonl``."""
+    """The path of the uncompressed excerpt of a file: ``a/b.jsonl.gz`` gives ``a/b.excerpt.jsonl``."""
     kind = data_type(path)
     name = PurePosixPath(path).name
     stem = name[: name.lower().rindex(kind)]
@@ -55,7 +55,7 @@ def excerpt_name(path: str) -> str:
 def take_excerpt(hub: Hub, contents: Contents, file: HubFile, target: Path, limit: int) -> bool:
     """Writes the beginning of `file` to `target`, transferring at most `limit` bytes.
 
-    Returns whether a whole row or line came within them. Raises `DataError` for a damaged file.
+    Returns whether at least one whole row or line was within the limit. Raises `DataError` for a damaged file.
     """
     if data_type(file.path) == ".parquet":
         return _copy_rows(hub.open(contents, file), file.path, target, limit)
@@ -63,19 +63,19 @@ def take_excerpt(hub: Hub, contents: Contents, file: HubFile, target: Path, limi
 
 
 def first_bytes(hub: Hub, contents: Contents, file: HubFile, limit: int) -> bytes:
-    """The beginning of a file, decompressed, of which at most `limit` bytes are transferred."""
+    """The decompressed beginning of a file, from at most `limit` transferred bytes."""
     return next(_pieces(_beginning(hub, contents, file, limit).read1, file.path), b"")
 
 
 def _beginning(hub: Hub, contents: Contents, file: HubFile, limit: int) -> Any:
-    """The first `limit` bytes of a file as a stream of what they hold, decompressed."""
+    """A decompressed stream of the first `limit` bytes of a file."""
     raw = io.BufferedReader(hub.open(contents, file, limit), _STEP)
     decompressed = _DECOMPRESSED.get(PurePosixPath(file.path).suffix.lower())
     return raw if decompressed is None else decompressed(raw)
 
 
 def _pieces(read: Callable[[int], bytes], path: str) -> Iterator[bytes]:
-    """What `read` gives, piece by piece, as far as it goes: it ends where the limit is, within compressed data."""
+    """Yields the pieces from `read` until its end, which may be in the middle of compressed data."""
     while True:
         try:
             piece = read(_STEP)
@@ -91,7 +91,7 @@ def _pieces(read: Callable[[int], bytes], path: str) -> Iterator[bytes]:
 
 
 def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> bool:
-    """Writes the whole lines of `stream`, or rows of CSV; returns whether there is one."""
+    """Writes the whole lines of `stream`, or rows of CSV; returns whether there is any."""
     kind = data_type(path)
     kept = length = marks = 0
     begun = kind != ".json"
@@ -103,7 +103,7 @@ def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> bool:
                     raise DataError(f"{path} is a single JSON array, which cannot be read in part. Raise the limit.")
             output.write(line)
             length += len(line)
-            # In CSV a line end between quotation marks is part of a field.
+            # In CSV, a line end between quotation marks belongs to a field.
             marks += line.count(b'"') if kind == ".csv" else 0
             if line.endswith(b"\n") and marks % 2 == 0:
                 kept = length
@@ -114,7 +114,7 @@ def _copy_lines(stream: Any, path: str, target: Path, limit: int) -> bool:
 
 
 def _copy_rows(remote: Any, path: str, target: Path, limit: int) -> bool:
-    """Writes the rows that lie in the first `limit` bytes of the file; returns whether there is one."""
+    """Writes the rows in the first `limit` bytes of the file; returns whether there is any."""
     block = min(max(limit // 64, _LEAST_BLOCK), _LARGEST_BLOCK)
     rows = 0
     with _parquet(path) as arrow:
@@ -127,12 +127,12 @@ def _copy_rows(remote: Any, path: str, target: Path, limit: int) -> bool:
 
 
 def _batches(file: Any, limit: int) -> Iterator[Any]:
-    """Rows from the first on, as many as `limit` bytes hold when those of one row group are equally large."""
+    """Yields the first rows, as many as fit in `limit` bytes if the rows of a row group have equal sizes."""
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         size = sum(group.column(index).total_compressed_size for index in range(group.num_columns))
         wanted = group.num_rows if size <= limit else group.num_rows * limit // size
-        # Batches of one size, so that the last one hardly reads more than is wanted.
+        # Batches of equal size, so that the last one reads hardly more than needed.
         at_once = -(-wanted // -(-wanted // _ROWS_AT_ONCE)) if wanted else 0
         batches = file.iter_batches(batch_size=at_once, row_groups=[number], use_threads=False) if wanted else ()
         for batch in batches:
@@ -146,10 +146,10 @@ def _batches(file: Any, limit: int) -> Iterator[Any]:
 
 
 def text_column(hub: Hub, selection: Selection) -> tuple[str | None, list[str]]:
-    """The column that holds the text, and all columns, as the first file has them.
+    """The text column and all columns of the first file.
 
-    The column is None for text without columns, and where it cannot be told which is meant. Raises `DataError` when
-    there is no column of the name asked for.
+    The text column is None if there are no columns or it is ambiguous. Raises `DataError` if the requested column does
+    not exist.
     """
     path, wanted = selection.files[0].path, selection.request.column
     found = _columns(hub, selection)
@@ -163,7 +163,7 @@ def text_column(hub: Hub, selection: Selection) -> tuple[str | None, list[str]]:
 
 
 def _columns(hub: Hub, selection: Selection) -> dict[str, bool]:
-    """Name of each column, and whether it holds strings; empty where there is none or its beginning does not tell."""
+    """The name of each column, and whether it has strings; empty if the beginning of the file does not tell."""
     file, kind = selection.files[0], data_type(selection.files[0].path)
     if kind == ".parquet":
         with _parquet(file.path) as arrow:
@@ -186,7 +186,7 @@ def _columns(hub: Hub, selection: Selection) -> dict[str, bool]:
 
 @contextmanager
 def _parquet(path: str) -> Iterator[Any]:
-    """pyarrow, with its part for Parquet; what it says of a damaged file becomes a `DataError` that names `path`."""
+    """Imports pyarrow with Parquet; turns its errors on a damaged file into a `DataError` that names `path`."""
     try:
         import pyarrow
         import pyarrow.parquet

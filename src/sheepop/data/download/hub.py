@@ -1,4 +1,4 @@
-"""The hub, through its own library: what a dataset's repository holds, its files, and its refusals in plain words."""
+"""Access to the hub through its library: the contents of a dataset repository, its files, and clear errors."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ MAIN, CONVERTED = "main", "refs/convert/parquet"
 # Seconds before each further attempt.
 WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 TIMEOUT_SECONDS = 30.0
-# No status: there was no answer. For statuses that ask to wait, the library does where it transfers.
+# Statuses worth another attempt; None means no answer. The library itself waits on status 429 during transfers.
 _PASSING_STATUS = (None, 408, 500, 502, 503, 504)
-# How much of a file is asked for at once where only its beginning is read.
+# Bytes per request when only the beginning of a file is read.
 _BLOCK = 2**20
 _CHUNK = 2**16
-# That of the HTTP client of the hub's library, which has changed clients.
+# The base error of the HTTP client in the hub's library, which differs between versions.
 _CLIENT_ERROR = next(
     kind for kind in HfHubHTTPError.__mro__ if issubclass(kind, Exception) and kind.__name__ == "HTTPError"
 )
@@ -47,10 +47,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository: its path, size in bytes, the hash it must have, and what is made of it.
+    """A file of a repository: its path, size in bytes, expected hash, and what to download.
 
-    `sha256` is that of its content for a large file; a small one has `git_sha1`, that of its git object. `target` is
-    its path in the folder. Where `limit` is not null, only what comes within so many bytes is taken.
+    Large files have `sha256` of the content, small ones `git_sha1` of the git object. `target` is the path in the
+    folder. With `limit`, only the part within that many bytes is downloaded.
     """
 
     path: str
@@ -63,13 +63,13 @@ class HubFile:
 
     @property
     def transfer(self) -> int:
-        """Bytes to transfer at most."""
+        """The most bytes to transfer."""
         return self.size if self.limit is None else self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A repository at one commit. `card` is the header of its README, which whoever uploaded it has written."""
+    """A repository at one commit. `card` is the header of its README, written by the uploader."""
 
     repository: str
     revision: str
@@ -78,29 +78,29 @@ class Contents:
 
 
 class Hub:
-    """A hub, at ``HF_ENDPOINT`` or where the hub's library finds it, asked with `token` or the one stored for it.
+    """A hub at ``HF_ENDPOINT`` or at the library's default address, used with `token` or the stored one.
 
-    `commits` has the commit that is used of each branch, from its first use on. Raises `DataError` in plain words for
-    whatever the hub or the network refuses.
+    `commits` maps each branch to the commit in use, from the first use on. Failures of the hub or the network raise
+    `DataError` with an explanation.
     """
 
     def __init__(self, token: str | None = None) -> None:
-        # The library would otherwise fetch a list of programs to report on, and store it in the home folder.
+        # Otherwise the library fetches a list of programs for its telemetry and stores it in the home folder.
         constants.HF_HUB_DISABLE_TELEMETRY = True
-        # Of 10 MiB, as the library has it, a stopped transfer would lose the last.
+        # With the library's 10 MiB, a stopped transfer would lose the last chunk.
         constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
         self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.endpoint):
             raise UsageError(f"HF_ENDPOINT = {self.endpoint!r} is not the address of a hub, such as https://host.")
-        # As it is shown and recorded: without a password.
+        # The address to print and record, without a password.
         self.name = re.sub(r"//[^/@]*@", "//", self.endpoint)
         self.commits: dict[str, str] = {}
         self._token = token or None
 
     def contents(self, repository: str, branch: str = MAIN) -> Contents | None:
-        """What `repository` holds at the commit in `commits`, or the newest of the branch; None without that branch.
+        """The contents at the commit in `commits`, or at the newest of the branch; None if there is no such branch.
 
-        Raises `DataError` when there is no such repository for this user, or the commit is gone.
+        Raises `DataError` if this user has no access to such a repository, or the commit is gone.
         """
         contents = self._at(repository, self.commits.get(branch, branch))
         if contents is not None:
@@ -108,7 +108,7 @@ class Hub:
         return contents
 
     def newer(self, repository: str, revision: str, *, converted: bool) -> str | None:
-        """The commit that there is by now after `revision`; None where there is none, or the hub does not tell."""
+        """The newest commit if it is not `revision`; None if there is none or the hub does not answer."""
         try:
             newest = self._at(repository, CONVERTED if converted else MAIN)
         except DataError:
@@ -145,7 +145,7 @@ class Hub:
         return Contents(info.id, info.sha, tuple(map(_file, info.siblings or ())), card)
 
     def download(self, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
-        """Appends to `part` what it lacks of the file; `progress` is advanced by megabytes."""
+        """Appends the missing bytes of the file to `part`; advances `progress` by megabytes."""
         url = hf_hub_url(
             contents.repository, file.path, repo_type="dataset", revision=contents.revision, endpoint=self.endpoint
         )
@@ -175,7 +175,7 @@ class Hub:
             os.fsync(output.fileno())
 
     def open(self, contents: Contents, file: HubFile, size: int | None = None) -> Any:
-        """A file, to seek in what is read of it; or its first `size` bytes, to read from the beginning on."""
+        """Opens a remote file for random access, or with `size`, its first bytes for sequential reading."""
         system = HfFileSystem(endpoint=self.endpoint, token=self._token, skip_instance_cache=True)
         path = f"datasets/{contents.repository}@{contents.revision}/{file.path}"
         cache, size = ("none", file.size) if size is None else ("readahead", min(size, file.size))
@@ -195,7 +195,7 @@ class Hub:
 
     @contextmanager
     def _explained(self, repository: str) -> Iterator[None]:
-        """Faults of network and hub within the block become a `DataError` that says what to do."""
+        """Turns errors of the network and the hub into a `DataError` that says what to do."""
         try:
             yield
         except (_CLIENT_ERROR, ConnectionError, TimeoutError) as error:
@@ -235,9 +235,9 @@ class Hub:
 
 
 def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
-    """The result of `work`, tried again where there is no answer or the hub is overloaded.
+    """Calls `work`, and again if there is no answer or the hub is overloaded; returns its result.
 
-    All attempts are left again after one that got further than what was `reached` before it.
+    The count of failures restarts after an attempt that increased `reached()`.
     """
     failures, before = 0, reached()
     while True:

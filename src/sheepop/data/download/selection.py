@@ -1,4 +1,4 @@
-"""Which files of a repository a request means: those of one dataset, one subset, and the splits asked for."""
+"""Selects the files of a request in a repository: those of one subset and of the requested splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
 
 _TYPES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".arrow")
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-# Files of these names speak about the data.
+# Files with these names describe the data.
 _ABOUT = re.compile(r"(readme|licen[cs]e|dataset_infos?|state|requirements|citation|notice)\b.*", re.IGNORECASE)
 _SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -29,10 +29,10 @@ _CONVERTED_FILE = re.compile(rf"(?P<subset>[^/]+)/(?:{_PARTIAL})?(?P<split>[^/]+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The `files` that a request means, those of the training split first, from one commit.
+    """The `files` of a request at one commit, with those of the training split first.
 
-    `converted` when they are the hub's own conversion to Parquet; `partial` when that holds the beginning only.
-    `column` is the one that holds the text, where that is known. `taken` are the files to transfer.
+    `converted` is true for the hub's own conversion to Parquet, `partial` if that has only the beginning. `column` is
+    the text column, if known. `taken` are the files to transfer.
     """
 
     request: Request
@@ -46,12 +46,12 @@ class Selection:
 
     @property
     def transfer(self) -> int:
-        """Bytes to transfer at most."""
+        """The most bytes to transfer."""
         return sum(file.transfer for file in self.taken)
 
     @property
     def licence(self) -> str | None:
-        """What the card of the dataset says, else what was known beforehand."""
+        """The licence on the card of the dataset, else the one in the request."""
         said = self.contents.card.get("license")
         if isinstance(said, list):
             said = ", ".join(str(item) for item in said)
@@ -63,10 +63,10 @@ class Selection:
 
 
 def select(hub: Hub, request: Request) -> Selection:
-    """The files that `request` means.
+    """Selects the files of `request`.
 
-    Raises `DataError` when the repository holds no data that can be read, when it must be said which subset is meant,
-    or when the subset or split asked for is not there. No other dataset ever takes its place.
+    Raises `DataError` if the repository has no readable data, if the subset is ambiguous, or if the requested subset or
+    split does not exist. It never substitutes another dataset.
     """
     contents = hub.contents(request.repository)
     if contents is None:
@@ -86,7 +86,7 @@ def select(hub: Hub, request: Request) -> Selection:
 
 
 def _matching(contents: Contents, patterns: Iterable[str]) -> list[HubFile]:
-    """The files that the first pattern with any matches."""
+    """The files that match the first pattern with any match."""
     for pattern in patterns:
         compiled = glob_pattern(pattern)
         if found := [file for file in contents.files if compiled.fullmatch(file.path)]:
@@ -95,7 +95,7 @@ def _matching(contents: Contents, patterns: Iterable[str]) -> list[HubFile]:
 
 
 def _described(contents: Contents, request: Request) -> Selection | None:
-    """The files that the header of the dataset's README lists for the subset; None where it lists none."""
+    """The files that the header of the README lists for the subset; None if it lists no subsets."""
     listed = contents.card.get("configs")
     configs = {
         str(config["config_name"]): config
@@ -118,7 +118,7 @@ def _described(contents: Contents, request: Request) -> Selection | None:
 
 
 def _subset(repository: str, wanted: str | None, configs: Mapping[str, Any]) -> str:
-    """The one of `configs` that is meant: the one `wanted`, else the only one, or the one marked as the default."""
+    """The subset to use: the one `wanted`, else the only one, else the default one; raises `DataError` if none."""
     if wanted is not None and wanted not in configs:
         raise DataError(no_such(repository, "subset", wanted, sorted(configs)))
     default = [name for name, config in configs.items() if config.get("default") is True]
@@ -132,7 +132,7 @@ def _subset(repository: str, wanted: str | None, configs: Mapping[str, Any]) -> 
 
 
 def _data_files(listed: Any) -> list[tuple[str, str]]:
-    """Pairs of split and pattern, in each form that a README may use; the split is empty where none is named."""
+    """Pairs of split and pattern, from any form that a README may use; the split is empty if none is named."""
     if isinstance(listed, dict):
         listed = [{"split": split, "path": path} for split, path in listed.items()]
     pairs = []
@@ -143,7 +143,7 @@ def _data_files(listed: Any) -> list[tuple[str, str]]:
 
 
 def _listed(contents: Contents, request: Request) -> Selection | None:
-    """The data files of a repository that says nothing about them; None where a script would have to make them."""
+    """The data files of a repository that does not list them; None if there are none or a script makes the data."""
     forms: defaultdict[str, list[HubFile]] = defaultdict(list)
     for file in contents.files:
         kind = data_type(file.path)
@@ -151,13 +151,13 @@ def _listed(contents: Contents, request: Request) -> Selection | None:
             forms[kind].append(file)
     if not forms or _has_script(contents):
         return None
-    # A dataset that comes in several forms is taken once: as Parquet, or as what is largest.
+    # Of a dataset in several formats only one is used: Parquet, or the largest.
     form = max(sorted(forms), key=lambda kind: (kind == ".parquet", sum(file.size for file in forms[kind])))
     return Selection(request, contents, request.subset, _in_order(forms[form]))
 
 
 def _converted(contents: Contents, converted: Contents | None, request: Request) -> Selection:
-    """The hub's conversion to Parquet, which it makes of datasets that are otherwise made by running a script."""
+    """The files of the hub's own conversion to Parquet, for datasets that would need a script."""
     subsets: defaultdict[str, list[HubFile]] = defaultdict(list)
     for file in converted.files if converted is not None else ():
         if match := _CONVERTED_FILE.fullmatch(file.path):
@@ -178,19 +178,19 @@ def _converted(contents: Contents, converted: Contents | None, request: Request)
 
 
 def _in_order(files: Iterable[HubFile]) -> tuple[HubFile, ...]:
-    """`files`, each with the split that its path names where it has none yet, and those of the training split first."""
+    """The files sorted with the training split first; files without a split get the one that their path names."""
     named = [replace(file, split=file.split or split_of(file.path)) for file in files]
     return tuple(sorted(named, key=lambda file: (file.split != "train", file.split, file.path)))
 
 
 def split_of(path: str) -> str:
-    """The split that the last word of its kind in `path` names; ``train`` where none does."""
+    """The split named by the last such word in `path`, or ``train``."""
     words = _SPLIT_WORD.findall(path)
     return _SPLIT_NAMES[words[-1].lower()] if words else "train"
 
 
 def data_type(path: str) -> str:
-    """The suffix that says how the data in a file is written, without that of a compression; empty for other files."""
+    """The suffix of a data file's format, without the compression; empty for other files."""
     name = PurePosixPath(path).name
     if _ABOUT.fullmatch(name) or name.startswith("."):
         return ""
@@ -201,13 +201,13 @@ def data_type(path: str) -> str:
 
 
 def _has_script(contents: Contents) -> bool:
-    """Whether the repository has a Python file of its own name, which makes the dataset when it is run."""
+    """Whether the repository has a Python file of its own name, a script that makes the dataset."""
     script = f"{contents.repository.split('/')[-1]}.py"
     return any(file.path == script for file in contents.files)
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """A pattern of paths compiled: ``*`` and ``?`` stay within a folder, ``**`` does not."""
+    """Compiles a path pattern: ``*`` and ``?`` stay within a folder, ``**`` does not."""
     translated = ""
     for token in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern):
         translated += {"**/": r"(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or re.escape(token)

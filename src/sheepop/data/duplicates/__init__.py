@@ -1,1 +1,1 @@
-"""Equal and nearly equal documents: found among all documents, of this build and of earlier ones."""
+"""Finds equal and nearly equal documents among all documents of this build and of earlier ones."""

@@ -1,4 +1,4 @@
-"""The settings under ``data.clean.near_duplicates``: what counts as nearly equal, and how such documents are found."""
+"""The settings under ``data.clean.near_duplicates``: which documents are near duplicates, and how they are found."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
 
-# Of the pairs that are exactly as similar as the threshold asks, this share must become candidates.
+# The smallest share of pairs exactly at the threshold that must become candidates.
 _LEAST_FOUND = 0.9
 _USUAL_PERMUTATIONS = 128
 _MOST_PERMUTATIONS = 4096
 
 
 def share_found(similarity: float, bands: int, rows: int) -> float:
-    """The share of pairs of this Jaccard similarity that agree in a whole band: ``1 - (1 - s^r)^b``.
+    """The share of pairs with this Jaccard similarity that agree in a whole band: ``1 - (1 - s^r)^b``.
 
     Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4.2.
     """
@@ -21,24 +21,24 @@ def share_found(similarity: float, bands: int, rows: int) -> float:
 
 
 class NearDuplicatesConfig(Config):
-    """When a document is a near duplicate, and how hard it is looked for.
+    """When a document is a near duplicate, and the parameters of the search.
 
-    Documents are compared by their sets of shingles. Pairs to compare are found by MinHash: signatures of `bands` times
-    `rows` minima. Documents of the corpora `against` are never removed themselves.
+    Documents are compared by their sets of shingles. MinHash signatures of `bands` times `rows` minima find the pairs
+    to compare. Documents of the corpora `against` are never removed.
     """
 
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)
-    """The Jaccard similarity of shingles from which a document is a near duplicate."""
+    """The smallest Jaccard similarity of shingles at which a document is a near duplicate."""
     shingle_words: int = Field(default=5, ge=1, le=64)
-    """Consecutive words that make a shingle."""
+    """Consecutive words in a shingle."""
     min_words: int = Field(default=1, ge=1)
     """Documents with fewer words are not compared."""
     bands: int = Field(default=16, ge=1, le=1024)
-    """Bands of a signature; documents that agree in a whole band are compared."""
+    """Bands in a signature; documents that agree in a whole band are compared."""
     rows: int = Field(default=7, ge=1, le=64)
-    """Minima in a band; bands and rows that would miss more than a tenth of the pairs at the threshold are refused."""
+    """Minima in a band. Bands and rows that would miss more than a tenth of the pairs at the threshold are refused."""
     against: tuple[str, ...] = ()
-    """Finished corpora whose documents must not occur again."""
+    """Finished corpora whose documents must not occur in this one."""
 
     @field_validator("against")
     @classmethod
@@ -70,7 +70,7 @@ class NearDuplicatesConfig(Config):
 
 
 def _fitting(threshold: float) -> tuple[int, int]:
-    """The bands and rows that find most of what the threshold asks at the usual cost, or the fewest that suffice."""
+    """The bands and rows that find 95% at the threshold with the usual number of minima, or the fewest that suffice."""
     for rows in range(16, 0, -1):
         bands = _USUAL_PERMUTATIONS // rows
         if share_found(threshold, bands, rows) >= 0.95:

@@ -1,4 +1,4 @@
-"""More numbers than memory holds: arrays in files, and sorting by runs on disk that are merged block by block."""
+"""Arrays in files, and external sorting, for more numbers than fit in memory."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from sheepop.core.files import remove_tree, storage_errors
 
 Rows = NDArray[np.uint64]
 _WORD = np.dtype("<u8")
-# More runs than this would leave each of them too little memory to read from; they are merged in stages instead.
+# The most runs to merge at once; with more, each would have too little memory, so they are merged in stages.
 _FAN_IN = 64
 _LEAST_ROWS = 16
 _BLOCK_ROWS = 2**16
 
 
 class ExternalSort(AbstractContextManager["ExternalSort"]):
-    """Rows of `columns` 64-bit numbers in lexicographic order; with `unique`, equal rows come once.
+    """Sorts rows of `columns` 64-bit numbers lexicographically; with `unique`, drops equal rows.
 
-    Holds at most about `memory_bytes`; what is more stands in files below `directory`, which is made on need and
-    removed at the end. Add everything, then read `blocks` as often as needed.
+    Uses about `memory_bytes` of memory and, for more rows, files below `directory`, which it removes at the end. Add
+    all rows first, then read `blocks` as often as needed.
     """
 
     def __init__(self, directory: Path, columns: int, *, memory_bytes: int, unique: bool = False) -> None:
         self._directory, self._columns, self._unique = directory, columns, unique
         row_bytes = columns * _WORD.itemsize
-        # While rows are sorted, memory holds them as they came and sorted, their order, and those that are tied.
+        # Sorting needs memory for the unsorted and the sorted rows, their order, and the tied rows.
         self._run_rows = max(_LEAST_ROWS, memory_bytes // (4 * row_bytes))
         self._waiting: Rows = np.empty((0, columns), np.uint64)
         self._num_waiting = 0
@@ -44,7 +44,7 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
             room = self._run_rows - self._num_waiting
             taken, rows = rows[:room], rows[room:]
             end = self._num_waiting + len(taken)
-            # One array that grows: many small ones would cost a tenth of the time.
+            # A growing array: many small ones would take a tenth of the time.
             if end > len(self._waiting):
                 larger = np.empty((min(self._run_rows, max(2 * end, _LEAST_ROWS)), self._columns), np.uint64)
                 larger[: self._num_waiting] = self._waiting[: self._num_waiting]
@@ -53,17 +53,17 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
             self._num_waiting = end
             if end == self._run_rows:
                 self._write_run(iter([self._take_waiting()]))
-                # Rows that come again and again are dropped before they fill the disk.
+                # Merging drops repeated rows before they fill the disk.
                 if self._unique and len(self._runs) > _FAN_IN:
                     self._merge_some()
 
     def blocks(self) -> Iterator[Rows]:
-        """All rows in order, in arrays of at most 65,536 rows."""
+        """Yields all rows in order, in arrays of at most 65,536 rows."""
         waiting = self._take_waiting()
         if self._runs and len(waiting):
             self._write_run(iter([waiting]))
         elif not self._runs:
-            # Kept sorted, so that it can be read again.
+            # Keep the sorted rows, so that they can be read again.
             self._waiting, self._num_waiting = waiting, len(waiting)
         while len(self._runs) > _FAN_IN:
             self._merge_some()
@@ -72,7 +72,7 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
                 yield rows[start : start + _BLOCK_ROWS]
 
     def __exit__(self, *exception: object) -> None:
-        """Forgets everything and removes the files."""
+        """Drops all rows and removes the files."""
         self._waiting, self._num_waiting, self._runs = self._waiting[:0].copy(), 0, []
         remove_tree(self._directory)
 
@@ -96,16 +96,16 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
         self._runs.append(path)
 
     def _merge_some(self) -> None:
-        """Makes one run of the oldest ones."""
+        """Merges the oldest runs into one."""
         merged, self._runs = self._runs[:_FAN_IN], self._runs[_FAN_IN:]
         self._write_run(self._merge(merged))
         for path in merged:
             path.unlink()
 
     def _merge(self, paths: list[Path]) -> Iterator[Rows]:
-        """Takes from all runs what is not beyond the smallest last row in memory: nothing unread can come before.
+        """Yields merged blocks: from all runs, the rows up to the smallest last row in memory.
 
-        Nor can it be equal when rows come once in each run.
+        No unread row can come before these, or, if the rows of each run are unique, be equal to one.
         """
         block_rows = max(_LEAST_ROWS, self._run_rows // len(paths))
         runs = [np.asarray(np.memmap(path, _WORD, "r")).reshape(-1, self._columns) for path in paths]
@@ -118,9 +118,9 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
 
 
 def array_on_disk(path: Path, size: int, dtype: type[np.generic] = np.uint64) -> NDArray[Any]:
-    """An array of `size` zeros in a new file at `path`, of which the system keeps in memory what is used.
+    """A memory-mapped array of `size` zeros in a new file at `path`.
 
-    Its place on the disk is taken at once: a disk that fills up later cannot be told from a crash.
+    It allocates the disk space at once, because a full disk during later use would look like a crash.
     """
     num_bytes = max(1, size) * np.dtype(dtype).itemsize
     with storage_errors(path):
@@ -131,7 +131,7 @@ def array_on_disk(path: Path, size: int, dtype: type[np.generic] = np.uint64) ->
 
 
 def sorted_rows(rows: Rows) -> Rows:
-    """The rows in lexicographic order. Rows that differ in the first column are told apart fast."""
+    """The rows in lexicographic order; sorts by the first column and compares the others only in ties."""
     rows = rows[np.argsort(rows[:, 0])]
     first = rows[:, 0]
     repeats = first[1:] == first[:-1]
@@ -139,21 +139,21 @@ def sorted_rows(rows: Rows) -> Rows:
     tied[1:] |= repeats
     tied[:-1] |= repeats
     if tied.any() and rows.shape[1] > 1:
-        # Rows with equal first columns stand together already, so ordering all tied rows leaves them in their places.
+        # Rows with equal first columns are adjacent, so sorting all tied rows together keeps each group in place.
         among = rows[tied]
         rows[tied] = among[np.lexsort(among.T[::-1])]
     return rows
 
 
 def are_new(rows: Rows) -> NDArray[np.bool_]:
-    """Which rows differ from the one before them."""
+    """Which rows differ from the row before."""
     new = np.ones(len(rows), dtype=bool)
     new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
     return new
 
 
 def _num_to(rows: Rows, bound: tuple[int, ...]) -> int:
-    """How many of the first rows, which are sorted, are not greater than `bound`."""
+    """The number of sorted rows that are not greater than `bound`."""
     start, end = 0, len(rows)
     for column, value in enumerate(bound):
         numbers = rows[start:end, column]

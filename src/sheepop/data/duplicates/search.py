@@ -1,14 +1,14 @@
-"""Equal and nearly equal documents among all parts: which go, and for which documents that stay.
+"""Finds equal and nearly equal documents among all parts, and decides which to remove.
 
-Worth comparing are documents that agree in a whole band of their signatures (Indyk and Motwani 1998, "Approximate
-nearest neighbors"). Every band is sorted by external sort, so that these stand together, whatever their number.
+Documents that agree in a whole band of their signatures are candidates (Indyk and Motwani 1998, "Approximate nearest
+neighbors"). An external sort of every band makes them adjacent, for any number of documents.
 
-Documents that agree in a band are a bucket, best first. Each is paired with the `REPRESENTATIVES` best of its bucket
-and with the `NEIGHBOURS` just before it, which are nearest in length (the sorted neighbourhood of Hernandez and Stolfo
-1995). So a bucket of up to REPRESENTATIVES + NEIGHBOURS + 1 documents has all its pairs, and in a larger one their
-number grows with its size, not with the square of it. Little is lost: whether a document goes depends on a better one
-that is kept; the best of a bucket are the likeliest to be kept; and a pair that a crowded bucket leaves out mostly
-meets in another band, where the crowd is another one.
+Documents that agree in a band form a bucket, best first. Each is paired with the `REPRESENTATIVES` best of its bucket
+and with the `NEIGHBOURS` just before it, which are closest in length (the sorted neighbourhood of Hernandez and Stolfo
+1995). So a bucket of up to REPRESENTATIVES + NEIGHBOURS + 1 documents has all its pairs, and the pairs of a larger one
+grow linearly with its size, not quadratically. This loses little: a document is removed because of a better one that
+is kept, the best of a bucket are the most likely to be kept, and a pair left out of a large bucket usually meets in
+another band, where the bucket has other documents.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ ReadPart = Callable[[int], Iterator[Document]]
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A document that goes: document `index` of part `part`, because of another one and how similar they are.
+    """The removal of document `index` of part `part`, with the document that it duplicates and their similarity.
 
-    The other document of an ``exact`` copy is the first with this text; it may go itself as ``near`` to a third, as its
-    own entry then says. That of a ``near`` copy stays.
+    For an ``exact`` copy that is the first document with this text, which may itself be removed as ``near`` to a third;
+    for a ``near`` copy it is a document that stays.
     """
 
     part: int
@@ -79,12 +79,12 @@ def find_duplicates(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     console: Console | None = None,
 ) -> Iterator[Removed]:
-    """Every document that goes, in the order of parts and documents.
+    """Yields every document to remove, in the order of parts and documents.
 
-    The order of the parts counts, and protected ones must come first. Of equal documents the first stays (with
-    `exact`); then, with `near`, a document goes when its Jaccard similarity with a better one that stays is at least
-    the threshold. ``read_part(number)`` reads a part again. `workspace` is emptied before and removed after. Memory
-    holds about `memory_bytes`, the largest documents, and one byte for each document.
+    The order of the parts matters, and protected ones must come first. With `exact`, the first of equal documents
+    stays. Then, with `near`, a document is removed if its Jaccard similarity with a better one that stays is at least
+    the threshold. ``read_part(number)`` reads a part again. `workspace` is emptied before and removed after. Uses about
+    `memory_bytes` of memory, plus the largest documents and one byte per document.
     """
     protected = [part.protected for part in parts]
     if protected != sorted(protected, reverse=True):
@@ -93,7 +93,7 @@ def find_duplicates(
         raise ValueError("all parts must have signatures of the settings under which they are compared")
     console = console or Console.silent()
     remove_tree(workspace)
-    # Of the sorts that are open at a time, two at most sort; the others hold a quarter of their share.
+    # At most two of the open sorts are sorting at a time; the others hold a quarter of their share.
     share = memory_bytes // 3
     num_protected = sum(part.num_documents for part in parts if part.protected)
     try:
@@ -121,7 +121,7 @@ def find_duplicates(
 
 
 def _entries(rows: Rows, similarities: NDArray[np.float64], reason: int) -> Rows:
-    """Rows (ordinal, ordinal of the one because of which it goes, similarity, reason)."""
+    """Rows (ordinal, ordinal of the document that it duplicates, similarity, reason)."""
     return np.column_stack([rows, similarities.view(np.uint64), np.full(len(rows), reason, np.uint64)])
 
 
@@ -139,17 +139,14 @@ def _named(removed: ExternalSort, parts: Sequence[PartSignatures]) -> Iterator[R
 
 
 def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_bytes: int) -> ExternalSort:
-    """Every document whose text stands earlier: rows of its ordinal and that of the first with this text, ascending.
-
-    Close what is returned.
-    """
+    """Rows of the ordinals of each repeated document and of the first with its text, for the caller to close."""
     copies = ExternalSort(directory / "copies", 2, memory_bytes=memory_bytes)
     with ExternalSort(directory / "ids", 3, memory_bytes=memory_bytes) as by_id:
         for _, start, ids in numbered_blocks(parts, *ID):
             by_id.add(np.column_stack([ids.T, np.arange(start, start + ids.shape[1], dtype=np.uint64)]))
         before: Rows = np.empty((0, 3), np.uint64)
         for block in by_id.blocks():
-            # The first row of an id that goes on in the next block is carried over.
+            # Carries over the first row of the last id, which may continue in the next block.
             rows = np.concatenate([before, block])
             new = are_new(rows[:, :2])
             firsts = rows[new][np.cumsum(new) - 1, 2]
@@ -159,11 +156,11 @@ def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_byt
 
 
 class Ranking:
-    """The documents to compare in the order in which they are to be kept, each known by its rank; in files.
+    """Ranks the documents to compare from best to worst, in files.
 
-    Those of protected parts come first, in their order; then longer ones before shorter ones (UTF-8 bytes), equal ones
-    in their order. `ranks` has the rank of each ordinal, `ordinals` the ordinal of each rank; `num_protected` of them
-    are protected. Documents without shingles and the first column of `copies` have none: `UNRANKED`.
+    Documents of protected parts come first, in order; then longer ones (UTF-8 bytes) before shorter ones, ties in
+    order. `ranks` maps ordinals to ranks, `ordinals` maps ranks to ordinals; the first `num_protected` ranks are
+    protected. Documents without shingles and those in the first column of `copies` are `UNRANKED`.
     """
 
     def __init__(
@@ -200,10 +197,10 @@ def similar_pairs(
     memory_bytes: int,
     progress: Progress | None = None,
 ) -> ExternalSort:
-    """The pairs to compare, each once: rows of the ranks of the worse and the better document, ascending.
+    """The distinct pairs to compare: rows of the ranks of the worse and the better document, ascending.
 
-    Left out are pairs of protected documents, and pairs whose numbers of shingles differ so much that their Jaccard
-    similarity must be below `threshold`. Close what is returned.
+    Leaves out pairs of protected documents, and pairs whose numbers of shingles differ so much that their Jaccard
+    similarity must be below `threshold`. The caller closes the returned sort.
     """
     pairs = ExternalSort(directory / "pairs", 2, memory_bytes=memory_bytes, unique=True)
     for band in range(parts[0].num_bands if parts else 0):
@@ -212,7 +209,10 @@ def similar_pairs(
                 ranks = ranking.ranks[start : start + hashes.size]
                 by_hash.add(np.column_stack([hashes, ranks, num_shingles])[ranks != UNRANKED])
             for worse, better in _pairs_in_buckets(by_hash.blocks()):
-                possible = (worse[:, 0] >= ranking.num_protected) & _may_reach(threshold, worse[:, 1], better[:, 1])
+                sizes = worse[:, 1], better[:, 1]
+                # The similarity is highest if the larger set contains the smaller one.
+                may_reach = np.minimum(*sizes) / np.maximum(*sizes) >= threshold
+                possible = (worse[:, 0] >= ranking.num_protected) & may_reach
                 pairs.add(np.column_stack([worse[possible, 0], better[possible, 0]]))
         if progress:
             progress.advance()
@@ -220,19 +220,19 @@ def similar_pairs(
 
 
 def _pairs_in_buckets(blocks: Iterator[Rows]) -> Iterator[tuple[Rows, Rows]]:
-    """Pairs of rows without their hash, (rank, number of shingles): the worse documents and the better ones."""
+    """Yields pairs of arrays for the worse and the better documents, with rows (rank, number of shingles)."""
     known: Rows = np.empty((0, 3), np.uint64)
     for block in blocks:
         rows = np.concatenate([known, block])
         yield from _new_pairs(rows, len(known))
-        # Of the last bucket its best documents and its last ones are needed to go on with it.
+        # If the last bucket continues, its next documents need its best and its last ones.
         known = rows[np.searchsorted(rows[:, _HASH], rows[-1, _HASH], "left") :]
         if len(known) > REPRESENTATIVES + NEIGHBOURS:
             known = np.concatenate([known[:REPRESENTATIVES], known[-NEIGHBOURS:]])
 
 
 def _new_pairs(rows: Rows, num_known: int) -> Iterator[tuple[Rows, Rows]]:
-    """The pairs whose worse row is not among the first `num_known`, which were paired before."""
+    """Yields the pairs whose worse row is not among the first `num_known`, which were paired before."""
     hashes = rows[:, _HASH]
     begins = np.ones(len(rows), dtype=bool)
     begins[1:] = hashes[1:] != hashes[:-1]
@@ -250,12 +250,6 @@ def _new_pairs(rows: Rows, num_known: int) -> Iterator[tuple[Rows, Rows]]:
         yield rows[worse, _RANK:], rows[starts[worse] + place, _RANK:]
 
 
-def _may_reach(threshold: float, first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether sets of these sizes can be that similar: at best the smaller lies within the larger."""
-    possible: NDArray[np.bool_] = np.minimum(first, second) / np.maximum(first, second) >= threshold
-    return possible
-
-
 def _near_copies(
     pairs: ExternalSort,
     parts: Sequence[PartSignatures],
@@ -265,16 +259,16 @@ def _near_copies(
     directory: Path,
     console: Console,
 ) -> Iterator[tuple[int, int, float]]:
-    """(rank, rank of the best document that stays and is similar enough, their similarity) of every one that goes.
+    """Yields (rank, rank of the best similar document that stays, similarity) for every document to remove.
 
-    Documents are gone through from the best to the worst. One goes when it is similar enough to a document that stays,
-    not for a chain of likenesses, as with connected components. `pairs` are rows of the worse and the better rank;
-    since they come by the worse document, what becomes of the better one is settled when it matters.
+    Goes through the documents from best to worst and removes one if it is similar enough to a document that stays; a
+    chain of similar documents, as in connected components, is not enough. `pairs` are rows of the worse and the better
+    rank; as they are sorted by the worse one, the fate of the better one is known by then.
     """
     wanted = array_on_disk(directory / "wanted", ranking.ranks.size, np.bool_)
     for rows in pairs.blocks():
         wanted[ranking.ordinals[rows]] = True
-    # The place and size of the set of each rank among the shingles of all, which stand one set behind the other.
+    # The offset and size of each rank's shingles in the file, which holds the sets end to end.
     places = array_on_disk(directory / "places", 2 * ranking.ordinals.size).reshape(-1, 2)
     path, size = directory / "shingles", 0
     with (
@@ -305,7 +299,7 @@ def _near_copies(
 def _wanted_documents(
     wanted: NDArray[np.bool_], parts: Sequence[PartSignatures], read_part: ReadPart, progress: Progress
 ) -> Iterator[tuple[int, Document]]:
-    """The documents that occur in pairs with their ordinals; parts without such documents are not read."""
+    """Yields the documents that occur in pairs with their ordinals; skips parts without any."""
     start = 0
     for number, part in enumerate(parts):
         first, documents = start, None
@@ -322,7 +316,7 @@ def _wanted_documents(
 
 
 def jaccard(first: Hashes, second: Hashes) -> float:
-    """The Jaccard similarity of two sets given as distinct numbers: how many are in both, over how many there are."""
+    """The Jaccard similarity of two sets, given as sorted distinct numbers: intersection size over union size."""
     together = np.concatenate([first, second])
     # A stable sort recognises the two ascending runs and merges them.
     together.sort(kind="stable")

@@ -1,7 +1,7 @@
-"""Documents as sets of shingles: the hashes of every few consecutive words.
+"""Turns documents into sets of shingles, the hashes of every few consecutive words.
 
-Prose and chats are compared by their words in lower case, so that punctuation, case and line breaks make no difference.
-Code and tables are compared by tokens, words with the punctuation that follows, so that only white space makes none.
+Prose and chat are compared by lower-case words, so that punctuation, case and line breaks do not matter. Code, tables
+and pairs are compared by tokens, words with the punctuation that follows, so that only white space does not matter.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Hashes = NDArray[np.uint64]
 Rule = Literal["words", "tokens"]
 
 _RULES: dict[str, Rule] = {"prose": "words", "chat": "words", "code": "tokens", "table": "tokens", "pair": "tokens"}
-# A longer run without a break counts as several words: encoded data has no words, and the weights are a short table.
+# A longer run counts as several words: encoded data has no words, and this keeps the table of weights short.
 LONGEST_WORD = 64
 _BLOCK_CHARACTERS = 2**15
 _SHIFT = np.uint64(32)
 _MIX_SHIFT, _MIX_FIRST, _MIX_SECOND = np.uint64(29), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
-# BETWEEN words, WORD: part of one, ALONE: a word by itself, ATTACHED: belongs to the word before it, and ends it.
+# BETWEEN: between words, WORD: part of a word, ALONE: a word by itself, ATTACHED: the end of the word before it.
 BETWEEN, WORD, ALONE, ATTACHED = range(4)
 
-# Every later plane holds ideographs, private characters or nothing; all of it is taken as ideographs.
+# Higher planes contain ideographs, private-use characters or nothing; all count as ideographs.
 _TABLE_SIZE = 0x20000
 _LETTERS_NUMBERS_MARKS = ("L", "N", "M")
 # Scripts written without spaces: Thai, Lao, Myanmar, Khmer; kana, bopomofo and ideographs with their extensions.
@@ -54,7 +54,7 @@ _WITHOUT_SPACES = (
 
 @dataclass(frozen=True, slots=True)
 class CharacterTable:
-    """The role of every character, and the number by which it counts; by code point, and the ASCII part as bytes."""
+    """The role of every code point and the value to hash, as arrays, and as translation tables for ASCII."""
 
     roles: NDArray[np.uint8]
     values: NDArray[np.uint32]
@@ -67,9 +67,9 @@ class CharacterTable:
 def character_table(rule: Rule) -> CharacterTable:
     """The table of a rule.
 
-    ``words``: letters, digits and marks make words, in lower case; all else stands between them. ``tokens``: case
-    counts, the underscore is a letter, and punctuation belongs to the word before it; only white space and controls
-    stand between. In both, a character of a script without spaces is a word by itself.
+    ``words``: letters, digits and marks form words, in lower case; everything else separates them. ``tokens``: case
+    matters, the underscore is a letter, and punctuation belongs to the word before it; only white space and controls
+    separate. In both, a character of a script without spaces is a word by itself.
     """
     roles, values = np.zeros(_TABLE_SIZE, np.uint8), np.arange(_TABLE_SIZE, dtype=np.uint32)
     for code in range(_TABLE_SIZE):
@@ -107,7 +107,7 @@ def word_hashes(text: str, kind: str) -> Hashes:
     values, starts = _ascii_words(text, rule) if text.isascii() else _unicode_words(text, rule)
     if not values.size:
         return np.empty(0, np.uint64)
-    # Code may begin with punctuation, which has no word before it.
+    # Code may begin with punctuation, without a word before it.
     if starts.size == 0 or starts[0] != 0:
         starts = np.concatenate(([0], starts))
     ends = _ends(starts, values.size)
@@ -118,9 +118,10 @@ def word_hashes(text: str, kind: str) -> Hashes:
 
 
 def shingles_of_words(hashes: Hashes, kind: str, words: int) -> Hashes:
-    """The hash of every `words` consecutive words, given the hashes of all; of all of them when there are fewer.
+    """The hash of every `words` consecutive words, given the hash of each word; of all words if there are fewer.
 
-    A sum with an odd random factor for each place, mixed. Kinds compared by different rules have no shingle in common.
+    The hash is a sum with an odd random factor for each position, then mixed. Kinds compared by different rules share
+    no shingles.
     """
     count = min(words, hashes.size)
     if count == 0:
@@ -150,7 +151,7 @@ def _rule(kind: str) -> Rule:
 
 
 def _ascii_words(text: str, rule: Rule) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The characters that are not between words, as numbers, and where words begin among them."""
+    """The values of the characters of all words, and the starts of words among them."""
     table, data = character_table(rule), text.encode("ascii")
     values = np.frombuffer(data.translate(table.ascii_values, table.ascii_between), np.uint8)
     roles = np.frombuffer(data.translate(table.ascii_roles), np.uint8)
@@ -158,7 +159,7 @@ def _ascii_words(text: str, rule: Rule) -> tuple[NDArray[np.uint8], NDArray[np.i
 
 
 def _unicode_words(text: str, rule: Rule) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The same for text in any script."""
+    """Like `_ascii_words`, for text in any script."""
     table = character_table(rule)
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     places = np.minimum(codes, table.roles.size - 1)
@@ -195,7 +196,7 @@ def _cut_long_words(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArr
 def _hash_words(
     values: NDArray[np.uint8] | NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> Hashes:
-    """Multilinear hashing: the sum of each character times a random odd factor for its place in the word, mod 2^64.
+    """Multilinear hashing: the sum of each character times a random odd factor for its position in the word, mod 2^64.
 
     Two words collide with probability at most 2^-57 for ASCII and 2^-43 otherwise, over the choice of the odd
     factors (Carter and Wegman 1979; Lemire and Kaser 2014, "Strongly universal string hashing is fast").
@@ -215,7 +216,7 @@ def _hash_words(
 def _hash_block(
     values: NDArray[np.uint8] | NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> Hashes:
-    """The hashes of words that lie one behind the other in `values`."""
+    """The hashes of consecutive words in `values`."""
     places = np.arange(values.size)
     places -= starts.repeat(ends - starts)
     sums = _random_odd("character", LONGEST_WORD)[places]
@@ -229,6 +230,6 @@ def _hash_block(
 
 @cache
 def _random_odd(purpose: str, count: int) -> Hashes:
-    """Odd factors, the same for ever: signatures of different builds are compared with each other."""
+    """Random odd factors, which must never change, because signatures of different builds are compared."""
     raw = np.random.Philox(key=derive_seed(0, "shingles", purpose)).random_raw(count)
     return np.asarray(raw, dtype=np.uint64) | np.uint64(1)

@@ -1,7 +1,7 @@
-"""MinHash signatures, from which similar documents are found without comparing all, and the files that hold them.
+"""MinHash signatures, which find similar documents without comparing all pairs, and their files.
 
-Broder 1997, "On the resemblance and containment of documents". A file holds for each document of a part its id, length,
-number of shingles and bands, column by column.
+Broder 1997, "On the resemblance and containment of documents". A file has the id, length, number of shingles and bands
+of each document of a part, column by column.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.shingles import Hashes, distinct, shingles_of_words, word_hashes
 
-# Documents without text to compare agree with nothing; their minima are never looked at.
+# The minimum of documents without shingles; it is never compared.
 _NO_MINIMUM = np.uint32(2**32 - 1)
 _BLOCK_SHINGLES = 1024
 _HALF = np.uint64(32)
-# The columns before the bands: both halves of the id, UTF-8 bytes, number of distinct shingles.
+# The columns before the bands: the two halves of the id, UTF-8 bytes, number of distinct shingles.
 ID, NUM_BYTES, NUM_SHINGLES, FIRST_BAND = (0, 1), 2, 3, 4
-# A file is a sequence of blocks of this many documents, the last one shorter; within a block a column is contiguous,
-# so that a band of all documents is read without the others.
+# A file is a sequence of blocks of this many documents, the last one shorter. Columns are contiguous within a block, so
+# that one band of all documents can be read without the others.
 BLOCK_DOCUMENTS = 2**15
 _WORD = np.dtype("<u8")
 _MAGIC = int.from_bytes(b"sheepsig", "little")
@@ -42,9 +42,9 @@ Block = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What is kept of a document: a hash for each band, ``(bands,)``, and the number of its distinct shingles.
+    """The signature of a document: a hash for each band, ``(bands,)``, and its number of distinct shingles.
 
-    A document that is not to be compared has no shingles, whatever its bands say.
+    A document that is too short to compare has 0 shingles, and its bands are ignored.
     """
 
     bands: Hashes
@@ -52,13 +52,13 @@ class Signature:
 
 
 def document_signature(text: str, kind: str, config: NearDuplicatesConfig) -> Signature:
-    """The signature of a text; `kind` is ``prose``, ``code``, ``table`` or ``chat``."""
+    """The signature of a text of one `kind`, see `Document`."""
     compared = compared_shingles(text, kind, config)
     return Signature(band_hashes(minima(compared, config.bands * config.rows), config.bands), compared.size)
 
 
 def compared_shingles(text: str, kind: str, config: NearDuplicatesConfig) -> Hashes:
-    """The distinct shingles by which a text is compared, ascending; none when it is too short to be compared."""
+    """The distinct shingles of a text, ascending; none if it is too short to compare."""
     hashes = word_hashes(text, kind)
     if hashes.size < config.min_words:
         return hashes[:0]
@@ -66,10 +66,10 @@ def compared_shingles(text: str, kind: str, config: NearDuplicatesConfig) -> Has
 
 
 def minima(shingle_hashes: Hashes, permutations: int) -> NDArray[np.uint32]:
-    """The least value under each of the random permutations of 32-bit numbers, ``(permutations,)``.
+    """The minimum under each of `permutations` random permutations of 32-bit numbers, ``(permutations,)``.
 
-    A permutation is a multiplication by an odd number modulo 2^32. The shingles are hashes already, so this is
-    enough for the share of equal minima to estimate the Jaccard similarity without bias.
+    A permutation is a multiplication by an odd number modulo 2^32. As shingles are hashes already, this suffices for
+    the share of equal minima to be an unbiased estimate of the Jaccard similarity.
     """
     factors = ((_raw("permutations", permutations) >> _HALF).astype(np.uint32) | np.uint32(1))[:, None]
     least = np.full(permutations, _NO_MINIMUM, np.uint32)
@@ -81,7 +81,7 @@ def minima(shingle_hashes: Hashes, permutations: int) -> NDArray[np.uint32]:
 
 
 def band_hashes(least: NDArray[np.uint32], bands: int) -> Hashes:
-    """One 64-bit hash for each band of consecutive minima, ``(bands,)``: equal when all its minima are."""
+    """One 64-bit hash for each band of consecutive minima, ``(bands,)``, equal if all its minima are equal."""
     rows = least.reshape(bands, -1).astype(np.uint64)
     factors = _raw("bands", rows.shape[1]) | np.uint64(1)
     sums: Hashes = (rows * factors).sum(axis=1, dtype=np.uint64)
@@ -95,9 +95,9 @@ def _raw(purpose: str, count: int) -> Hashes:
 
 
 class SignatureWriter(AbstractContextManager["SignatureWriter"]):
-    """Writes the signatures of one part to `path`; a file that an error ended is one that `PartSignatures` refuses.
+    """Writes the signatures of one part to `path`; after an error, `PartSignatures` refuses the file.
 
-    Without a `config` documents can be compared for being equal only. Holds at most one block of documents.
+    Without `config`, signatures find only equal documents. Holds at most one block of documents in memory.
     """
 
     def __init__(self, path: Path, config: NearDuplicatesConfig | None) -> None:
@@ -110,7 +110,7 @@ class SignatureWriter(AbstractContextManager["SignatureWriter"]):
             self._file.write(bytes(_HEADER_WORDS * _WORD.itemsize))
 
     def add(self, document: Document) -> None:
-        """Computes the signature of one document and appends it."""
+        """Computes and appends the signature of one document."""
         column = self._block[:, self._num_waiting]
         column[: len(ID)] = np.frombuffer(bytes.fromhex(document.id), ">u8")
         column[NUM_BYTES] = document.num_bytes
@@ -138,9 +138,9 @@ class SignatureWriter(AbstractContextManager["SignatureWriter"]):
 
 @dataclass(frozen=True, slots=True)
 class PartSignatures:
-    """The finished signatures of one part; open them with `PartSignatures.open`.
+    """The finished signatures of one part, opened with `PartSignatures.open`.
 
-    The documents of a `protected` part are compared with and never removed.
+    The documents of a `protected` part are compared but never removed.
     """
 
     path: Path
@@ -150,7 +150,7 @@ class PartSignatures:
 
     @classmethod
     def open(cls, path: Path, config: NearDuplicatesConfig | None, *, protected: bool = False) -> PartSignatures:
-        """Reads the header; raises `DataError` when the file is damaged or was made under other settings."""
+        """Reads the header; raises `DataError` if the file is damaged or was made with other settings."""
         try:
             header = np.fromfile(path, _WORD, _HEADER_WORDS).tolist()
             size = path.stat().st_size
@@ -166,7 +166,7 @@ class PartSignatures:
         return cls(path, num_documents, columns - FIRST_BAND, protected)
 
     def blocks(self, *columns: int) -> Iterator[Block]:
-        """These columns, block by block of documents, each ``(columns, N)``."""
+        """Yields the given columns in blocks of documents, each ``(columns, N)``."""
         num_columns = FIRST_BAND + self.num_bands
         for start in range(0, self.num_documents, BLOCK_DOCUMENTS):
             size = min(BLOCK_DOCUMENTS, self.num_documents - start)
@@ -181,9 +181,9 @@ class PartSignatures:
 
 
 def numbered_blocks(parts: Iterable[PartSignatures], *columns: int) -> Iterator[tuple[PartSignatures, int, Block]]:
-    """The blocks of all parts, each with its part and the ordinal of its first document.
+    """Yields the blocks of all parts, each with its part and the ordinal of its first document.
 
-    An ordinal is the place of a document among those of all parts.
+    The ordinal of a document is its index among the documents of all parts.
     """
     start = 0
     for part in parts:
@@ -193,7 +193,7 @@ def numbered_blocks(parts: Iterable[PartSignatures], *columns: int) -> Iterator[
 
 
 def _fingerprint(config: NearDuplicatesConfig | None) -> int:
-    """A number that differs between settings under which signatures differ."""
+    """A hash of the settings that affect signatures."""
     settings = (config.shingle_words, config.min_words, config.bands, config.rows) if config else ()
     digest = hashlib.blake2b(repr((_FORMAT_VERSION, settings)).encode("ascii"), digest_size=8).digest()
     return int.from_bytes(digest, "little")

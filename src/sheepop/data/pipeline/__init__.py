@@ -1,1 +1,1 @@
-"""The build as passes over parts of the input, run by an engine on one machine or on many."""
+"""The passes of a corpus build over parts of the input, run by an engine on one machine or many."""

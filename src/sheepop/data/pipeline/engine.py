@@ -1,8 +1,8 @@
-"""Who does the work of a pass: this process, processes of this machine, or a Ray cluster.
+"""Engines that run a pass in this process, in processes on this machine, or on a Ray cluster.
 
-A pass is one piece of work for each of its parts. Part `rank` leaves a directory of its own, whole or absent, so a pass
-that was stopped goes on with the parts whose directory is missing or damaged. Work depends on the input and never on
-the engine or the number of workers, and so does the result.
+A pass is one task for each part. Task `rank` writes its own directory atomically, so a stopped pass resumes with the
+parts whose directory is missing or damaged. Tasks, and so the result, do not depend on the engine or the number of
+workers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from sheepop.core.files import atomic_directory, damaged_files, remove_partial
 from sheepop.data.pipeline.parts import part_path
 
 Work = Callable[[int, Path], None]
-"""Fills the directory of part `rank`; it is sent to workers."""
+"""The work of a pass: fills the directory of part `rank`. It is pickled for workers."""
 _MEGABYTES_PER_PROCESS = 8
 
 
 class LocalEngine:
-    """This machine: in this process with 0 workers, else in that many processes, which serve all passes.
+    """Runs tasks on this machine: in this process with fewer than 2 workers, else in that many for all passes.
 
-    Work is pickled to freshly started (spawned) processes, so a script that uses workers needs the guard
+    Work is pickled for spawned processes, so a script that uses workers needs the guard
     ``if __name__ == "__main__":``.
     """
 
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers
         self._pool: ProcessPoolExecutor | None = None
-        self._wanted: Connection | None = None  # the processes live as long as it is open
+        self._wanted: Connection | None = None  # the worker processes exit when it closes
 
     def execute(self, task: Callable[[int], int], ranks: Sequence[int]) -> Iterator[int]:
-        """Does the task of every rank and yields the ranks in their order; raises `DataError` when a worker dies."""
+        """Runs the task of every rank and yields the ranks in order; raises `DataError` if a worker dies."""
         if self.num_workers < 2:
             yield from map(task, ranks)
             return
@@ -53,7 +53,7 @@ class LocalEngine:
             theirs, self._wanted = context.Pipe(duplex=False)
             self._pool = ProcessPoolExecutor(self.num_workers, context, _prepare_worker, (theirs,))
         try:
-            # Not with its `map`, which cancels what remains: a pool that is ended stumbles over that.
+            # The pool's `map` would cancel the remaining tasks, which fails on a pool that is shut down.
             results = deque([self._pool.submit(task, rank) for rank in ranks])
             while results:
                 yield results.popleft().result()
@@ -64,15 +64,15 @@ class LocalEngine:
                 "data.max_file_bytes and run the command again."
             ) from None
         except BaseException as end:
-            # When a task fails the others under way are finished, which saves their work. An interrupt must not wait
-            # for work that may take minutes, and nobody takes the results any more.
+            # If a task fails, running tasks are finished, which saves their work. An interrupt must not wait for tasks
+            # that may take minutes, so it ends the workers.
             if self._wanted is not None and not isinstance(end, Exception):
                 self._wanted.close()
             self.release()
             raise
 
     def release(self) -> None:
-        """Ends the processes after what they are doing; work that has not begun is dropped."""
+        """Ends the processes after their current tasks; drops tasks that have not begun."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -81,13 +81,13 @@ class LocalEngine:
 
 
 def _prepare_worker(wanted: Connection) -> None:
-    # Ctrl-C reaches the whole process group; only the parent answers it.
+    # Ctrl-C reaches the whole process group; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Each worker is one thread of work: the tokenizer library would start one per core in every worker.
+    # Each worker uses one thread; the tokenizer library would start one per core in every worker.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def end_when_unwanted() -> None:
-        """A killed parent cannot ask for it, but the other end of `wanted` closes with it."""
+        """Exits when the parent closes its end of `wanted` or dies, which closes it too."""
         wait([wanted])
         os._exit(1)
 
@@ -95,17 +95,17 @@ def _prepare_worker(wanted: Connection) -> None:
 
 
 class RayEngine:
-    """The Ray cluster that was started with ``ray start``, or one of this machine's own when there is none.
+    """Runs tasks on the Ray cluster that was started with ``ray start``, or on a local one if there is none.
 
-    Every node needs SheepOp installed and the input and output at the same paths. `num_workers` bounds the tasks
-    at a time; 0 leaves that to the cluster.
+    Every node needs SheepOp and the input and output at the same paths. `num_workers` bounds concurrent tasks; 0 leaves
+    that to the cluster.
     """
 
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers
 
     def execute(self, task: Callable[[int], int], ranks: Sequence[int]) -> Iterator[int]:
-        """Does the task of every rank and yields the ranks as they are done; what a lost node had is done again."""
+        """Runs the task of every rank and yields the ranks as they finish; Ray repeats the tasks of a lost node."""
         with ray_cluster(DataError):
             import ray
 
@@ -122,7 +122,7 @@ class RayEngine:
                     ray.cancel(each)
 
     def release(self) -> None:
-        """Nothing is kept: the cluster belongs to whoever started it."""
+        """Does nothing: the cluster belongs to whoever started it."""
 
 
 Engine = LocalEngine | RayEngine
@@ -133,7 +133,7 @@ def _done(task: Callable[[int], int], rank: int) -> int:
 
 
 def _result(finished: Any) -> int:
-    """The rank of a task that has ended on the cluster; raises the error of the task itself."""
+    """The rank of a finished task on the cluster; raises the error of a task that failed."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 
@@ -151,7 +151,7 @@ def _result(finished: Any) -> int:
 
 
 def make_part(directory: Path, work: Work, rank: int) -> int:
-    """Does the work of part `rank`, whose directory is whole or absent; the rank itself."""
+    """Does the work of part `rank`, writing its directory atomically; returns the rank."""
     with atomic_directory(part_path(directory, rank), replace=True) as staging:
         work(rank, staging)
     return rank
@@ -167,10 +167,10 @@ def run_pass(
     *,
     is_light: bool = False,
 ) -> None:
-    """Does the work of every entry of `sizes` (megabytes, for the progress shown), unless its directory is whole.
+    """Does the work of every part, with `sizes` in megabytes for the progress bar, unless its directory is complete.
 
-    Light work of a few megabytes is done before more processes have started, so it is done in this one. Raises the
-    error that stopped a task; what is done stays and need not be done again.
+    Light work on a few megabytes runs in this process, because starting others would take longer. Raises the error of
+    a task that failed; finished parts stay and are not done again.
     """
     directory.mkdir(parents=True, exist_ok=True)
     remove_partial(directory)

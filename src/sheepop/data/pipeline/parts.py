@@ -1,4 +1,4 @@
-"""Finished parts on disk: documents, what later passes decide by, what was decided since, and what was counted."""
+"""Finished parts on disk: their documents, the index and signatures for later decisions, removals and accounts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from sheepop.data.mixing import Mixture
 ACCOUNT = "account.json"
 SIGNATURES = "signatures"
 _PREFIX, _INDEX, _NAMES, _REMOVALS = "part", "index.bin", "names.txt", "removals"
-# Of each document its content id, its size in UTF-8 bytes, and the number of its mixed source, -1 for none.
+# For each document its content id, its size in UTF-8 bytes, and the number of its mixed source, -1 for none.
 _INDEX_TYPE = np.dtype([("id", "u1", 16), ("size", "<i8"), ("mixed", "<i2")])
 _INDEX_ENTRY = struct.Struct("<16sqh")
 
 
 class Removal(NamedTuple):
-    """Of part `part` the document with this number goes, by a stage of the configuration, for a reason."""
+    """The removal of document number `document` of part `part`, with the stage and the reason."""
 
     part: int
     document: int
@@ -42,32 +42,32 @@ class Removal(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedPart:
-    """Part `number` of the pass in `directory`, and what a look at all its parts decided afterwards."""
+    """Part `number` of the pass in `directory`, with the removals that were decided later over all parts."""
 
     directory: Path
     number: int
 
     @property
     def path(self) -> Path:
-        """Where the part stands."""
+        """The directory of the part."""
         return part_path(self.directory, self.number)
 
     def documents(self) -> Iterator[StoredDocument]:
-        """The documents, one in memory at a time."""
+        """Yields the documents."""
         return read_stored(self.path, _PREFIX)
 
     def names(self) -> list[str]:
-        """What each document is called in words: its file, and its number there when it is not the first."""
-        # Not as text: names may hold other characters that would end a line there.
+        """The display name of each document, see `document_name`."""
+        # Read as bytes: names may contain other characters that end a line in text mode.
         return (self.path / _NAMES).read_bytes().decode("utf-8").split("\n")[:-1]
 
     def kept_index(self) -> NDArray[np.void]:
-        """An entry for each document that stays, ``(N,)``, with the columns ``id`` (16 bytes), ``size``, ``mixed``."""
+        """The index of the documents that stay, ``(N,)``, with the fields ``id`` (16 bytes), ``size``, ``mixed``."""
         index = np.fromfile(self.path / _INDEX, _INDEX_TYPE)
         return np.delete(index, list(self._removals()))
 
     def kept(self, account: Account) -> Iterator[StoredDocument]:
-        """The documents that stay; the others are noted in `account`."""
+        """Yields the documents that stay; records the others in `account`."""
         removals = self._removals()
         for index, stored in enumerate(self.documents()):
             if (removal := removals.get(index)) is None:
@@ -82,7 +82,7 @@ class FinishedPart:
 
 
 def part_path(directory: Path, number: int) -> Path:
-    """Where part `number` of a pass stands."""
+    """The directory of part `number` of a pass."""
     return directory / f"{number:05d}"
 
 
@@ -99,7 +99,7 @@ def write_part(
     sign: bool = False,
     near: NearDuplicatesConfig | None = None,
 ) -> None:
-    """Writes the documents of a part; with `sign` also what equal ones are found by, with `near` nearly equal ones."""
+    """Writes the documents of a part; with `sign` also signatures to find equal ones, with `near` also near ones."""
     with (
         (directory / _INDEX).open("wb") as index,
         (directory / _NAMES).open("w", encoding="utf-8", newline="\n") as names,
@@ -117,14 +117,14 @@ def write_part(
 
 
 def document_name(document: Document) -> str:
-    """What a document is called in words: its file, its place there, or else its number when it is not the first."""
+    """The display name of a document: its file and its place there, or its number if it is not the first."""
     if document.place:
         return f"{document.source}, {document.place}"
     return f"{document.source}, document {document.part}" if document.part else document.source
 
 
 def write_removals(directory: Path, removals: Iterable[Removal]) -> None:
-    """Notes in the directory of a pass which of its documents go; what was noted before is replaced as a whole."""
+    """Writes which documents of a pass are removed to its directory; replaces an earlier list as a whole."""
     with atomic_directory(directory / _REMOVALS, replace=True) as staging:
         for part, group in groupby(removals, lambda removal: removal.part):
             with (staging / f"{part:05d}.jsonl").open("a", encoding="utf-8", newline="\n") as file:
@@ -132,9 +132,9 @@ def write_removals(directory: Path, removals: Iterable[Removal]) -> None:
 
 
 def added_accounts(directories: Iterable[Path]) -> dict[str, Any]:
-    """The accounts of several parts as one: numbers are added, lists joined, tables go entry by entry.
+    """Adds the accounts of several parts: adds numbers, joins lists, merges tables entry by entry.
 
-    Of the samples those stay that would if all documents stood in one part. Raises `DataError` for one that is damaged.
+    The samples are the same as if all documents were in one part. Raises `DataError` for a damaged account.
     """
     total: dict[str, Any] = {}
     samples = Samples()

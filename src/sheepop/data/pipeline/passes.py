@@ -1,7 +1,7 @@
-"""The order of work between the plan of a build and its documents: passes over parts, decisions between them.
+"""Reads and cleans the documents of a build in passes over parts, with decisions between the passes.
 
-Stages that look at one document at a time run together in one pass. A stage that looks at all documents ends the pass
-before it: the pass leaves what the decision needs, the decision says which documents go, and the next pass applies it.
+Stages that judge one document at a time run together in one pass. A stage that compares all documents ends the pass
+before it: that pass writes signatures, the decision lists the documents to remove, and the next pass removes them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _GLOBAL_STAGES = ("exact_duplicates", "near_duplicates")
 
 
 def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-    """The stages in passes: those of one document at a time, then those of all documents that follow them at once."""
+    """Groups stages into passes: stages that judge single documents, then the global stages that follow them."""
     passes: list[tuple[list[str], list[str]]] = [([], [])]
     for name in stages:
         is_global = name in _GLOBAL_STAGES
@@ -69,7 +69,7 @@ def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]
 
 
 def local_stages(config: CleanConfig, names: Iterable[str], account: Account, seed: int) -> list[Stage]:
-    """The steps with these names, in this order; raises KeyError for a name that is no stage of single documents."""
+    """The stages with these names, in this order; raises KeyError for a name that is not such a stage."""
     stages: dict[str, tuple[type[Stage], Config]] = {
         "formatting": (Formatting, config.formatting),
         "language": (LanguageFilter, config.language),
@@ -84,9 +84,9 @@ def local_stages(config: CleanConfig, names: Iterable[str], account: Account, se
 
 @dataclass(frozen=True)
 class CleanPart:
-    """Work on a part: its documents through the stages `local`, to disk with what the stages `decided` need.
+    """The work that cleans a part: runs the stages `local`, and signs the documents for the global stages `decided`.
 
-    They come from the inputs of the plan, or are what the pass in `earlier` left.
+    The documents come from the inputs of the plan, or from the pass in `earlier` if there is one.
     """
 
     plan: Plan
@@ -98,12 +98,13 @@ class CleanPart:
     seed: int
 
     def __call__(self, rank: int, staging: Path) -> None:
-        """Writes the documents and the account of what became of all others."""
+        """Writes the documents that stay, and the account."""
         clean, account = self.config.clean, Account(self.seed)
         account.begin(staging)
         with closing(account):
+            documents: Iterator[Draft]
             if self.earlier is None:
-                documents = _read_inputs(self.plan, rank, self.config, self.query, account)
+                documents = self._read(rank, account)
             else:
                 documents = (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(account))
             for stage in local_stages(clean, self.local, account, self.seed):
@@ -113,11 +114,16 @@ class CleanPart:
             write_part(staging, finished, mixture, sign=bool(self.decided), near=near)
         write_json(staging / ACCOUNT, account.as_record())
 
+    def _read(self, rank: int, account: Account) -> Iterator[Draft]:
+        for entry in self.plan.entries(rank):
+            items = _items(entry, self.plan.directory / _SCRATCH, self.config.extract, self.query)
+            yield from _documents(entry, items, self.config, account)
+
 
 def clean_documents(
     plan: Plan, config: DataConfig, query: Query | None, seed: int, engine: Engine, console: Console
 ) -> list[Path]:
-    """Runs every pass; returns their directories, of which the last has the documents."""
+    """Runs every pass; returns their directories; the last one has the documents."""
     directories: list[Path] = []
     for number, (local, decided) in enumerate(split_into_passes(config.clean.stages)):
         directory = plan.directory / f"pass-{number}"
@@ -138,7 +144,7 @@ def _decide(
     directory: Path,
     console: Console,
 ) -> Iterator[Removal]:
-    """Which documents of `parts` go by the stages `decided`; those of ``config.against`` only make others go."""
+    """Yields the documents of `parts` that the stages `decided` remove; those of ``config.against`` always stay."""
     near = config if "near_duplicates" in decided else None
     earlier = earlier_files(config.against)
     signed = directory / "earlier"
@@ -166,7 +172,7 @@ def _decide(
 
 
 def earlier_files(corpora: Iterable[str | Path]) -> list[Path]:
-    """The document files of finished corpora, split by split; raises `DataError` for what is not such a corpus."""
+    """The document files of finished corpora, split by split; raises `DataError` for a directory that is not one."""
     files: list[Path] = []
     for directory in map(Path, corpora):
         read_manifest(directory)
@@ -176,7 +182,7 @@ def earlier_files(corpora: Iterable[str | Path]) -> list[Path]:
 
 
 def sign_file(file: Path, target: Path, near: NearDuplicatesConfig | None) -> PartSignatures:
-    """The signatures of a corpus's document file, written to `target`; raises `DataError` for a damaged file."""
+    """Writes the signatures of a corpus's document file to `target`; raises `DataError` for a damaged file."""
     with SignatureWriter(target, near) as writer:
         for document in read_documents_file(file):
             try:
@@ -186,15 +192,10 @@ def sign_file(file: Path, target: Path, near: NearDuplicatesConfig | None) -> Pa
     return PartSignatures.open(target, near, protected=True)
 
 
-def _read_inputs(plan: Plan, rank: int, config: DataConfig, query: Query | None, account: Account) -> Iterator[Draft]:
-    """The documents of part `rank` of the plan, in order; what could not be used is noted in `account`."""
-    for entry in plan.entries(rank):
-        yield from _documents(entry, _items(entry, plan.directory / _SCRATCH, config.extract, query), config, account)
-
-
 def _documents(
     entry: Entry, items: Iterator[Extracted | Refused], config: DataConfig, account: Account
 ) -> Iterator[Draft]:
+    """Yields the documents of an input, in order; records in `account` what could not be used."""
     source, part, encoding = account.source, 0, ""
     source.input_bytes += entry.size
     about_file: list[Refused] = []
@@ -206,7 +207,7 @@ def _documents(
                 about_file.append(item)
             continue
         encoding = encoding or item.metadata.get("encoding", "")
-        # Running text is cut as `data.documents` says; records, pages and tables are documents of their own.
+        # `data.documents` cuts running text; records, pages and tables are always single documents.
         whole = item.marks or item.kind not in ("prose", "code")
         for text in [item.text] if whole else split_text(item.text, config.documents):
             if is_empty(text):
@@ -250,7 +251,7 @@ def _items(entry: Entry, scratch: Path, config: ExtractConfig, query: Query | No
 
 
 def _rows(query: Query, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    """The rows of the query, all of them or an error: half an answer is not what was asked for."""
+    """Yields all rows of the query; raises `DataError` instead of stopping early."""
     from sheepop.data.extract.query import read_query
 
     try:
@@ -259,12 +260,12 @@ def _rows(query: Query, config: ExtractConfig) -> Iterator[Extracted | Refused]:
         raise DataError(f"The query could not be read to its end: {error.detail.rstrip('.')}.") from None
 
 
-# One for each process: starting a child for every part would cost more than many parts do.
+# At most one per process: starting a child for every part would take longer than many parts do.
 _extractions: dict[tuple[ExtractConfig, Path], Extraction] = {}
 
 
 def close_extraction() -> None:
-    """Ends the child process that this process reads files with, if there is one."""
+    """Ends the child process that reads files for this process, if there is one."""
     while _extractions:
         _extractions.popitem()[1].close()
 
@@ -285,5 +286,5 @@ def _draft(text: str, part: int, item: Extracted, entry: Entry) -> Draft:
 
 
 def _valid(text: str) -> str:
-    """Names inside files may hold half of a surrogate pair, which no file can; it becomes ``\\udNNN``."""
+    """Replaces lone surrogates, which names inside files may have and UTF-8 cannot encode, with ``\\udNNN``."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

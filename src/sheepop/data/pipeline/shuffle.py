@@ -1,9 +1,9 @@
-"""The files of the corpus, documents and tokens: their order is decided in one look at the parts, then made by passes.
+"""The passes that shuffle and split the documents, and write the document and token files of the corpus.
 
-`Scatter` reads a part and writes its documents grouped by the bucket they belong to; `Gather` collects one bucket
-from all parts, sorts it by key and writes a file of the corpus. Buckets are ranges of keys, so one after the other
-they are the whole corpus in the order of the keys. Neither holds more than one file's worth of documents. `Encode`
-turns a file into tokens, and `place_split` puts both in place.
+`decide_assignment` reads the index of all parts. `Scatter` reads a part and writes its documents grouped by bucket;
+`Gather` collects one bucket from all parts, sorts it by key and writes a file of the corpus. Buckets are ranges of
+keys, so in order they are the whole corpus sorted by key. Neither holds more documents in memory than one file has.
+`Encode` turns a file into tokens, and `place_split` moves both to the corpus.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _COUNTED = ("documents", "bytes", "occurrences", "occurring_bytes")
 
 @dataclass(frozen=True)
 class Assignment:
-    """What decides the split, the copies and the order of documents.
+    """The split, the number of copies, and the order of all documents.
 
-    `epochs` has one entry per mixed source. `buckets` is the number of files that each split is written to; `starts`
-    has the bytes and the number of kept documents before each part.
+    `epochs` has one entry per mixed source. `buckets` is the number of files of each split; `starts` has the bytes and
+    the number of kept documents before each part.
     """
 
     splitter: Splitter
@@ -59,13 +59,13 @@ class Assignment:
     starts: tuple[tuple[int, int], ...]
 
     def times(self, split: SplitName, mixed: int, document_id: str) -> int:
-        """How often a document of the source `mixed` occurs."""
+        """How often a document of the mixed source `mixed` (-1 for none) occurs."""
         if mixed < 0 or (split == "validation" and self.epochs[mixed] > 0):
             return 1
         return copies(self.epochs[mixed], self.splitter.seed, document_id)
 
     def place(self, split: SplitName, document_id: str, copy: int, passed: int, ordinal: int) -> tuple[int, bytes]:
-        """The bucket of one occurrence among those of both splits, and the key that orders it there."""
+        """The bucket of one occurrence, numbered over both splits, and its sort key there."""
         count = self.buckets[SPLITS.index(split)]
         if self.shuffle:
             position = derive_seed(self.splitter.seed, "shuffle", f"{document_id} {copy}")
@@ -77,7 +77,7 @@ class Assignment:
 
 
 def decide_assignment(parts: Sequence[FinishedPart], config: DataConfig, seed: int) -> Assignment:
-    """Decides by the ids and sizes of the documents that stay; raises `DataError` when the mixture cannot be had."""
+    """The assignment, from ids and sizes of the kept documents; raises `DataError` if the mixture is impossible."""
     splitter = Splitter(config.split, config.validation_fraction, seed)
     starts: list[tuple[int, int]] = []
     for part in parts:
@@ -91,7 +91,7 @@ def decide_assignment(parts: Sequence[FinishedPart], config: DataConfig, seed: i
 
 
 def _epochs(parts: Sequence[FinishedPart], mixture: Mixture, splitter: Splitter) -> tuple[tuple[float, ...], float]:
-    """The epochs of every mixed source, and about how many bytes of training text there will be."""
+    """The epochs of every mixed source, and the approximate bytes of training text."""
     if not mixture.sources:
         return (), float(splitter.num_bytes)
     *sizes, others = [0] * (len(mixture.sources) + 1)
@@ -109,7 +109,7 @@ def _epochs(parts: Sequence[FinishedPart], mixture: Mixture, splitter: Splitter)
 
 
 def _kept_documents(part: FinishedPart) -> Iterator[tuple[str, int, int]]:
-    """Id, size and mixed source of every document that stays."""
+    """Yields id, size and mixed source of every document that stays."""
     index = part.kept_index()
     ids = index["id"].tobytes().hex()
     for number, (size, mixed) in enumerate(index[["size", "mixed"]].tolist()):
@@ -123,13 +123,13 @@ def _num_buckets(num_bytes: float) -> int:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Work on part `rank` of the pass in `source`: its kept documents, grouped by bucket."""
+    """The work that groups the kept documents of part `rank` of the pass in `source` by bucket."""
 
     source: Path
     assignment: Assignment
 
     def __call__(self, rank: int, staging: Path) -> None:
-        """Writes ``chunk-N.bin``, each with the documents of every bucket together, and the offsets of the buckets."""
+        """Writes files ``chunk-N.bin`` of documents sorted by bucket, and the offsets of the buckets in them."""
         assignment, part, cut_documents = self.assignment, FinishedPart(self.source, rank), 0
         splits = {name: dict.fromkeys(_COUNTED, 0) for name in SPLITS}
         mixed_sources: dict[int, dict[str, int]] = {}
@@ -159,7 +159,7 @@ def _count(counts: dict[str, int], document: StoredDocument, times: int) -> None
 
 
 class _Chunks:
-    """Collects occurrences and writes them, grouped by bucket, whenever enough are held."""
+    """Buffers occurrences and writes them, grouped by bucket, whenever a chunk is full."""
 
     def __init__(self, directory: Path, num_buckets: int) -> None:
         self._directory, self._num_buckets = directory, num_buckets
@@ -190,7 +190,7 @@ class _Chunks:
 
 @dataclass(frozen=True)
 class Gather:
-    """Work on bucket `rank`: its documents from all parts that `Scatter` left in `source`, in the order of keys."""
+    """The work that sorts bucket `rank`: its documents from all parts of the `Scatter` pass in `source`, by key."""
 
     source: Path
     num_parts: int
@@ -198,7 +198,7 @@ class Gather:
     seed: int
 
     def __call__(self, rank: int, staging: Path) -> None:
-        """Writes the bucket's documents; the account has how many there are by length, kind and language, and a few."""
+        """Writes the documents of the bucket, and an account with counts by length, kind and language, and samples."""
         counts = {name: Counter[str]() for name in ("lengths", "kinds", "languages", "language_bytes")}
         samples, num_bytes = Samples(), 0
         lines = sorted(line for number in range(self.num_parts) for line in self._lines(number, rank))
@@ -221,7 +221,7 @@ class Gather:
 
     def _lines(self, number: int, bucket: int) -> Iterator[bytes]:
         directory = part_path(self.source, number)
-        # Where each bucket begins in each chunk of the part, (chunks, buckets + 1); nothing is kept of some parts.
+        # The start of each bucket in each chunk of the part, (chunks, buckets + 1); a part may have no chunks.
         is_filled = (directory / _OFFSETS).stat().st_size > 0
         offsets = np.memmap(directory / _OFFSETS, _OFFSET, "r") if is_filled else np.zeros(0, _OFFSET)
         begins = offsets.reshape(-1, self.num_buckets + 1)[:, bucket : bucket + 2]
@@ -242,13 +242,13 @@ def _excerpt(document: Document) -> dict[str, Any]:
 
 
 def texts_of(document: Document) -> tuple[str, ...]:
-    """The text of a document; of a pair first the one and then the other."""
+    """The text of a document, or the source and target of a pair."""
     return Pair.of(document) if document.kind == PAIR else (document.text,)
 
 
 @dataclass(frozen=True)
 class Encode:
-    """Work on the file that `Gather` wrote as part `rank` of the pass in `source`: its documents as token ids."""
+    """The work that encodes the documents in part `rank` of the `Gather` pass in `source`."""
 
     source: Path
     encoder: DocumentEncoder
@@ -256,7 +256,7 @@ class Encode:
     unknown_id: int | None
 
     def __call__(self, rank: int, staging: Path) -> None:
-        """Writes one shard with its index and the files of its documents, and what is in them."""
+        """Writes one shard with its index, the sources of its documents, and an account."""
         documents = read_stored(part_path(self.source, rank), DOCUMENTS_PREFIX)
         unknown, sources, licenses = 0, [], Counter[str]()
         with TokenWriter(staging, _TOKENS_PREFIX, np.dtype(self.dtype)) as writer:
@@ -272,7 +272,7 @@ class Encode:
 
 
 def place_split(gathered: Path, encoded: Path, buckets: Sequence[int], corpus: Path, prefix: str) -> dict[str, Any]:
-    """Puts what `Gather` and `Encode` wrote of some buckets in place; returns the split's entry in the manifest."""
+    """Places the document files and shards of `buckets` in the corpus; returns the manifest entry of the split."""
     sources, licenses = list[DocumentSources](), Counter[str]()
     shards, files = list[dict[str, Any]](), list[dict[str, Any]]()
     total = {"documents": 0, "tokens": 0, "bytes": 0, "unknown": 0}
@@ -307,7 +307,7 @@ def place_split(gathered: Path, encoded: Path, buckets: Sequence[int], corpus: P
 
 
 def _place_file(source: Path, target: Path) -> None:
-    """A second name for a finished file, or a copy where the file system knows no second names."""
+    """Links a finished file to `target`, or copies it if the file system has no hard links."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -316,14 +316,14 @@ def _place_file(source: Path, target: Path) -> None:
 
 
 def _license(document: StoredDocument) -> str:
-    """The licence that a document's origin states, "" for none."""
-    # Few documents state one, and the others need not be parsed for it.
+    """The licence in the facts of a document, or "" if there is none."""
+    # Few documents have one, so this avoids parsing the others.
     states = b'"license"' in document.line
     return str(orjson.loads(document.line).get("facts", {}).get("license", "")) if states else ""
 
 
 def texts_in(source: Path, files: Sequence[int]) -> Iterator[str]:
-    """The texts of gathered documents, in order."""
+    """Yields the texts of gathered documents, in order."""
     for bucket in files:
         for stored in read_stored(part_path(source, bucket), DOCUMENTS_PREFIX):
             yield from texts_of(stored.document())

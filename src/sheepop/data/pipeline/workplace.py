@@ -1,6 +1,6 @@
-"""The directory in which a corpus is built: it outlives a build that is stopped, so that the next one goes on.
+"""The directory in which a corpus is built; it survives a stopped build, so that the next one resumes.
 
-Every input is a line of a file there, cut into parts that depend on nothing but the input and take about as long each.
+A file there lists the inputs, one per line, in parts that depend only on the input and take about equally long.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ DISCOVERED = "discovered.jsonl"
 _INVENTORY, _PLAN, _LOCK, _SECONDS = "inventory.jsonl", "plan.json", "lock", "seconds.json"
 _EACH_SECONDS = 1.0
 _MOST_PARTS = 256
-# Seconds of work: what a kill may cost, and what a task is worth starting for.
+# Seconds of work in a part: enough to be worth a task, and few enough that a kill does not lose much.
 _SHORTEST_PART, _LONGEST_PART = 0.8, 100.0
 _MOST_FILES = 2000
-# Megabytes of file that one process gets through in a second, from reading to tokens (bench/data_speed.py).
+# Megabytes of file that one process handles per second, from reading to tokens (bench/data_speed.py).
 _SPEEDS = {
     **dict.fromkeys((".pdf",), 1.0),
     **dict.fromkeys((".html", ".htm", ".xhtml", ".warc", ".epub"), 0.8),
@@ -42,14 +42,15 @@ _SPEEDS = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz", ".parquet"), 0.8),
 }
 _TEXT_SPEED = 2.5
-# Of every byte of text: compressed documents twice, the shuffle's plain copy, tokens twice, checked against builds.
+# Bytes on disk per byte of text: compressed documents twice, the uncompressed copy of the shuffle, and tokens twice;
+# compared with real builds.
 _ROOM = 2.5
 _SHOWN_FROM_BYTES = 10**8
 
 
 @dataclass(frozen=True)
 class Query:
-    """A database address, which may hold a password and is never shown, and what is asked of it."""
+    """A database query, and the database address, which may contain a password and is never shown."""
 
     url: str = field(repr=False)
     text: str
@@ -57,7 +58,7 @@ class Query:
 
 @dataclass(slots=True)
 class PlannedPart:
-    """Consecutive lines of the inventory: where they begin in the file and how many, their bytes and seconds."""
+    """Consecutive lines of the inventory: their offset in the file, their number, bytes and estimated seconds."""
 
     offset: int
     entries: int = 0
@@ -67,9 +68,9 @@ class PlannedPart:
 
 @dataclass
 class Plan:
-    """The inputs of a build in `directory`, cut into parts; `fingerprint` stands for them and for the settings.
+    """The inputs of a build in `directory`, cut into parts; `fingerprint` identifies inputs and settings.
 
-    `files` and `num_bytes` were found; `skipped` and `folders_skipped` count what was left out by reason.
+    `files` and `num_bytes` count what was found; `skipped` and `folders_skipped` count what was skipped by reason.
     """
 
     directory: Path
@@ -82,11 +83,11 @@ class Plan:
 
     @property
     def megabytes(self) -> list[float]:
-        """The size of each part, for the progress shown."""
+        """The size of each part, for the progress bar."""
         return [max(part.size, 1) / 1e6 for part in self.parts]
 
     def entries(self, number: int) -> Iterator[Entry]:
-        """The inputs of a part, in order."""
+        """Yields the inputs of a part, in order."""
         part = self.parts[number]
         with (self.directory / _INVENTORY).open("rb") as file:
             file.seek(part.offset)
@@ -97,9 +98,9 @@ class Plan:
 
 @contextmanager
 def locked_workplace(output: Path) -> Iterator[Path]:
-    """A hidden directory beside `output`, held by this process alone; raises `DataError` when another build holds it.
+    """Locks a hidden directory beside `output`; raises `DataError` if another build has it.
 
-    It stays when there are finished parts in it, with which the next build goes on.
+    Afterwards the directory stays if it has finished parts, from which the next build resumes.
     """
     path = output.with_name(f".{output.name}.building")
     with storage_errors(output):
@@ -116,16 +117,16 @@ def locked_workplace(output: Path) -> Iterator[Path]:
 
 
 def clear(workplace: Path, *keep: str) -> None:
-    """Empties the workplace, the lock apart and what is to be kept."""
+    """Empties the workplace except for the lock and the names in `keep`."""
     for entry in workplace.iterdir():
         if entry.name not in (_LOCK, *keep):
             remove_tree(entry)
 
 
 def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, ...] = ()) -> Iterator[Entry | Skipped]:
-    """Every input in a fixed order: the files below the plain paths but in `leave_out`, then repositories, the query.
+    """Yields every input in a fixed order: files below plain paths except `leave_out`, git repositories, the query.
 
-    Raises `DataError` for a path that does not exist and for a repository or revision that git does not know.
+    Raises `DataError` for a path, a repository or a revision that does not exist.
     """
     plain = [path for path in config.paths if not path.startswith(GIT_PREFIX)]
     if plain:
@@ -140,9 +141,9 @@ def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, 
 
 
 def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: Any) -> tuple[Plan, bool]:
-    """Lists the inputs and cuts them into parts; returns the plan, and whether a stopped build of it is here.
+    """Lists the inputs and cuts them into parts; returns the plan, and whether a stopped build of it can be resumed.
 
-    `settings` (JSON) is everything else that decides the result. What a build with another plan left is removed.
+    `settings` (JSON) is everything else that determines the result. Removes the files of a build with another plan.
     """
     plan = Plan(workplace)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8"))
@@ -162,7 +163,7 @@ def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: 
                 continue
             plan.files += 1
             plan.num_bytes += item.size
-            # Names may hold bytes that are not UTF-8; as escapes they go through JSON unharmed.
+            # Names may contain bytes that are not UTF-8; ASCII escapes preserve them in JSON.
             line = json.dumps(asdict(item)).encode("ascii") + b"\n"
             digest.update(line)
             speed = _SPEEDS.get(PurePath(item.source).suffix.lower(), _TEXT_SPEED)
@@ -177,7 +178,7 @@ def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: 
 
 
 def _joined(listed: list[tuple[PlannedPart, bool]]) -> list[PlannedPart]:
-    """Parts of one input each joined into those of the plan; some have to stand alone."""
+    """Joins parts of one input each into the parts of the plan; inputs marked as alone get their own."""
     total = sum(each.seconds for each, _ in listed)
     most = min(max(total / _MOST_PARTS, _SHORTEST_PART), _LONGEST_PART)
     parts: list[PlannedPart] = []
@@ -192,7 +193,7 @@ def _joined(listed: list[tuple[PlannedPart, bool]]) -> list[PlannedPart]:
 
 
 def fingerprint_in(path: Path) -> str | None:
-    """The fingerprint of the plan that a JSON file names; None for one that does not."""
+    """The fingerprint of the plan in a JSON file, or None if it has none."""
     try:
         return str(read_json(path, DataError)["fingerprint"])
     except (DataError, KeyError, TypeError):
@@ -200,7 +201,7 @@ def fingerprint_in(path: Path) -> str | None:
 
 
 def announce(plan: Plan, num_workers: int, console: Console) -> None:
-    """Says what will be read, about how long it takes and what room it needs; warns when there is less."""
+    """Prints what will be read, the estimated time and disk space; warns if the disk has too little."""
     room, free = int(plan.num_bytes * _ROOM), shutil.disk_usage(plan.directory).free
     if plan.num_bytes >= _SHOWN_FROM_BYTES:
         seconds = sum(part.seconds for part in plan.parts) / max(1, num_workers)
@@ -217,7 +218,7 @@ def announce(plan: Plan, num_workers: int, console: Console) -> None:
 
 
 class StageTimes:
-    """Seconds of every stage over all runs of a build: kept in its workplace, so that a kill loses one of them."""
+    """The seconds of every stage over all runs of a build, saved every second in the workplace."""
 
     def __init__(self, workplace: Path) -> None:
         self._path = workplace / _SECONDS
@@ -225,7 +226,7 @@ class StageTimes:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Adds the time that the block takes."""
+        """Adds the time of the block to the stage."""
         before, started, ended = self.seconds.get(name, 0.0), time.monotonic(), threading.Event()
 
         def note() -> None:
@@ -234,7 +235,7 @@ class StageTimes:
 
         def watch() -> None:
             while not ended.wait(_EACH_SECONDS):
-                with suppress(StorageError):  # the work itself will say that the disk is full
+                with suppress(StorageError):  # the work itself reports a full disk
                     note()
 
         watcher = threading.Thread(target=watch, daemon=True)

@@ -1,7 +1,7 @@
-// Attention of single tokens to keys and values that lie in blocks, on a CPU in float32.
+// Paged attention of single tokens, on a CPU in float32.
 //
-// Token r attends from its place `last[r]` back to `first[r]`; place p of its text is entry p % S of block table[r][p / S].
-// Keys and values are float32, or int8 with a scale for each head of a token.
+// Token r attends to positions `first[r]` to `last[r]`; position p of its sequence is entry p % S of block
+// table[r][p / S]. Keys and values are float32, or int8 with a scale for each head of a token.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t kWork = 1 << 14;  // numbers to read that are worth a thread
+constexpr int64_t kWork = 1 << 14;  // the fewest numbers to read that are worth a thread
 
 typedef int8_t FewBytes __attribute__((vector_size(kLanes)));
 
@@ -27,7 +27,7 @@ inline Floats read(const int8_t* from) {
 #endif
 }
 
-// The products of q with several keys of `width` numbers that lie behind one another.
+// The dot products of q with several adjacent keys of `width` numbers.
 template <int keys, class T>
 inline void dots(const float* q, const T* key, int64_t width, float* out) {
   Floats totals[keys] = {};
@@ -42,7 +42,7 @@ inline void dots(const float* q, const T* key, int64_t width, float* out) {
   }
 }
 
-// Adds weights[j] times `vectors` vectors of each value, which stay in registers meanwhile.
+// Adds weights[j] times `vectors` vectors of each value j; the sums stay in registers.
 template <int vectors, class T>
 inline void add_values(float* out, const float* weights, const T* values, int64_t width, int64_t count) {
   Floats totals[vectors];
@@ -55,7 +55,7 @@ inline void add_values(float* out, const float* weights, const T* values, int64_
 }
 
 template <class T>
-struct Held {
+struct Stored {
   const T* numbers;     // (blocks, K, S, width)
   const float* scales;  // (blocks, K, S), or null
   int64_t width;
@@ -64,31 +64,31 @@ struct Held {
 template <class T>
 struct Attention {
   const float* queries;                 // (R, H, C)
-  Held<T> keys, values;                 // widths C and D
+  Stored<T> keys, values;                 // widths C and D
   const int64_t *table, *first, *last;  // (R, M), (R,), (R,)
   float* out;                           // (R, H, D)
   int64_t R, H, K, S, M;
-  float scale, cap;             // no cap where 0
+  float scale, cap;             // 0 means no cap
   const float *slopes, *sinks;  // (H,) or null
 
-  // Calls `work(entry, j, count, ahead)` for the entries of head k in each block that token r sees, the first of them its
-  // j-th; `ahead` are those that come after these.
+  // Calls `work(entry, j, count, ahead)` for each block that token r sees: its `count` entries of head k from `entry` on
+  // are keys j, j + 1, ... of the token. `ahead` is the entry after them, to prefetch.
   template <class Work>
   void by_block(int64_t r, int64_t k, const Work& work) const {
-    auto entry = [&](int64_t place) { return (table[r * M + place / S] * K + k) * S + place % S; };
-    for (int64_t place = first[r]; place <= last[r];) {
-      const int64_t count = std::min(last[r] + 1 - place, S - place % S);
-      work(entry(place), place - first[r], count, entry(std::min(last[r], place + count)));
-      place += count;
+    auto entry = [&](int64_t position) { return (table[r * M + position / S] * K + k) * S + position % S; };
+    for (int64_t position = first[r]; position <= last[r];) {
+      const int64_t count = std::min(last[r] + 1 - position, S - position % S);
+      work(entry(position), position - first[r], count, entry(std::min(last[r], position + count)));
+      position += count;
     }
   }
 
-  static void fetch(const Held<T>& held, int64_t entry, int64_t count) {
-    auto from = reinterpret_cast<const char*>(held.numbers + entry * held.width);
-    for (int64_t i = 0; i < count * held.width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i);
+  static void fetch(const Stored<T>& stored, int64_t entry, int64_t count) {
+    auto from = reinterpret_cast<const char*>(stored.numbers + entry * stored.width);
+    for (int64_t i = 0; i < count * stored.width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i);
   }
 
-  // The query heads of token r that share key-value head k.
+  // Attends with the query heads of token r that share key-value head k.
   void group(int64_t r, int64_t k, std::vector<float>& memory) const {
     const int64_t heads = H / K, head = r * H + k * heads, count = last[r] - first[r] + 1;
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
@@ -135,7 +135,7 @@ struct Attention {
       for (int64_t j = 0; j < count; j++) to[i] += weights[j] * static_cast<float>(from[j * width + i]);
   }
 
-  // A sink is one more score, whose weight goes nowhere.
+  // A sink adds a score to the sum, but no value.
   static void softmax(float* scores, int64_t width, const float* sink) {
     float top = *std::max_element(scores, scores + width);
     if (sink) top = std::max(top, *sink);

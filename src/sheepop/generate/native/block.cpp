@@ -1,7 +1,7 @@
 // A transformer block for single tokens of many texts, on a CPU in float32: norms, projections, attention to blocks of
 // keys and values, and the feed-forward network, without a return to Python between them.
 //
-// Products and attention are handed in: each format of weights and of keys has kernels of its own.
+// Products and attention are function pointers, because each format of weights and keys has its own kernels.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ typedef void (*Attend)(const float* queries, const void* keys, const void* value
                        float scale, float cap, const float* slopes, const float* sinks, int64_t threads);
 
 struct Linear {
-  Product product;  // null where the block has no such layer
+  Product product;  // null if the block has no such layer
   const void *weights, *scales;
   const float* bias;
   int64_t K, N;
@@ -37,9 +37,9 @@ struct Norm {
 
 enum Activation : int64_t { kReLU, kReLUSquared, kGELU, kGELUTanh, kSiLU };
 
-// The norms of a branch: of what it reads, of what it gives, and of the sum with the residual stream.
+// The norms of a branch: of its input, of its output, and of the sum with the residual stream.
 struct Branch {
-  Norm before, behind, sum;
+  Norm before, after, sum;
 };
 
 struct Layer {
@@ -53,22 +53,22 @@ struct Layer {
 };
 
 // Keys or values of a layer: (blocks, K, S, C), and for int8 a scale for each head of a token.
-struct Held {
+struct Stored {
   void* numbers;
   float* scales;
 };
 
-// The R tokens: where each is stored, and what it sees; its angles, where there are any.
+// The R tokens: the block and offset where each is stored, the positions that it sees, and its rotary angles, if any.
 struct Tokens {
   int64_t count, block_size, table_width, angles;
-  const int64_t *block, *slot, *table, *first, *last;
+  const int64_t *block, *offset, *table, *first, *last;
   const float *cos, *sin;
 };
 }
 
 namespace {
 
-constexpr int64_t kWork = 1 << 14;  // numbers to change that are worth a thread
+constexpr int64_t kWork = 1 << 14;  // the fewest numbers to change that are worth a thread
 
 template <class Term>
 float total(int64_t count, const Term& term) {
@@ -132,7 +132,7 @@ void activate(Activation activation, float* hidden, const float* gate, int64_t c
   }
 }
 
-// Turns pairs (i, i + count) by their angles.
+// Rotates pairs (i, i + count) by their angles.
 void rotate(float* x, const float* cos, const float* sin, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     const float one = x[i], other = x[i + count];
@@ -141,20 +141,20 @@ void rotate(float* x, const float* cos, const float* sin, int64_t count) {
   }
 }
 
-void hold(const Held& held, int64_t entry, const float* x, int64_t width) {
-  if (!held.scales) {
-    std::copy_n(x, width, static_cast<float*>(held.numbers) + entry * width);
+void write(const Stored& stored, int64_t entry, const float* x, int64_t width) {
+  if (!stored.scales) {
+    std::copy_n(x, width, static_cast<float*>(stored.numbers) + entry * width);
     return;
   }
   float top = std::numeric_limits<float>::min();
   for (int64_t i = 0; i < width; i++) top = x[i] == x[i] ? std::max(top, std::abs(x[i])) : x[i];
-  const float scale = held.scales[entry] = top / 127;
-  int8_t* numbers = static_cast<int8_t*>(held.numbers) + entry * width;
+  const float scale = stored.scales[entry] = top / 127;
+  int8_t* numbers = static_cast<int8_t*>(stored.numbers) + entry * width;
   for (int64_t i = 0; i < width; i++)
     numbers[i] = std::isfinite(top) ? static_cast<int8_t>(std::nearbyint(x[i] / scale)) : 1;
 }
 
-// Memory that grows to what the largest pass needs, and is used again.
+// Memory that grows to the needs of the largest pass and is reused.
 class Scratch {
  public:
   explicit Scratch(std::vector<float>& memory) : memory_(memory) {}
@@ -164,7 +164,7 @@ class Scratch {
     if (static_cast<int64_t>(memory_.size()) < used_) memory_.resize(used_);
     return begin;
   }
-  float* at(int64_t place) { return memory_.data() + place; }
+  float* at(int64_t offset) { return memory_.data() + offset; }
 
  private:
   std::vector<float>& memory_;
@@ -174,7 +174,7 @@ class Scratch {
 struct Block {
   const Layer& layer;
   const Tokens& tokens;
-  const Held &keys, &values;
+  const Stored &keys, &values;
   Attend attend;
   int64_t threads;
   float *normed, *q, *k, *v, *attended, *found, *hidden, *gate;
@@ -196,18 +196,18 @@ struct Block {
     return normed;
   }
 
-  // x += what a branch found, with the norms behind it.
+  // x += the output of a branch, with the norms after it.
   void add(const Branch& branch, float* x) const {
     by_row(layer.width, [&](int64_t r) {
       float *from = found + r * layer.width, *to = x + r * layer.width;
-      if (branch.behind.kind != kNone) normalise(branch.behind, from, from);
+      if (branch.after.kind != kNone) normalise(branch.after, from, from);
       for (int64_t i = 0; i < layer.width; i++) to[i] += from[i];
       if (branch.sum.kind != kNone) normalise(branch.sum, to, to);
     });
   }
 
-  // Norm and rotation of the heads of a row of queries or keys.
-  void place(const Norm& norm, float* x, int64_t heads, int64_t r) const {
+  // Normalises and rotates the heads of row r of queries or keys.
+  void norm_and_rotate(const Norm& norm, float* x, int64_t heads, int64_t r) const {
     if (norm.kind != kNone)
       for (int64_t i = 0; i < heads * layer.key_width; i += norm.width) normalise(norm, x + i, x + i);
     const int64_t angle = r * tokens.angles;
@@ -220,12 +220,12 @@ struct Block {
     product(layer.k, x, k);
     product(layer.v, x, v);
     by_row(layer.q.N + layer.k.N + layer.v.N, [&](int64_t r) {
-      place(layer.query, q + r * layer.q.N, layer.heads, r);
-      place(layer.key, k + r * layer.k.N, layer.kv_heads, r);
+      norm_and_rotate(layer.query, q + r * layer.q.N, layer.heads, r);
+      norm_and_rotate(layer.key, k + r * layer.k.N, layer.kv_heads, r);
       for (int64_t head = 0; head < layer.kv_heads; head++) {
-        const int64_t entry = (tokens.block[r] * layer.kv_heads + head) * tokens.block_size + tokens.slot[r];
-        hold(keys, entry, k + r * layer.k.N + head * layer.key_width, layer.key_width);
-        hold(values, entry, v + r * layer.v.N + head * layer.value_width, layer.value_width);
+        const int64_t entry = (tokens.block[r] * layer.kv_heads + head) * tokens.block_size + tokens.offset[r];
+        write(keys, entry, k + r * layer.k.N + head * layer.key_width, layer.key_width);
+        write(values, entry, v + r * layer.v.N + head * layer.value_width, layer.value_width);
       }
     });
     attend(q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.first, tokens.last, attended,
@@ -258,16 +258,16 @@ struct Block {
 
 extern "C" {
 
-// out = the residual stream x (R, D) behind the block.
-void run_block(const Layer* layer, const Tokens* tokens, const Held* keys, const Held* values, const float* x, float* out,
-               Attend attend, int64_t threads) {
+// out = the residual stream x (R, D) after the block.
+void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, const Stored* values, const float* x,
+               float* out, Attend attend, int64_t threads) {
   thread_local std::vector<float> memory;
   Scratch scratch(memory);
   const int64_t widths[] = {layer->width, layer->q.N, layer->k.N, layer->v.N, layer->o.K, layer->width, layer->up.N,
                             layer->gate.N};
-  int64_t places[8];
-  for (int i = 0; i < 8; i++) places[i] = scratch.reserve(tokens->count * widths[i]);
-  auto at = [&](int i) { return scratch.at(places[i]); };
+  int64_t offsets[8];
+  for (int i = 0; i < 8; i++) offsets[i] = scratch.reserve(tokens->count * widths[i]);
+  auto at = [&](int i) { return scratch.at(offsets[i]); };
   Block{*layer, *tokens, *keys, *values, attend, threads, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)}.run(x,
                                                                                                                    out);
 }

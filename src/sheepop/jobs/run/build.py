@@ -231,7 +231,7 @@ def _observers(
         stack.callback(around_step.close)
     if layout is None:
         return around_step, dict
-    from sheepop.parallel.lateness import Lateness
+    from sheepop.parallel.stragglers import Lateness
     from sheepop.parallel.watchdog import Watchdog
 
     # A host that waits for its GPU waits for other ranks with it.

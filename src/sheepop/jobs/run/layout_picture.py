@@ -13,10 +13,9 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import RunRecord
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
-from sheepop.parallel.pipeline import layers_of
+from sheepop.parallel.pipeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, layers_of, timeline, waiting
 from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.tensor import divides_vocabulary
-from sheepop.parallel.timeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, timeline, waiting
 from sheepop.report import Page, save_png
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION

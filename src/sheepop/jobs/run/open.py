@@ -18,7 +18,6 @@ from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.keys import may_change
 from sheepop.core.plugins import require_plugins
 from sheepop.jobs import task as tasks
-from sheepop.jobs.bench import training_speed
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import Completed, complete
 from sheepop.jobs.run.ranks import FollowedRun, check_layout, shared_steps
@@ -104,6 +103,8 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     RunDirectory(path).require_place(replaces)
     completed = Completed(request.settings, {})
     if request.uses_recipe:
+        from sheepop.jobs.bench import training_speed
+
         completed = complete(request.given, training_speed, console, fork=request.fork)
     requested = completed.config.model_copy(update={"output_dir": str(path)})
     origin = None if request.fork is None else Fork(request.fork)

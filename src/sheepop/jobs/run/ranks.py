@@ -54,11 +54,11 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     if not ranks.are_several:
         return config
     # These load torch, which a command that is refused does not need.
-    from sheepop.parallel.context import check_context
     from sheepop.parallel.experts import check_experts
     from sheepop.parallel.pipeline import check_pipeline
     from sheepop.parallel.ring import check_ring
     from sheepop.parallel.tensor import check_split
+    from sheepop.parallel.ulysses import check_context
 
     layout = Layout(ranks, config.parallel)
     check_split(config.model, config.parallel.tensor)
@@ -131,7 +131,7 @@ def _check_tuning(config: SheepOpConfig) -> None:
                 f"Use parallel.{name}=1."
             )
     draws = {
-        "tuning.neftune_alpha": tuning.neftune_alpha is not None,
+        "tuning.neftune_noise_alpha": tuning.neftune_noise_alpha is not None,
         "tuning.lora.dropout": tuning.lora is not None and tuning.lora.dropout > 0,
     }
     for key in (key for key, is_so in draws.items() if is_so and several):

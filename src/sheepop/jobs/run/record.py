@@ -24,7 +24,7 @@ from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
 from sheepop.core.program import typed
 from sheepop.core.version_control import git_state
-from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.config import SheepOpConfig, with_current_keys
 from sheepop.report import number, shown
 
 # The first line, a comment; older runs do not have it.
@@ -116,7 +116,8 @@ class RunRecord:
         if not isinstance(found, dict) or not known - added_later <= found.keys() <= known:
             raise CheckpointError(f"{wrong}. Restore that file.")
         try:
-            return TypeAdapter(cls).validate_python({names[key].name: value for key, value in found.items()})
+            record = TypeAdapter(cls).validate_python({names[key].name: value for key, value in found.items()})
+            return replace(record, requested=with_current_keys(record.requested))
         except ValidationError as error:
             name, *below = (str(part) for part in error.errors()[0]["loc"])
             place = ".".join([_STORED_AS.get(name, name), *below])
@@ -163,7 +164,7 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
             "settings that may change go on the command line, for example training.max_steps=2000. To train with other "
             f"settings, start a new run with another --output and --config {shlex.quote(str(file))}."
         )
-    config = validate(SheepOpConfig, parse_config(text, where=str(file)))
+    config = validate(SheepOpConfig, with_current_keys(parse_config(text, where=str(file))))
     try:
         config.training.resolved()
     except ValueError as error:
@@ -175,7 +176,7 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
 
 def view_run_config(run: RunDirectory) -> SheepOpConfig:
     """The configuration in the run directory, to look at; raises `ConfigError` if it is not valid."""
-    return validate(SheepOpConfig, read_config_file(run.config_file))
+    return validate(SheepOpConfig, with_current_keys(read_config_file(run.config_file)))
 
 
 def repeat_command(path: Path, record: RunRecord) -> str:

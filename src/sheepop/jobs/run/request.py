@@ -15,7 +15,6 @@ from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
 from sheepop.core.program import typed
-from sheepop.data.discovery import require_paths
 from sheepop.jobs.config import SheepOpConfig, read_settings
 from sheepop.jobs.recipe import draft
 from sheepop.jobs.run.ranks import check_layout, require_agreement
@@ -118,7 +117,7 @@ class RunRequest:
         return validate(SheepOpConfig, merge(before, {**self.given, "output_dir": str(self.path)}))
 
     def check(self) -> None:
-        """Raises `ConfigError`, `UsageError` or `DataError` for what is refused before anything is read or written."""
+        """Raises `ConfigError` or `UsageError` for what is refused before anything is read or written."""
         with self.ranks.together():
             require_agreement(self.ranks, self.given)
             settings = self.settings
@@ -126,10 +125,6 @@ class RunRequest:
                 check_layout(settings, self.ranks)
             if self.must_resume and not RunDirectory(self.path).holds_run():
                 raise UsageError(why_no_run(self.path))
-            paths = (self.given.get("data") or {}).get("paths") or ()
-            named = [paths] if isinstance(paths, str) else paths
-            if not self.resumes:
-                require_paths(Path(place) for place in named if "://" not in place)
 
 
 def why_no_run(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -107,8 +108,19 @@ def _measured(task: Task, device: str, num_ranks: int) -> StepTime | None:
         device,
         seconds=measuring_seconds(training),
         console=task.console,
+        shape=_step_shape(task),
     )
     return replace(timing, seconds=timing.seconds / num_ranks)
+
+
+def _step_shape(task: Task) -> str:
+    """The settings and lengths that decide how long a step takes, as JSON; budgets and intervals do not."""
+    parts = {"model", "tuning", "training", "deterministic"}
+    settings = task.config.model_dump(
+        mode="json", include=parts, exclude={"training": {"max_steps", "max_epochs", "max_tokens", "max_minutes"}}
+    )
+    batches = task.batches()
+    return json.dumps([settings, batches.max_length, batches.tokens_per_sample])
 
 
 def _warn(requested: SheepOpConfig, training: TrainingConfig, held_out_tokens: int, console: Console) -> None:

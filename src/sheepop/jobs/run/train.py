@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sheepop.checkpoint import RunDirectory, load_model, resolve_model_directory
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import StorageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
+from sheepop.data.discovery import require_paths
 from sheepop.jobs.run.record import RunRecord
 from sheepop.jobs.run.request import RunRequest
-from sheepop.train.metrics import SCORE, JsonLines
 
 if TYPE_CHECKING:
     from sheepop.generate import Completion
@@ -56,6 +56,7 @@ def train(
     request.check()
     if request.ranks.is_first and not request.resumes:
         RunDirectory(request.path).require_place(request.replaces)
+        require_paths(Path(place) for place in request.settings.data.paths if "://" not in place)
     # These load torch, which a refused request does not need.
     from sheepop.jobs.run.build import build_trainer
     from sheepop.jobs.run.open import open_run
@@ -93,7 +94,9 @@ def _locked(request: RunRequest) -> Iterator[None]:
 def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     """The outcome of a finished run; the first rank scores its best checkpoint on everything that is held out."""
     with run.times("Scoring"), run.request.ranks.together():
+        from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_directory import PROVENANCE
+        from sheepop.train.metrics import SCORE, JsonLines
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]

@@ -29,12 +29,11 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.interface import Samples, Task
 from sheepop.jobs.task.samples import TrainingSamples, check_samples, generate_command
 from sheepop.model import Transformer, build_model
-from sheepop.posttrain.distillation import Distillation
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
 from sheepop.posttrain.rows import Row, Supervised
-from sheepop.posttrain.supervised import NoisyEmbeddings
+from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.train.expert_balance import with_experts
@@ -335,7 +334,7 @@ class SupervisedTask(ExampleTask):
 
     def objective(self) -> Objective:
         """The cross-entropy of the answers, or distillation from `tuning.teacher`; with NEFTune if set."""
-        config, teacher, alpha = self.config, self.config.tuning.teacher, self.config.tuning.neftune_alpha
+        config, teacher, alpha = self.config, self.config.tuning.teacher, self.config.tuning.neftune_noise_alpha
         answers: Objective = (
             OBJECTIVES[config.training.objective](config.training)
             if teacher is None

@@ -21,11 +21,9 @@ from sheepop.jobs.task.interface import Samples
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import REFERENCE_FREE
-from sheepop.posttrain.example_batches import ExampleRows
+from sheepop.posttrain.example_batches import ExampleRows, GroupedExamples
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.group_batches import GroupedExamples
-from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PreferenceScores
-from sheepop.posttrain.preference_losses import PreferenceLoss
+from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PreferenceLoss, PreferenceScores
 from sheepop.posttrain.reward_model import PairwiseReward, reward_scores
 from sheepop.posttrain.rows import Judged, Preference, Row
 from sheepop.posttrain.sequences import MeanLosses, log_probabilities_of, mean_losses
@@ -43,12 +41,12 @@ class PreferenceTask(ExampleTask):
     @property
     def row_type(self) -> type[Row]:
         """Pairs; for KTO single judged answers."""
-        return Judged if self.config.tuning.dpo.loss == "kto" else Preference
+        return Judged if self.config.tuning.dpo.loss_type == "kto" else Preference
 
     @property
     def needs_reference(self) -> bool:
         """Whether the loss has a reference model."""
-        return self.config.tuning.dpo.loss not in REFERENCE_FREE
+        return self.config.tuning.dpo.loss_type not in REFERENCE_FREE
 
     @property
     def keeps_base(self) -> bool:
@@ -77,11 +75,11 @@ class PreferenceTask(ExampleTask):
         return groups.with_reference(self._references().get(self._name(split), unknown))
 
     def objective(self) -> Objective:
-        """The loss that `tuning.dpo.loss` names."""
+        """The loss that `tuning.dpo.loss_type` names."""
         dpo = self.config.tuning.dpo
-        if dpo.loss == "kto":
+        if dpo.loss_type == "kto":
             return JudgedAnswers(dpo.beta, (dpo.desirable_weight, dpo.undesirable_weight))
-        loss = PreferenceLoss(dpo.loss, dpo.beta, dpo.label_smoothing, dpo.margin)
+        loss = PreferenceLoss(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.margin)
         return PairwisePreference(loss, dpo.supervised_weight)
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
@@ -178,7 +176,7 @@ class RewardTask(PreferenceTask):
 
     def objective(self) -> Objective:
         """The Bradley-Terry loss."""
-        return PairwiseReward(self.config.tuning.reward.centring, self.config.tuning.reward.margins)
+        return PairwiseReward(self.config.tuning.reward.center_rewards_coefficient, self.config.tuning.reward.margins)
 
     def network(self, device: str) -> Transformer:
         """The model with a reward head; its output projection is not trained."""

@@ -31,16 +31,15 @@ from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.grpo import GroupPolicy
 from sheepop.posttrain.policy import (
     AnswerBatch,
     PolicyObjective,
     RewardScores,
     no_numbers,
 )
-from sheepop.posttrain.ppo import ProximalPolicy
+from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, RewardMethod
 from sheepop.posttrain.rewards import Reward, open_reward
-from sheepop.posttrain.rollouts import RewardMethod, RolloutSource, questions_of
+from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
 from sheepop.posttrain.written import Writer, Written
 from sheepop.train import Scores
@@ -168,10 +167,11 @@ class PolicyTask(ExampleTask):
     @cached_property
     def reward(self) -> Reward:
         """The reward of answers: a model, a program or a service."""
-        assert self.settings.reward is not None
+        settings: RolloutConfig = self.settings
+        assert settings.reward is not None
         return open_reward(
-            self.settings.reward,
-            self.settings.reward_seconds,
+            settings.reward,
+            settings.reward_seconds,
             self.tokenizer(),
             device=resolve_device(self.config.device),
             batch_size=self.evaluation_batch,
@@ -276,7 +276,7 @@ class GroupPolicyTask(PolicyTask):
     @property
     def needs_reference(self) -> bool:
         """Whether the loss or a limit contains the divergence from the reference."""
-        return self.config.tuning.grpo.divergence_weight > 0 or self.config.tuning.grpo.divergence_ceiling is not None
+        return self.config.tuning.grpo.kl_coef > 0 or self.config.tuning.grpo.kl_ceiling is not None
 
     def method(self) -> RewardMethod:
         """Advantages within groups."""
@@ -289,10 +289,10 @@ class GroupPolicyTask(PolicyTask):
             temperature=grpo.temperature,
             clip_low=grpo.clip_low,
             clip_high=grpo.clip_high,
-            entropy_weight=grpo.entropy_weight,
-            divergence_weight=grpo.divergence_weight,
-            estimator=grpo.divergence_estimator,
-            unit="token" if grpo.mean_over == "tokens" else "answer",
+            entropy_coef=grpo.entropy_coef,
+            kl_coef=grpo.kl_coef,
+            estimator=grpo.kl_estimator,
+            unit="token" if grpo.loss_type == "dapo" else "answer",
         )
 
 
@@ -313,7 +313,7 @@ class ProximalPolicyTask(PolicyTask):
     def needs_reference(self) -> bool:
         """Whether rewards or a limit contain the divergence from the reference."""
         ppo = self.config.tuning.ppo
-        return ppo.divergence_weight > 0 or ppo.divergence_ceiling is not None
+        return ppo.kl_coef > 0 or ppo.kl_ceiling is not None
 
     def method(self) -> RewardMethod:
         """Generalised advantage estimation."""
@@ -326,8 +326,8 @@ class ProximalPolicyTask(PolicyTask):
             temperature=ppo.temperature,
             clip_low=ppo.clip_low,
             clip_high=ppo.clip_high,
-            entropy_weight=ppo.entropy_weight,
-            value_weight=ppo.value_weight,
+            entropy_coef=ppo.entropy_coef,
+            vf_coef=ppo.vf_coef,
             value_clip=ppo.value_clip,
         )
 

@@ -16,11 +16,7 @@ from sheepop.core.program import typed
 from sheepop.core.random import derive_seed
 from sheepop.data import Corpus
 from sheepop.generate import Generator
-from sheepop.interpret.checks import check_trace
 from sheepop.interpret.config import TraceConfig
-from sheepop.interpret.store import write_trace
-from sheepop.interpret.tokens import read_traced
-from sheepop.interpret.trace import Trace
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.interface import Samples
 from sheepop.model import Transformer, blank_model
@@ -73,6 +69,8 @@ def check_samples(config: SheepOpConfig, tokenizer: Tokenizer, prompts: Sequence
     try:
         Generator(model, tokenizer).require(prompts, config.generation)
         if config.trace.prompt is not None:
+            from sheepop.interpret.tokens import read_traced
+
             key = "trace.prompt"
             read_traced(model, tokenizer, config.trace.prompt, config.trace.target)
     except UsageError as error:
@@ -90,6 +88,11 @@ class TrainingTraces:
 
     def __call__(self, step: int) -> list[dict[str, Any]]:
         """Writes the trace to a directory named by the step, replacing an older one; returns the rows of samples."""
+        # Few runs trace, and these load much.
+        from sheepop.interpret.checks import check_trace
+        from sheepop.interpret.store import write_trace
+        from sheepop.interpret.trace import Trace
+
         assert self._config.prompt is not None
         trace = Trace.of(self._model, self._tokenizer, self._config.prompt, self._config.target)
         self._traces.mkdir(exist_ok=True)

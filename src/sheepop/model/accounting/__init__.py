@@ -1,1 +1,1 @@
-"""What a network costs: parameters, operations, memory."""
+"""The cost of a network: parameters, operations, memory."""

@@ -1,7 +1,7 @@
-"""The bytes of the tensors that are alive, and the most there were at a time.
+"""The bytes of live tensors, and their peak.
 
-Counted on tensors with numbers and on fake ones alike, and on every device: what a program holds, whatever its
-allocator keeps beside it. What a kernel takes for itself while it runs is not a tensor, and is not seen.
+Works for real and fake tensors, on every device. It counts neither memory that the allocator caches nor the workspace
+that a kernel allocates while it runs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it all storages that an operation reads or writes are counted from then on until they are freed.
+    """A context that counts each storage from the first operation that reads or writes it until it is freed.
 
-    Memory that is shared counts once. A storage that is emptied, as FSDP does with what it has gathered, counts as what
-    it has.
+    Shared memory counts once. A resized storage, such as one that FSDP gathered and freed, counts with its current
+    size.
     """
 
     def __init__(self) -> None:
@@ -27,23 +27,23 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = 0
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
-        self._most = 0  # that may be alive: a storage that was emptied since it was last looked at counts as full
+        self._most = 0  # an upper bound: a storage emptied since it was last measured counts with its old size
 
     @property
     def now(self) -> int:
-        """What is alive now."""
+        """The live bytes now."""
         for place, known in list(self._storages.items()):
             if (storage := known()) is not None:
                 self._measure(place, storage)
         return self._most
 
     def forget_peak(self) -> None:
-        """Begins anew with what is alive now."""
+        """Resets the peak to the live bytes now."""
         self.peak = self.now
 
     def add(self, tensor: Tensor) -> None:
-        """Counts a tensor that no operation has touched yet."""
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which has no memory of its own
+        """Counts a tensor, also before any operation uses it."""
+        tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
         if tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
@@ -75,7 +75,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_of(values: Any) -> Iterator[Tensor]:
-    """The tensors among the arguments or results of an operation, those in lists included."""
+    """Yields the tensors among the arguments or results of an operation, also those in lists and tuples."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, tuple | list):

@@ -1,6 +1,6 @@
-"""Bytes of a network, as a function of its configuration: its weights, its cache, and what training holds.
+"""Bytes of a network's weights, its cache and its training state, as functions of its configuration.
 
-What a forward pass keeps for the backward pass is counted in `sheepop.model.accounting.saved_activations`.
+`sheepop.model.accounting.saved_activations` counts the activations that are kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -18,62 +18,62 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """What training holds all the time, whatever the micro-batch."""
+    """The bytes that training needs regardless of the micro-batch."""
 
     weights: int
     gradients: int
     optimizer: int
-    working_copy: int  # of the weights, in the data type that steps compute in
+    working_copy: int  # of the weights, in the data type of training steps
     average: int  # of the weights over the steps
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all fields."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, averaged: bool = False) -> TrainingBytes:
-    """Of weights, gradients and state in float32, and in bf16 of the copy that steps compute with.
+    """Returns the bytes of weights, gradients and optimizer state in float32, and with bf16 those of a working copy.
 
-    `optimizer` is one of those of `training.optimizer`, with its customary settings; gradients are counted when all of
-    them are there, at the end of the backward pass. Raises `ValueError` for an optimizer that is not known.
+    `optimizer` is a value of `training.optimizer`, with its default settings; gradients are counted at the end of the
+    backward pass, when all exist. Raises `ValueError` for an unknown optimizer.
     """
     if optimizer not in _STATE:
         raise ValueError(
-            f"the state of the optimizer {optimizer!r} is not known; the known ones are those of {', '.join(_STATE)}"
+            f"the state size of the optimizer {optimizer!r} is not known; known optimizers are {', '.join(_STATE)}"
         )
     shapes = parameter_shapes(config)
     tables = {name: shape for name, shape in shapes.items() if parameter_role(name, shape) == "table"}
     weights = weight_bytes(config)
     return TrainingBytes(
         weights=weights,
-        # Of a table the rows that a batch looks up, which are few.
+        # A table has gradients only for the few rows that a batch looks up.
         gradients=weights - sum(_one(name, shape) for name, shape in tables.items()),
         optimizer=sum(
             _FLOAT32 * shape[0] if name in tables else _STATE[optimizer](name, shape) for name, shape in shapes.items()
         ),
-        # Embeddings are looked up in float32; the head, which may be the same weight, is cast.
+        # Embeddings are looked up in float32; the head, which may share their weight, is cast.
         working_copy=2 * (num_parameters(config) - _kept_exact(config)) if precision == "bf16" else 0,
         average=weights if averaged else 0,
     )
 
 
 def weight_bytes(config: ModelConfig, itemsize: int = _FLOAT32) -> int:
-    """Of all parameters, tied ones once, with `itemsize` bytes for a number."""
+    """Returns the bytes of all parameters, tied ones once, with `itemsize` bytes for each number."""
     return itemsize * num_parameters(config)
 
 
 def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _FLOAT32, source_len: int = 0) -> int:
-    """Of the keys and values of `rows` sequences of up to `capacity` tokens.
+    """Returns the bytes of keys and values for `rows` sequences of up to `capacity` tokens.
 
-    An encoder-decoder keeps those of its sources of `source_len` tokens as well.
+    An encoder-decoder also keeps those of its sources of `source_len` tokens.
     """
     per_token = config.num_layers * config.kv_heads * (config.head_size + config.value_size) * itemsize
     return rows * (capacity + source_len) * per_token
 
 
 def _kept_exact(config: ModelConfig) -> int:
-    """Numbers of the routers, of tables, and of an embedding that nothing else uses."""
+    """Counts the numbers that stay in float32: routers, tables, and an embedding that the head does not share."""
     embedding = 0 if config.tie_weights else config.vocabulary * config.d_model
     exact = ("router", "table")
     found = parameter_shapes(config).items()
@@ -81,7 +81,7 @@ def _kept_exact(config: ModelConfig) -> int:
 
 
 def _moments(name: str, shape: Shape) -> int:
-    """Two for every weight, and the number of steps, of every tensor."""
+    """Two moments for each weight, and a step count for each tensor."""
     return _FLOAT32 * (2 * math.prod(shape) + 1)
 
 
@@ -89,26 +89,18 @@ def _one(name: str, shape: Shape) -> int:
     return _FLOAT32 * math.prod(shape)
 
 
-def _two(name: str, shape: Shape) -> int:
-    return 2 * _one(name, shape)
-
-
 def _muon(name: str, shape: Shape) -> int:
     inner = "blocks." in name and parameter_role(name, shape) != "vector"
     return _one(name, shape) if inner else _moments(name, shape)
 
 
-def _adafactor(name: str, shape: Shape) -> int:
-    return _FLOAT32 * sum(shape) if len(shape) == 2 else _one(name, shape)
-
-
-# The bytes of an optimizer's state for a parameter of this name and shape.
+# For each optimizer, the state bytes of a parameter with a given name and shape.
 _STATE: dict[str, Callable[[str, Shape], int]] = {
     "adamw": _moments,
     "adam": _moments,
     "sgd": _one,
     "muon": _muon,
     "lion": _one,
-    "adafactor": _adafactor,
-    "schedule_free_adamw": _two,
+    "adafactor": lambda name, shape: _FLOAT32 * sum(shape) if len(shape) == 2 else _one(name, shape),
+    "schedule_free_adamw": lambda name, shape: 2 * _one(name, shape),
 }

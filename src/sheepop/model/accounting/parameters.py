@@ -1,4 +1,4 @@
-"""The numbers of a network, as a function of its configuration: all, those of a token, those that multiply it."""
+"""Parameter counts of a network, as functions of its configuration: all, active for a token, and in products."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Shape = tuple[int, ...]
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """The shape of every trained tensor by its name, tied ones once; needs a known vocabulary."""
+    """Returns the shapes of all trained tensors by name, tied ones once; needs a known vocabulary size."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in blank_model(config).named_parameters()}
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Trained numbers, tied ones once; needs a known vocabulary."""
+    """Returns the number of trained parameters, tied ones once; needs a known vocabulary size."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def num_active_parameters(config: ModelConfig) -> int:
-    """Those that take part in the computation of one token.
+    """Returns the number of parameters that one token uses.
 
-    Of the experts of a layer these are the ones it is sent to, of a table of n-grams one row.
+    They include the experts chosen for it in each layer, and one row of each n-gram table.
     """
     total = num_parameters(config)
     if config.ngrams is not None:
@@ -38,9 +38,9 @@ def num_active_parameters(config: ModelConfig) -> int:
 
 
 def matrix_parameters(config: ModelConfig) -> int:
-    """Weights that multiply every token: projections, feed-forward, the experts of a token, routers and output head.
+    """Returns the number of weights that multiply a token: projections, feed-forward, its experts, routers, head.
 
-    No look-up, no vectors. Of an encoder-decoder those that multiply a target token.
+    Look-ups and vectors do not count. For an encoder-decoder these are the weights that multiply a target token.
     """
     queries, keys = attention_weights(config)
     layers = sum(queries + keys + feed_forward_weights(config, layer) for layer in range(config.num_layers))
@@ -49,13 +49,13 @@ def matrix_parameters(config: ModelConfig) -> int:
 
 
 def attention_weights(config: ModelConfig) -> tuple[int, int]:
-    """Weights that multiply a token that asks (queries and output), and one that is asked (keys and values)."""
+    """Returns how many weights multiply a query token (queries and output), and how many a key token (keys, values)."""
     queries = config.d_model * config.num_heads * (config.head_size + config.value_size)
     return queries, config.d_model * config.kv_heads * (config.head_size + config.value_size)
 
 
 def feed_forward_weights(config: ModelConfig, layer: int) -> int:
-    """Weights of a layer's feed-forward network that multiply a token, its router's included."""
+    """Returns the number of weights of a layer's feed-forward network that multiply a token, router included."""
     matrices = (3 if config.activation in GATED else 2) * config.d_model
     experts = config.experts if config.has_experts(layer) else None
     if experts is None:

@@ -1,7 +1,7 @@
-"""What a forward pass keeps for the backward pass, counted on tensors that have shapes and no numbers.
+"""The activations that a forward pass saves for the backward pass, counted on fake tensors (shapes without data).
 
-The network itself is run on them, so every choice of its configuration, and every kernel that PyTorch takes for it, is
-counted as it is, and a network that does not fit this machine can be counted on it.
+The network itself runs on fake tensors, so the count follows its configuration and the kernels that PyTorch chooses,
+and works for networks that do not fit this machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sheepop.model.initialization import blank_model
 from sheepop.model.transformer import Outputs, Transformer
 
 Mode = Literal["none", "selective", "full"]
-"""What the backward pass computes again: nothing, all but the results of `kept_operations`, or whole blocks."""
+"""What the backward pass recomputes: nothing, everything except the results of `kept_operations`, or whole blocks."""
 
 _ATEN = torch.ops.aten
-# What costs most to compute for what it takes to keep.
+# The operations whose results save the most computation for their memory.
 _PRODUCTS = {
     _ATEN.mm.default,
     _ATEN.addmm.default,
@@ -36,7 +36,7 @@ _PRODUCTS = {
     _ATEN._grouped_mm.default,
     torch.ops.sheepop.grouped_product.default,
 }
-# Not kept under dropout: a kernel that draws its mask and is not run again would leave the others another stream.
+# Not kept with dropout: attention draws random numbers, and skipping it would shift those of the recomputed operations.
 _ATTENTION = {
     _ATEN._scaled_dot_product_flash_attention.default,
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
@@ -49,15 +49,15 @@ _ATTENTION = {
 
 
 def kept_operations(config: ModelConfig) -> set[Any]:
-    """The operations whose results selective recomputation keeps: products, and attention where it draws nothing."""
+    """Returns the operations whose results selective recomputation keeps: products, and without dropout attention."""
     return _PRODUCTS if config.dropout else _PRODUCTS | _ATTENTION
 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """What one block keeps: `everything`, and beside its input under ``selective`` and under ``full``.
+    """The bytes that one block keeps: `everything`, or in addition to its input with ``selective`` and ``full``.
 
-    The latter is nothing, unless it has experts, whose routing is kept for the loss.
+    `full` is 0 unless the block has experts, whose routing the loss needs.
     """
 
     everything: int
@@ -67,11 +67,10 @@ class BlockBytes:
 
 @dataclass(frozen=True)
 class Activations:
-    """What a micro-batch keeps for the backward pass, in bytes.
+    """The bytes that a micro-batch keeps for the backward pass.
 
-    `block_input` is the residual stream at the beginning of one block, `masks` are those that blocks are given and
-    keep only to run again, and `rest` is what is outside the blocks or shared by them, the hidden states that go into
-    the loss included.
+    `block_input` is the residual stream before a block. `masks` are inputs of blocks that only recomputation keeps.
+    `rest` is outside the blocks or shared by them, and includes the hidden states that enter the loss.
     """
 
     blocks: tuple[BlockBytes, ...]
@@ -80,7 +79,7 @@ class Activations:
     rest: int
 
     def total(self, mode: Mode = "none", num_blocks: int | None = None) -> int:
-        """All that is kept when `mode` is applied to the first `num_blocks` blocks (all when None)."""
+        """Returns the bytes kept if `mode` applies to the first `num_blocks` blocks (all if None)."""
         count = 0 if mode == "none" else len(self.blocks) if num_blocks is None else num_blocks
         whole = self.rest + sum(block.everything for block in self.blocks[count:])
         if count == 0:
@@ -92,11 +91,11 @@ class Activations:
 def count_activations(
     config: ModelConfig, rows: int, length: int, *, precision: str = "fp32", device: str = "cpu"
 ) -> Activations:
-    """What the hidden states of `rows` sequences of `length` tokens keep in a training step, nothing compiled.
+    """Counts what the network keeps for `rows` sequences of `length` tokens in an uncompiled training step.
 
-    `precision` is one of ``fp32``, ``bf16`` (weights cast once a step), ``fp16`` (autocast) and ``fp8``, which is
-    counted as autocast to bf16. An encoder-decoder reads sources of the same length. `device` is where the
-    kernels are chosen for; it has to be one of this machine.
+    `precision` is ``fp32``, ``bf16`` (weights cast once per step), ``fp16`` (autocast) or ``fp8``, which is counted
+    as autocast to bf16. An encoder-decoder reads sources of the same length. `device` determines the kernels; this
+    machine must have it.
     """
     few, kinds = _one_of_each(config)
     with _on_fake_tensors(few, rows, length, precision, device) as (model, run):
@@ -107,10 +106,10 @@ def count_activations(
 def count_going_back(
     config: ModelConfig, rows: int, length: int, *, precision: str = "fp32", device: str = "cpu"
 ) -> tuple[int, ...]:
-    """What going back through each block takes at its most, in bytes, beside what was kept and is let go by and by.
+    """Returns the peak bytes that the backward pass of each block allocates, in addition to the saved activations.
 
-    That is its gradients on the way, the first and the last of them included, and the gradient of one weight at a time.
-    Arguments as in `count_activations`.
+    They are the gradients of activations, from the block's output to its input, and of one weight at a time. Arguments
+    as in `count_activations`.
     """
     few, kinds = _one_of_each(config)
     with _on_fake_tensors(few, rows, length, precision, device) as (model, run):
@@ -119,7 +118,7 @@ def count_going_back(
 
 
 def _one_of_each(config: ModelConfig) -> tuple[ModelConfig, list[int]]:
-    """A network with one layer of each kind that there is, and which of them each layer is like."""
+    """Returns the configuration of a network with one layer of each kind, and the index of each layer's kind."""
     if config.architecture != "decoder":
         return config, list(range((config.num_encoder_layers or 0) + config.num_layers))
     kinds = [(config.window(layer), config.has_experts(layer)) for layer in range(config.num_layers)]
@@ -137,11 +136,11 @@ def _one_of_each(config: ModelConfig) -> tuple[ModelConfig, list[int]]:
 def _on_fake_tensors(
     config: ModelConfig, rows: int, length: int, precision: str, device: str
 ) -> Iterator[tuple[Transformer, Callable[[], Outputs]]]:
-    """A network in training, whose tensors have no numbers, and its pass over a micro-batch."""
+    """Yields a network of fake tensors in training mode, and a function that runs it on a micro-batch."""
     narrowest = min(config.head_size, config.value_size)
     in_blocks = config.attention_backend in ("auto", "flex") and config.dropout == 0
     if in_blocks and has_block_kernel(torch.device(device), narrowest):
-        # What is not plain is then computed in blocks, by a kernel that keeps what the plain one keeps.
+        # FlexAttention then computes all special cases, and saves the same tensors as the plain kernel.
         plain = dict.fromkeys(("sliding_window", "sliding_layers", "sliding_position_base", "attention_soft_cap"))
         config = config.replace(attention_backend="sdpa", attention_sinks=False, **plain)
         if config.position_encoding == "alibi":
@@ -235,9 +234,9 @@ def _forget(parameter: Tensor) -> None:
 
 
 class _Kept:
-    """The storages that autograd keeps and their bytes, weights left out, by the block that kept each of them first.
+    """The storages that autograd saves, except weights, and their bytes, by the block that first saved each.
 
-    None stands for everything outside the blocks, and for what the blocks share.
+    The key None is for storages outside the blocks or shared by them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -245,11 +244,11 @@ class _Kept:
         self._block: int | None = None
         self._given: dict[int, int] = {}
         self._known = {_storage(tensor)[0] for tensor in (*model.parameters(), *model.buffers())}
-        self._tensors: list[Tensor] = []  # alive, so that no storage takes the place of another that was counted
+        self._tensors: list[Tensor] = []  # kept alive, so that no new storage gets the identity of a counted one
 
     @property
     def masks(self) -> int:
-        """Bytes of what blocks were given and autograd does not keep."""
+        """The bytes of block inputs that autograd does not save."""
         return sum(size for identity, size in self._given.items() if identity not in self._known)
 
     def pack(self, tensor: Tensor) -> Tensor:
@@ -278,7 +277,7 @@ class _Kept:
 
 
 class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The storages of the results of the operations given, and their bytes."""
+    """The storages of the results of certain operations, and their bytes."""
 
     def __init__(self, operations: set[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -300,7 +299,7 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
-    """What tells a tensor's storage from all others that are alive, and its bytes."""
+    """Returns an identity of the tensor's storage, unique among live storages, and its bytes."""
     storage = tensor.untyped_storage()
-    # Tensors without numbers have no address.
+    # Fake tensors have no address.
     return storage._cdata, storage.nbytes()

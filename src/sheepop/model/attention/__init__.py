@@ -1,1 +1,1 @@
-"""Attention: the rule of sight, one kernel a file, the function that chooses among them, and the layer."""
+"""Attention: the rule for which keys a query sees, one file for each kernel, the choice of kernel, and the layer."""

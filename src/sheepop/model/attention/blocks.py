@@ -1,4 +1,4 @@
-"""Attention on a GPU by one kernel that is told, in blocks, which keys each query may see (FlexAttention)."""
+"""Attention on a GPU by FlexAttention, whose mask lists blocks of keys for each block of queries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sheepop.core.machine import find_compiler
 from sheepop.model.attention.kernel import PLAIN, AttentionKind, Score, missing
 from sheepop.model.attention.sight import Sight
 
-# Places in a block of the kernel, of queries and of keys.
+# Positions in a block of queries or keys.
 BLOCK = 128
 _NARROWEST_HEAD = 16
 NEEDS = "needs an NVIDIA GPU from 2020 or later, Triton, a C compiler, and heads of at least 16 columns"
-# Kinds of calls that one process may compile the kernel for: data types, widths, caps, with gradients or without.
+# Variants of the kernel that a process may compile: data types, widths, caps, with or without gradients.
 _KINDS = 64
 
 
@@ -30,7 +30,7 @@ class Blocks:
     name = "blocks"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """What it cannot do, and in a free choice also what it is not worth being compiled for."""
+        """Reports missing features; if the backend is `auto`, also cases that are not worth the compilation."""
         narrowest = min(kind.head_dim, kind.value_dim)
         if not has_block_kernel(kind.device, narrowest):
             return f"{NEEDS} (this is {kind.device.type}, with heads of {narrowest})"
@@ -38,31 +38,31 @@ class Blocks:
         if absent is not None or kind.backend != "auto":
             return absent
         if kind.cached:
-            return "takes longer to compile than a text takes to write"
+            return "takes longer to compile than to generate a text"
         pays = sight.features or kind.features
         return None if pays else "saves nothing with a plain causal mask"
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> BlocksAttention:
-        """Finds the blocks that are needed."""
+        """Builds the block mask."""
         return BlocksAttention(block_mask(sight), kind.slopes)
 
 
 @dataclass(frozen=True)
 class BlocksAttention:
-    """`mask` says which blocks of keys are needed; `slopes` (H,) times the distance is taken off each score."""
+    """`mask` lists the needed blocks of keys; ALiBi's `slopes` (H,) times the distance is subtracted from scores."""
 
     mask: BlockMask
     slopes: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The indices of the blocks."""
+        """The counts and indices of the blocks."""
         mask = self.mask
         parts = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
         return tuple(part for part in parts if part is not None)
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
-        """(B, H, T, C). Raises PyTorch's error where this kernel was compiled too often, and never goes without it."""
+        """Returns attention (B, H, T, C). Raises PyTorch's error at the recompile limit rather than run uncompiled."""
         score.check("blocks")
         soft_cap, slopes_H = score.soft_cap, self.slopes
 
@@ -83,18 +83,18 @@ class BlocksAttention:
         )
         if score.sinks is None:
             return found
-        # A sink adds exp(sink) to the sum of the softmax, exp(lse): the rest keeps the share sigmoid(lse - sink).
+        # A sink adds exp(sink) to the softmax's sum exp(lse), so the other keys keep the share sigmoid(lse - sink).
         out_BHTC, sums = found
         return out_BHTC * torch.sigmoid(sums.lse - score.sinks[:, None])[..., None].to(out_BHTC.dtype)
 
 
 def block_mask(sight: Sight) -> BlockMask:
-    """The blocks of keys that each block of queries needs, from the first key of each query in O(B (T / BLOCK)^2).
+    """Returns the blocks of keys that each block of queries needs, from `Sight.first_keys` in O(B (T / BLOCK)^2).
 
-    A block whose every key is seen by every query is marked as full: the kernel does not ask for its single places.
+    A block in which every query sees every key is marked as full; the kernel does not mask its single positions.
     """
     length, places, firsts_BT = sight.num_keys, sight.places(), sight.first_keys()
-    # Of the first and the last query of each block: the least and the greatest of the block.
+    # First keys do not decrease along a row: a block's first query has the least one, its last query the greatest.
     last = places[BLOCK - 1 :: BLOCK]
     if length % BLOCK:
         last = torch.cat((last, places[-1:]))
@@ -102,7 +102,7 @@ def block_mask(sight: Sight) -> BlockMask:
     block = torch.arange(len(last), device=sight.device)
     before = block[None, :] < block[:, None]
     first_key = block * BLOCK
-    # Blocks of the last queries, where they are fewer than a block, are asked about the places that are not there.
+    # An incomplete last block of queries is never full, because the kernel must mask its missing positions.
     full = before & (first_key >= greatest) & (first_key[:, None] + BLOCK <= length)
     needed = (before | torch.eye(len(last), dtype=torch.bool, device=sight.device)) & (first_key + BLOCK > least)
     shared = firsts_BT.shape[0] == 1
@@ -117,7 +117,7 @@ def block_mask(sight: Sight) -> BlockMask:
 
 
 def has_block_kernel(device: torch.device, head_dim: int) -> bool:
-    """Whether `BlocksAttention` runs fused here: a GPU from 2020 on, Triton, and the C compiler that Triton calls."""
+    """Whether `BlocksAttention` can run on this device; see `NEEDS` (Triton calls the C compiler)."""
     return device.type == "cuda" and head_dim >= _NARROWEST_HEAD and _has_triton(device.index)
 
 
@@ -131,7 +131,7 @@ def _has_triton(index: int | None) -> bool:
 
 
 def _run(*heads: Tensor, **settings: Any) -> Any:
-    # Inside a network that is being compiled it is compiled with the rest.
+    # Inside a compiled network it is compiled with the rest.
     if torch.compiler.is_compiling():
         kernel: Callable[..., Any] = flex_attention
         return kernel(*heads, **settings)
@@ -141,11 +141,11 @@ def _run(*heads: Tensor, **settings: Any) -> Any:
 
 @cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    """Compiled once for one length and once for all others; `fullgraph` makes going without an error."""
+    """Compiles the kernel, once for one length and once for all others; `fullgraph` forbids running it uncompiled."""
     return torch.compile(flex_attention, fullgraph=True)
 
 
 def _in_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks are marked in each row (B, 1, rows), and the columns (B, 1, rows, columns), marked ones first."""
+    """Returns how many blocks each row marks (B, 1, rows), and all columns, marked first (B, 1, rows, columns)."""
     indices = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], indices.int()[:, None]

@@ -1,4 +1,4 @@
-"""Which kernel computes attention, and why."""
+"""Chooses the kernel that computes attention, and explains the choice."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from sheepop.model.attention.sight import Sight
 from sheepop.model.attention.stepwise import Stepwise
 from sheepop.model.attention.strips import Strips
 
-# The first that lacks nothing is taken; the last lacks nothing ever.
+# The first kernel that lacks nothing is chosen; the last one supports everything.
 KERNELS: tuple[Kernel, ...] = (Blocks(), Products(), Strips(), Segments(), Fused(), Stepwise())
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel that was chosen, and those before it with what each of them lacks."""
+    """The chosen kernel, and the kernels tried before it, each with what it lacks."""
 
     kernel: Kernel
     passed_over: tuple[tuple[str, str], ...] = ()
 
     @property
     def why(self) -> str:
-        """The choice in words: ``strips, since blocks needs an NVIDIA GPU, and products has no windows``."""
+        """An explanation, such as ``strips, since blocks needs an NVIDIA GPU, and products has no windows``."""
         reasons = ", and ".join(f"{name} {reason}" for name, reason in self.passed_over)
         return f"{self.kernel.name}, since {reasons}" if reasons else f"{self.kernel.name}, the first choice"
 
 
 def choose_kernel(kind: AttentionKind, sight: Sight) -> Choice:
-    """The first of `KERNELS` that can do what is asked for, and pays.
+    """Returns the first of `KERNELS` that has all needed features and is worth its overhead.
 
-    Raises `ConfigError` where the configuration asks for FlexAttention and this device has none.
+    Raises `ConfigError` if the configuration requires FlexAttention and this device does not support it.
     """
     require_backend(kind.backend, kind.device, min(kind.head_dim, kind.value_dim))
     passed_over: list[tuple[str, str]] = []
@@ -51,7 +51,7 @@ def choose_kernel(kind: AttentionKind, sight: Sight) -> Choice:
 
 
 def prepare_attention(kind: AttentionKind, sight: Sight) -> Attending:
-    """The chosen kernel, made ready for a pass."""
+    """Chooses a kernel and prepares it for a pass."""
     return choose_kernel(kind, sight).kernel.prepare(kind, sight)
 
 
@@ -65,9 +65,10 @@ def require_backend(backend: str, device: torch.device, narrowest: int) -> None:
 
 
 def _left_out(kernel: str, backend: str) -> str | None:
-    """Why the configuration leaves a kernel out. What all of its own lack falls to `fused` and `stepwise`.
+    """Returns why the configuration excludes a kernel, or None if it does not.
 
-    FlexAttention is for whole rows, and no fused kernel has scores to look at.
+    `fused` stays available to flex, which cannot attend with partial rows, and `stepwise` to all backends, since no
+    other kernel has visible scores.
     """
     if backend == "auto" or kernel == "stepwise" or kernel in BACKEND_KERNELS[backend]:
         return None

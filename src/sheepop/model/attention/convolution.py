@@ -1,4 +1,4 @@
-"""Short causal convolutions of queries, keys and values: each channel mixes with itself of the last few tokens."""
+"""Short causal convolutions of queries, keys and values, each channel over its own last few tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sheepop.model.cache import Cache, shifted
 
 
 class ShortConvolution(nn.Module):
-    """``y_t = x_t + sum_i taps_i x_(t-i)`` for i = 1, ..., W - 1 in every channel (So et al. 2021,
-    Multi-DConv-Head Attention).
+    """``y_t = x_t + sum_i taps_i x_(t-i)`` for i = 1, ..., W - 1 in each channel (So et al. 2021, Multi-DConv-Head
+    Attention).
 
-    It begins as the identity. With it a key also says what stood before its token, which otherwise takes a layer.
+    It is initialised as the identity. It lets a key encode the tokens before its own, which otherwise takes a layer.
     """
 
     def __init__(self, width: int, channels: int) -> None:
@@ -22,7 +22,7 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x_BTE: Tensor, document_ids: Tensor | None = None, cache: Cache | None = None, place: str = ""
     ) -> Tensor:
-        """(B, T, E) to (B, T, E); nothing comes from another document. `cache` knows what came before at `place`."""
+        """Convolves (B, T, E) within each document. `cache` provides the earlier entries of `place`."""
         y_BTE = x_BTE
         earlier = shifted(x_BTE, len(self.taps), document_ids, cache, place)
         for tap_E, earlier_BTE in zip(self.taps, earlier, strict=True):

@@ -1,8 +1,8 @@
-"""What each kernel of attention can do, in words. The configuration reads this too, so nothing here loads torch."""
+"""The features of each attention kernel. The configuration reads them too, so this module does not load torch."""
 
 from __future__ import annotations
 
-# Causal attention, and fewer key-value heads than query heads, are common to all of them.
+# All kernels support causal attention and fewer key-value heads than query heads.
 KERNEL_FEATURES: dict[str, frozenset[str]] = {
     "blocks": frozenset({"documents", "windows", "distances", "sinks", "soft cap"}),
     "products": frozenset({"documents"}),
@@ -27,7 +27,7 @@ KERNEL_FEATURES: dict[str, frozenset[str]] = {
 }
 FEATURES = KERNEL_FEATURES["stepwise"]
 
-# What `attention_backend` asks for; the choice is free where it says auto.
+# The kernels of each `attention_backend`; `auto` may use any.
 BACKEND_KERNELS: dict[str, tuple[str, ...]] = {
     "eager": ("stepwise",),
     "sdpa": ("products", "strips", "segments", "fused"),

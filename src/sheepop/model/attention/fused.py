@@ -1,4 +1,4 @@
-"""PyTorch's fused attention, with a mask where the plain triangle does not say all."""
+"""PyTorch's fused attention, with a mask unless the plain causal triangle suffices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sheepop.model.attention.sight import Sight
 
 
 class Fused:
-    """`scaled_dot_product` of whole batches."""
+    """`scaled_dot_product` on whole batches."""
 
     name = "fused"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """Soft caps, and scores that can be seen."""
+        """Supports everything except soft caps and visible scores."""
         return missing(self.name, kind, sight)
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> FusedAttention:
-        """Builds a mask where one is needed."""
-        # A sink is a column of the mask, so that there has to be one.
+        """Builds a mask if one is needed."""
+        # Sinks are a column of the mask, so they need one.
         if sight.is_triangle and sight.num_queries > 1 and kind.slopes is None and not kind.sinks:
             return FusedAttention(None, is_causal=True)
         return FusedAttention(sight.added(kind.slopes))
@@ -31,21 +31,21 @@ class Fused:
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """`mask` is what `Sight.added` gives; with `is_causal` it is the plain triangle in place of it."""
+    """`mask` is the result of `Sight.added`; with `is_causal` the mask is the plain causal triangle."""
 
     mask: Tensor | None = None
     is_causal: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The mask, where one is needed."""
+        """The mask, if there is one."""
         return () if self.mask is None else (self.mask,)
 
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
-        """(B, H, T, C). A sink is one more key of zeros, whose score is 0, with the sink added to it."""
+        """Returns attention (B, H, T, C). Sinks are an extra key of zeros, whose score is 0 plus the sink."""
         score.check("fused")
         if self.is_causal and score.sinks is not None:
-            raise ValueError("attention by fused was prepared without sinks; choose_kernel was not told of them")
+            raise ValueError("fused attention was prepared without sinks, which choose_kernel did not know of")
         mask = self.mask
         if score.sinks is not None:
             mask = _with_sinks(mask, score.sinks, q_BHTC, k_BKSC.shape[2])
@@ -65,10 +65,10 @@ def scaled_dot_product(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """PyTorch's function (B, H, T, C), called so that on a GPU one of its fused kernels takes the call.
+    """Calls PyTorch's function (B, H, T, C) so that one of its fused kernels runs on a GPU.
 
-    FlashAttention serves groups of query heads, but takes no mask and no float32. The memory-efficient kernel takes
-    both and no groups, so that it is given every key-value head once for each query head.
+    FlashAttention supports grouped query heads, but no mask and no float32. The memory-efficient kernel supports both
+    but no groups, so key-value heads are repeated for it, once for each query head.
     """
     grouped = q_BHTC.shape[1] != k_BKSC.shape[1]
     if grouped and q_BHTC.device.type == "cuda" and (mask is not None or q_BHTC.dtype.itemsize != 2):
@@ -87,13 +87,13 @@ def scaled_dot_product(
 
 
 def repeat_heads(heads_BKSC: Tensor, num_heads: int) -> Tensor:
-    """Each key-value head once for every query head that it serves (B, H, S, C)."""
+    """Repeats each key-value head for the query heads of its group (B, H, S, C)."""
     times = num_heads // heads_BKSC.shape[1]
     return heads_BKSC if times == 1 else heads_BKSC.repeat_interleave(times, dim=1)
 
 
 def _with_sinks(mask: Tensor | None, sinks_H: Tensor, q_BHTC: Tensor, num_keys: int) -> Tensor:
-    """What is added to the scores (B, H, T, S + 1), the sinks in the last column."""
+    """Returns the mask as numbers to add to the scores (B, H, T, S + 1), with the sinks in the last column."""
     heads, queries = q_BHTC.shape[1:3]
     if mask is None:
         mask = q_BHTC.new_zeros(1, 1, queries, num_keys)

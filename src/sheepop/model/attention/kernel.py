@@ -1,4 +1,4 @@
-"""What a kernel of attention is: it says what it lacks, prepares a pass, and attends."""
+"""The interface of attention kernels: a kernel reports what it lacks, prepares a pass, and attends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sheepop.model.probe import Probe
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """What some layers of a network have in common: what they see, and what their kernel has to be able to do.
+    """The properties that layers with the same attention share: what queries see, and what the kernel must support.
 
-    A query sees `window` keys, itself included (all when None); `slopes` (H,) times the distance to a key is taken off
-    its score. `watched` says that someone looks at scores or weights, `compiled` that the layers are compiled, and
-    `cached` that a cache takes part. `dtype` is that of queries, keys and values on `device`.
+    A query sees `window` keys, its own included (all if None); `slopes` (H,) times the distance to a key is subtracted
+    from its score. `watched`: scores or weights are observed. `compiled`: the layers are compiled. `cached`: a cache is
+    used. `dtype` is the data type of queries, keys and values.
     """
 
     window: int | None = None
@@ -39,15 +39,15 @@ class AttentionKind:
 
     @property
     def features(self) -> frozenset[str]:
-        """What it asks of a kernel, in the words of `KERNEL_FEATURES`; what is seen is asked for by `Sight`."""
-        asked = {
+        """The entries of `KERNEL_FEATURES` that a kernel needs, except those of the mask, which `Sight` lists."""
+        required = {
             "dropout": self.dropout > 0,
             "distances": self.slopes is not None,
             "sinks": self.sinks,
             "soft cap": self.soft_cap,
             "visible scores": self.watched,
         }
-        return frozenset(feature for feature, needed in asked.items() if needed)
+        return frozenset(feature for feature, needed in required.items() if needed)
 
     def sight(
         self,
@@ -58,18 +58,18 @@ class AttentionKind:
         starts: Tensor | None = None,
         key_mask: Tensor | None = None,
     ) -> Sight:
-        """What T queries of these layers may see of S keys (T when None); see `Sight`, which may raise."""
+        """Returns which of S keys (T if None) T queries of these layers may see; raises the errors of `Sight`."""
         num_keys = num_queries if num_keys is None else num_keys
         documents = None if document_ids is None else number_documents(document_ids)
         return Sight(num_queries, num_keys, self.causal, self.window, documents, starts, key_mask, self.device)
 
 
 class Score(NamedTuple):
-    """How one layer makes scores and weights of queries and keys.
+    """How one layer computes scores and weights from queries and keys.
 
-    `scale` is 1 / sqrt(C) when None. With `soft_cap` c scores s become ``c tanh(s / c)`` before any is hidden (Gemma 2,
-    2024). `sinks` (H,) are logits that take part in every query's softmax and have no value (Agarwal et al. 2025,
-    gpt-oss). `dropout` falls on the weights. `probes` see scores and weights where a kernel has them.
+    `scale` is 1 / sqrt(C) if None. A `soft_cap` c turns scores s into ``c tanh(s / c)`` before masking (Gemma 2, 2024).
+    `sinks` (H,) are logits that take part in each query's softmax but have no value (Agarwal et al. 2025, gpt-oss).
+    `dropout` applies to the weights. `probes` see scores and weights, if the kernel has them.
     """
 
     scale: float | None = None
@@ -79,28 +79,28 @@ class Score(NamedTuple):
     probes: tuple[Probe, Probe] | None = None
 
     def check(self, kernel: str) -> None:
-        """Raises `ValueError` for what `kernel` cannot do: it was chosen for another kind of attention."""
-        asked = {"soft cap": self.soft_cap is not None, "sinks": self.sinks is not None, "dropout": self.dropout > 0}
-        for feature, needed in asked.items():
+        """Raises `ValueError` for a feature that `kernel` lacks, because it was chosen for another `AttentionKind`."""
+        used = {"soft cap": self.soft_cap is not None, "sinks": self.sinks is not None, "dropout": self.dropout > 0}
+        for feature, needed in used.items():
             if needed and feature not in KERNEL_FEATURES[kernel]:
-                raise ValueError(f"attention by {kernel} has no {feature}; choose_kernel was not told of it")
+                raise ValueError(f"{kernel} attention has no {feature}; choose_kernel did not know of it")
 
 
 PLAIN = Score()
 
 
 class Attending(Protocol):
-    """A kernel made ready for one pass; all layers of a kind share it."""
+    """A kernel prepared for one pass, which all layers of a kind share."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What was made ready, such as a mask."""
+        """The prepared tensors, such as a mask."""
 
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
-        """softmax(scale Q K^T + M) V (Vaswani et al. 2017, equation 1), (B, H, T, C).
+        """Returns softmax(scale Q K^T + M) V (Vaswani et al. 2017, equation 1), (B, H, T, C).
 
-        K key-value heads serve H query heads in groups of H / K (Ainslie et al. 2023). Raises `ValueError` for what
-        the kernel cannot do.
+        Each of K key-value heads serves H / K query heads (Ainslie et al. 2023). Raises `ValueError` for a feature that
+        the kernel lacks.
         """
 
 
@@ -109,16 +109,16 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name among `KERNEL_FEATURES`."""
+        """Its key in `KERNEL_FEATURES`."""
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """Why it is not to be taken here, as the rest of a sentence about it; None where it is."""
+        """Returns why this kernel is not suitable, as the rest of a sentence that begins with its name, or None."""
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> Attending:
-        """Makes ready what all layers of the kind share in one pass."""
+        """Prepares the tensors that all layers of the kind share in one pass."""
 
 
 def missing(kernel: str, kind: AttentionKind, sight: Sight) -> str | None:
-    """The features that are asked for and that `kernel` does not have, as the rest of a sentence."""
+    """Returns the needed features that `kernel` lacks, as the rest of a sentence, or None."""
     absent = (kind.features | sight.features) - KERNEL_FEATURES[kernel]
     return f"has no {' and no '.join(sorted(absent))}" if absent else None

@@ -1,4 +1,4 @@
-"""The attention layer: softmax(scale Q K^T + M) V W_O, of a sequence to itself or to an encoder's states."""
+"""The attention layer: softmax(scale Q K^T + M) V W_O, as self-attention or cross-attention."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sheepop.model.probe import Probe
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped key-value heads, of a sequence to itself or to an encoder's states.
+    """Multi-head attention with grouped key-value heads, (B, T, D) to (B, T, D).
 
-    (B, T, D) to (B, T, D).
+    A sequence attends to itself, or to the states of an encoder.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     @property
     def watched(self) -> bool:
-        """Whether someone looks at scores or weights, which fused attention does not have."""
+        """Whether scores or weights are observed, which only stepwise attention computes."""
         return bool(self.scores.observers or self.weights.observers)
 
     def forward(
@@ -67,9 +67,9 @@ class Attention(nn.Module):
         memory_BSD: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Attends from the T positions of `x_BTD` to themselves and to what `cache` holds, or to `memory_BSD`.
+        """Attends from the T positions of `x_BTD` to themselves and to the cached positions, or to `memory_BSD`.
 
-        `document_ids` (B, T) are for convolutions; what attention sees is the affair of `attending`.
+        Only convolutions use `document_ids` (B, T); `attending` already has the mask of attention.
         """
         if memory_BSD is not None:
             q_BHTC = self._queries(self.q_proj(x_BTD))
@@ -109,17 +109,18 @@ class Attention(nn.Module):
         if self.convolutions is None:
             return q_BTE, k_BTE, v_BTE
         parts = zip(self.convolutions.items(), (q_BTE, k_BTE, v_BTE), strict=True)
-        where = "" if cache is None else f" of layer {self.layer}"  # else compiled code would be that of one layer
+        # Without a cache no layer number, or each layer would be compiled separately.
+        where = "" if cache is None else f" of layer {self.layer}"
         q_BTE, k_BTE, v_BTE = (
             convolve(x_BTE, document_ids, cache, f"{name}{where}") for (name, convolve), x_BTE in parts
         )
         return q_BTE, k_BTE, v_BTE
 
     def pack_projections(self) -> None:
-        """Lays the weights of queries, keys and values one behind the other, so that they are one product.
+        """Packs the weights of queries, keys and values in one block of memory, so that one product computes all three.
 
-        They stay three parameters, whose memory is new. What sets them apart again, such as a move to another device,
-        other parameters or other layers in their places, also makes them three products again.
+        They remain three parameters, with new memory. If they are separated later, by a move to another device or by
+        replacing parameters or layers, they are three products again.
         """
         self._packed = PackedProjections.of((self.q_proj, self.k_proj, self.v_proj))
 
@@ -129,7 +130,7 @@ class Attention(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy's parameters lie where its maker puts them."""
+        """Leaves out the packed memory, since a copy may place its parameters elsewhere."""
         return {**self.__dict__, "_packed": None}
 
     def _queries(self, q_BTE: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ class Attention(nn.Module):
         return k_BKSC, self.v(self._heads(v_BSE, None, self.value_dim))
 
     def _heads(self, x_BTE: Tensor, norm: nn.Module | None, width: int) -> Tensor:
-        """Cuts projections into heads (B, heads, T, width), normalised before or after the cut, in one data type."""
+        """Splits a projection into heads (B, heads, T, width), and normalises it before or after the split."""
         dtype = x_BTE.dtype
         if norm is not None and not self.norms_heads:
             x_BTE = norm(x_BTE).to(dtype)

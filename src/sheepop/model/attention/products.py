@@ -1,7 +1,7 @@
-"""Causal attention of rows in bfloat16 on a CPU, by products of large blocks.
+"""Causal attention in bfloat16 on a CPU, by matrix products of large blocks.
 
-PyTorch's kernel for the CPU takes its products in small tiles, one head at a time. Where the processor multiplies
-bfloat16 itself, products of many heads at once take a third of that time, the softmax between them included.
+PyTorch's CPU kernel multiplies small tiles, one head at a time. On a processor with bfloat16 instructions, products of
+many heads at once take a third of that time, softmax included.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 from sheepop.model.attention.kernel import PLAIN, AttentionKind, Score, missing
 from sheepop.model.attention.sight import Sight
 
-# Instructions for products of bfloat16, on x86: others emulate them, or have not been measured.
+# x86 instructions that multiply bfloat16; other processors emulate them or have not been measured.
 HAS_BFLOAT16_PRODUCTS = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
-# Scores that are computed together: enough for a product to be efficient, few enough to stay in the cache.
+# Number of scores computed together: enough for an efficient product, few enough to stay in the cache.
 _SCORES = 1 << 21
-# Queries of a block, for rows up to a length and for longer ones. Fewer skip more of what causality forbids.
+# Queries in a block, for rows of up to _LONG positions and for longer ones. Smaller blocks skip more masked scores.
 _QUERIES, _LONG, _QUERIES_OF_LONG = 128, 512, 256
 
 
 class Products:
-    """Causal attention of whole rows in bfloat16 on a CPU that multiplies it, within documents or not."""
+    """Causal attention of whole rows, or of documents in rows, in bfloat16 on a CPU with bfloat16 products."""
 
     name = "products"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """Any other data type or device, and everything but documents."""
+        """Supports only bfloat16 on such a CPU, and of the features only documents."""
         if not HAS_BFLOAT16_PRODUCTS:
             return "needs a processor with bfloat16 products (AVX-512 or AMX)"
         if kind.device.type != "cpu" or kind.dtype != torch.bfloat16:
@@ -42,23 +42,23 @@ class Products:
         )
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> ProductsAttention:
-        """Nothing but the documents is to be known."""
+        """Keeps the document numbers, if there are any."""
         return ProductsAttention(sight.documents)
 
 
 @dataclass(frozen=True)
 class ProductsAttention:
-    """`causal_products`, among documents if their running numbers (B, T) are given."""
+    """Calls `causal_products`, within documents if their numbers (B, T) are given."""
 
     documents: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The numbers of the documents."""
+        """The document numbers, if there are any."""
         return () if self.documents is None else (self.documents,)
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
-        """(B, H, T, C)."""
+        """Returns attention (B, H, T, C)."""
         score.check("products")
         scale = q_BHTC.shape[-1] ** -0.5 if score.scale is None else score.scale
         return causal_products(q_BHTC, k_BKTC, v_BKTC, scale, self.documents).transpose(1, 2)
@@ -68,11 +68,10 @@ class ProductsAttention:
 def causal_products(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, scale: float, documents_BT: Tensor | None = None
 ) -> Tensor:
-    """Causal attention (B, T, H, C) by products of blocks. Scores are rounded to the data type of the queries.
+    """Computes causal attention (B, T, H, C) block by block. Scores are rounded to the data type of the queries.
 
-    One operator for the compiler, which does not look into it: code that was compiled for the documents of one batch
-    would not fit the next. Weights are computed again in the backward pass, so that nothing is kept but queries, keys
-    and values.
+    This is an opaque operator to the compiler, because code compiled for the documents of one batch would not fit the
+    next. The backward pass recomputes the weights, so that only queries, keys and values are saved.
     """
     q_BKGTC, k_BKTC, v_BKTC = _by_key_head(q_BHTC, k_BKTC), k_BKTC.contiguous(), v_BKTC.contiguous()
     out_BKGTC = q_BKGTC.new_empty(*q_BKGTC.shape[:4], v_BKTC.shape[3])
@@ -92,10 +91,10 @@ def _shape(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, scale: float, documen
 def _causal_products_backward(
     gradient_BTHC: Tensor, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, scale: float, documents_BT: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, each (B, T, heads, C)."""
+    """Returns the gradients of queries, keys and values, each (B, T, heads, C)."""
     q_BKGTC, k_BKTC, v_BKTC = _by_key_head(q_BHTC, k_BKTC), k_BKTC.contiguous(), v_BKTC.contiguous()
     gradient_BKGTC = _by_key_head(gradient_BTHC.transpose(1, 2), k_BKTC)
-    # Keys and values are seen by many blocks of queries, whose parts are added up in float32.
+    # Many blocks of queries contribute to a key's or value's gradient, which is summed in float32.
     exact = torch.float32 if q_BHTC.dtype.itemsize < 4 else q_BHTC.dtype
     for_q = torch.empty_like(q_BKGTC)
     for_k, for_v = (torch.zeros_like(part, dtype=exact) for part in (k_BKTC, v_BKTC))
@@ -140,9 +139,9 @@ causal_products.register_autograd(_gradients, setup_context=_keep)
 
 
 class _Block(NamedTuple):
-    """Some queries of some key heads in some rows, and the keys that they see.
+    """A block: some queries of some key heads in some rows, and the keys that they see.
 
-    The letter N counts rows times key heads, R the queries of a key head: groups times places.
+    N is rows times key heads; R is the queries of a key head, its query heads times positions.
     """
 
     rows: slice
@@ -150,35 +149,35 @@ class _Block(NamedTuple):
     queries: slice
     keys: slice
     ceiling: Tensor
-    """Infinite where a query may look and minus infinite where not, for the last of the keys; all queries may look at
-    those before them. (queries, keys), or (rows, 1, 1, queries, keys) where documents differ."""
+    """Upper bound of the scores of the last keys: infinity where a query sees a key, minus infinity where not; every
+    query sees all earlier keys. (queries, keys), or (rows, 1, 1, queries, keys) with documents."""
 
     def of_queries(self, heads_BKGTC: Tensor) -> Tensor:
-        """The part of queries, or of what belongs to queries."""
+        """Returns the block's part of a tensor of queries or of the same layout."""
         return heads_BKGTC[self.rows, self.heads, :, self.queries]
 
     def joined(self, heads_BKGTC: Tensor) -> Tensor:
-        """The same as (N, R, C)."""
+        """Returns `of_queries` as (N, R, C)."""
         return self.of_queries(heads_BKGTC).flatten(0, 1).flatten(1, 2)
 
     def shaped(self, joined_NRC: Tensor) -> Tensor:
-        """Back from `joined`: (rows, key heads, groups, queries, C)."""
+        """Reverses `joined`: returns (rows, key heads, groups, queries, C)."""
         rows, size = self.rows.stop - self.rows.start, self.queries.stop - self.queries.start
         return joined_NRC.view(rows, len(joined_NRC) // rows, -1, size, joined_NRC.shape[2])
 
     def of_keys(self, heads_BKTC: Tensor) -> Tensor:
-        """The part of keys or values (N, keys, C)."""
+        """Returns the block's part of keys or values (N, keys, C)."""
         return heads_BKTC[self.rows, self.heads, self.keys].flatten(0, 1)
 
     def add(self, sum_BKTC: Tensor, part_NSC: Tensor) -> None:
-        """Adds what belongs to keys."""
+        """Adds `part_NSC` to the block's part of a sum over keys or values."""
         part = sum_BKTC[self.rows, self.heads, self.keys]
         part.add_(part_NSC.view_as(part))
 
     def weights(self, q_BKGTC: Tensor, k_BKTC: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """The softmax of the scores (N, R, keys), and the queries (N, R, C)."""
+        """Returns the softmax of the scores (N, R, keys), and the queries (N, R, C)."""
         q_NRC, k_NSC = self.joined(q_BKGTC), self.of_keys(k_BKTC)
-        like = q_NRC.new_empty(1, 1, 1).expand(*q_NRC.shape[:2], k_NSC.shape[1])  # of no weight in the sum
+        like = q_NRC.new_empty(1, 1, 1).expand(*q_NRC.shape[:2], k_NSC.shape[1])  # ignored, as beta is 0
         scores_NRS = torch.baddbmm(like, q_NRC, k_NSC.transpose(1, 2), beta=0.0, alpha=scale)
         last = self.shaped(scores_NRS)[..., -self.ceiling.shape[-1] :]
         torch.minimum(last, self.ceiling, out=last)
@@ -186,7 +185,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(q_BKGTC: Tensor, documents_BT: Tensor | None) -> Iterator[_Block]:
-    """All queries, in blocks of about `_SCORES` scores."""
+    """Yields all queries in blocks of about `_SCORES` scores."""
     batch, kv_heads, group, length, _ = q_BKGTC.shape
     most = _QUERIES if length <= _LONG else _QUERIES_OF_LONG
     size = min(most, length, max(1, _SCORES // (group * length)))
@@ -209,7 +208,7 @@ def _blocks(q_BKGTC: Tensor, documents_BT: Tensor | None) -> Iterator[_Block]:
 
 
 def _portions(batch: int, kv_heads: int, most: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and key heads, at most so many together and in parts of about equal size: whole rows, or parts of one."""
+    """Splits the key heads of all rows into equal parts of at most `most` heads: several whole rows, or part of one."""
     if most < kv_heads:
         heads = -(-kv_heads // -(-kv_heads // most))
         for row in range(batch):
@@ -222,25 +221,25 @@ def _portions(batch: int, kv_heads: int, most: int) -> Iterator[tuple[slice, sli
 
 
 def _ceiling(like: Tensor, size: int) -> Tensor:
-    """The largest score (size, size) that a query may give a key: none to a later one."""
+    """Returns upper bounds of scores (size, size): minus infinity for later keys, infinity for the others."""
     allowed = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()
     return torch.where(allowed, torch.inf, -torch.inf).to(like.dtype)
 
 
 def _starts(documents_BT: Tensor) -> Tensor:
-    """Where in its row the document of each place begins (B, T)."""
+    """Returns the first position of the document that each position belongs to (B, T)."""
     begins = documents_BT[:, 1:] != documents_BT[:, :-1]
     places = torch.arange(1, documents_BT.shape[1], device=documents_BT.device)
     return F.pad(torch.where(begins, places, 0), (1, 0)).cummax(1).values
 
 
 def _by_key_head(q_BHTC: Tensor, k_BKTC: Tensor) -> Tensor:
-    """Queries in the groups that one key head serves (B, K, H / K, T, C)."""
+    """Groups queries by their key head (B, K, H / K, T, C)."""
     batch, heads, *shape = q_BHTC.shape
     kv_heads = k_BKTC.shape[1]
     return q_BHTC.contiguous().view(batch, kv_heads, heads // kv_heads, *shape)
 
 
 def _heads_last(parts_BKGTC: Tensor) -> Tensor:
-    """(B, T, heads, C), as the projections before and behind attention have them."""
+    """Returns (B, T, heads, C), the layout of the projections before and after attention."""
     return parts_BKGTC.flatten(1, 2).transpose(1, 2).contiguous()

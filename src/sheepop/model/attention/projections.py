@@ -1,4 +1,4 @@
-"""Queries, keys and values by one product, where the weights of their three layers lie one behind the other."""
+"""Computes queries, keys and values by one matrix product, with their weights packed in one block of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class PackedProjections:
-    """Weights (E, D) and biases (E,) of several layers in one piece of memory; `parts` are the layers' parameters."""
+    """Weights (E, D) and biases (E,) of several layers in one block of memory; `parts` are the layers' parameters."""
 
     weight: Tensor
     bias: Tensor | None
@@ -21,7 +21,7 @@ class PackedProjections:
 
     @classmethod
     def of(cls, layers: Sequence[nn.Module]) -> PackedProjections | None:
-        """Puts the parameters of plain linear layers together; None where one of the layers is something else."""
+        """Packs the parameters of plain linear layers; returns None if one of the layers is not plain."""
         weights, biases = _parameters(layers)
         parts = (*weights, *biases)
         alike = {(type(part), part.dtype, part.device) for part in parts}
@@ -32,18 +32,18 @@ class PackedProjections:
         return cls(_together(weights), _together(biases) if biases else None, parts)
 
     def holds(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether the layers still are those whose weights lie here, and nothing else is to be done for them."""
+        """Whether these layers still use the packed weights, and have no hooks and no autocast."""
         if torch.is_autocast_enabled(self.weight.device.type):
-            return False  # which keeps the cast copy of a parameter, and of nothing else
+            return False  # autocast caches the cast copies of parameters only
         weights, biases = _parameters(layers)
         parts = (*weights, *biases)
         if any(map(_has_hooks, layers)) or len(parts) != len(self.parts) or not all(map(_is_same, parts, self.parts)):
             return False
-        # Compiled code has no addresses; what swaps the memory of parameters there has to copy or apply the module.
+        # Compiled code cannot compare addresses; code that swaps parameter memory must copy the module or `_apply` it.
         return torch.compiler.is_compiling() or self._lies_together()
 
     def product(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """What each layer makes of x (B, T, E_i)."""
+        """Returns the output of each layer for x (B, T, E_i)."""
         found: tuple[Tensor, ...] = _Product.apply(  # type: ignore[no-untyped-call]
             x_BTD, self.weight, self.bias, *self.parts
         )
@@ -55,7 +55,7 @@ class PackedProjections:
 
 
 def _parameters(layers: Sequence[nn.Module]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Weights and biases of those of the layers that are plain linear ones."""
+    """Returns the weights and biases of the layers that are exactly `nn.Linear`."""
     plain = [layer for layer in layers if isinstance(layer, nn.Linear) and type(layer) is nn.Linear]
     weights = [layer.weight for layer in plain]
     return weights, [layer.bias for layer in plain if layer.bias is not None]
@@ -64,7 +64,7 @@ def _parameters(layers: Sequence[nn.Module]) -> tuple[Sequence[Tensor], Sequence
 def _together(parts: Sequence[Tensor]) -> Tensor:
     first, length = parts[0].detach(), sum(map(len, parts))
     if len({part.untyped_storage()._cdata for part in parts}) == 1 and _follow(first, parts):
-        # They were packed before. They stay, since another copy of the network may compute with this memory.
+        # They are already packed. Keep the memory, since another copy of the network may compute with it.
         return first.as_strided((length, *first.shape[1:]), first.stride())
     whole = torch.cat([part.detach() for part in parts])
     for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
@@ -90,9 +90,9 @@ def _has_hooks(layer: nn.Module) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """``x W^T + b`` cut into parts, whose backward pass is one product for x and one for W.
+    """``x W^T + b`` split into parts; the backward pass has one product for x and one for W.
 
-    The gradients are handed to the parts of W and b.
+    The gradients go to the parts of W and b.
     """
 
     @staticmethod

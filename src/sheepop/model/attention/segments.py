@@ -1,8 +1,8 @@
 """Attention within the documents that share a row, without a mask of T times T entries.
 
-The rows are cut into their documents, and documents of like length attend together. In a network that is compiled for a
-CPU this is one operator of PyTorch: where documents begin differs from batch to batch, code that was compiled for one
-batch would not fit the next, and the compiler does not look into an operator.
+Rows are cut into documents, and documents of similar length attend together. In a network compiled for a CPU this is a
+custom PyTorch operator, which the compiler does not trace: documents begin elsewhere in every batch, and code compiled
+for one batch would not fit the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sheepop.model.attention.fused import repeat_heads, scaled_dot_product
 from sheepop.model.attention.kernel import PLAIN, AttentionKind, Score, missing
 from sheepop.model.attention.sight import Sight
 
-# Documents are padded to a multiple of this many places, so that those of like length share one call.
+# Documents are padded to a multiple of this length, so that documents of similar length share one call.
 PADDING_STEP = 16
 
 
@@ -30,12 +30,12 @@ class Segments:
     name = "segments"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """Rows of one document each, and in compiled networks what the operator or the compiler cannot do."""
+        """Supports only packed documents, and in compiled networks only what the operator or the compiler can do."""
         absent = missing(self.name, kind, sight)
         if absent is not None:
             return absent
         if sight.documents is None:
-            return "is for documents that share a row"
+            return "is for packed documents"
         if not _is_compiled(kind):
             return None
         if kind.device.type == "cuda":
@@ -46,15 +46,15 @@ class Segments:
             return "has no dropout, no windows and no distances in a network compiled for a CPU"
         return None if kind.head_dim == kind.value_dim else "is compiled only for values as wide as keys"
 
-    def prepare(self, kind: AttentionKind, sight: Sight) -> SegmentsAttention | AsideAttention | OperatorAttention:
-        """Cuts the rows, or leaves that to the operator."""
+    def prepare(self, kind: AttentionKind, sight: Sight) -> SegmentsAttention | UncompiledAttention | OperatorAttention:
+        """Cuts the rows into documents, or leaves that to the operator."""
         assert sight.documents is not None
         if kind.device.type == "cpu" and _is_compiled(kind):
             return OperatorAttention(sight.documents)
         cut = Cut.of(sight.documents)
         masks = {size: _document_mask(size, kind, sight) for _, size in cut.groups}
         attending = SegmentsAttention(cut, tuple(masks[size] for _, size in cut.groups))
-        return AsideAttention(attending, _beside_compiled_code()) if kind.compiled else attending
+        return UncompiledAttention(attending, _uncompiled_attend()) if kind.compiled else attending
 
 
 def _is_compiled(kind: AttentionKind) -> bool:
@@ -62,7 +62,7 @@ def _is_compiled(kind: AttentionKind) -> bool:
 
 
 def _document_mask(length: int, kind: AttentionKind, sight: Sight) -> Tensor | None:
-    """The mask of one document: None for the plain triangle, (T, T) booleans, or (H, T, T) numbers to be added."""
+    """Returns the mask of a document: None for the plain triangle, (T, T) booleans, or (H, T, T) numbers to add."""
     alone = replace(sight, num_queries=length, num_keys=length, documents=None)
     if alone.is_triangle and kind.slopes is None:
         return None
@@ -71,17 +71,17 @@ def _document_mask(length: int, kind: AttentionKind, sight: Sight) -> Tensor | N
         return None
     if added.dtype == torch.bool:
         return added[0, 0]
-    # The memory-efficient kernel of GPUs asks for four dimensions.
+    # The memory-efficient GPU kernel requires four dimensions.
     return added if added.device.type == "cuda" else added[0]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The documents of a batch in groups of one padded length, as indices into its B T places.
+    """The documents of a batch in groups of equal padded length, as indices into its B T positions.
 
-    `gather` lists the places group by group, each document followed by its padding, which repeats the document's
-    last place; causal attention keeps padding behind a document from it. `scatter` (B T,) says where in that list
-    each place stands, and `groups` holds the number of documents and the padded length of every group.
+    `gather` lists the positions group by group, each document followed by padding, which repeats its last position and
+    which causal attention hides from it. `scatter` (B T,) is the index of each position in that list. `groups` has the
+    number of documents and the padded length of each group.
     """
 
     gather: Tensor
@@ -90,7 +90,7 @@ class Cut:
 
     @classmethod
     def of(cls, documents_BT: Tensor) -> Cut:
-        """The cut of rows whose documents are numbered by `number_documents`."""
+        """Cuts rows by document numbers from `number_documents`."""
         numbers = documents_BT.cpu().numpy()
         begins = np.ones(numbers.shape, dtype=bool)
         begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
@@ -113,37 +113,37 @@ class Cut:
         )
 
     def parts(self, heads_BHTC: Tensor) -> list[Tensor]:
-        """The heads of every group's documents, (documents, heads, padded length, C)."""
+        """Returns the heads of each group's documents, (documents, heads, padded length, C)."""
         batch, heads, length, width = heads_BHTC.shape
         places = heads_BHTC.transpose(1, 2).reshape(batch * length, heads, width).index_select(0, self.gather)
         return self.split(places)
 
     def split(self, places: Tensor) -> list[Tensor]:
-        """What was gathered (places, heads, ...) by group, (documents, heads, padded length, ...)."""
+        """Splits gathered positions (places, heads, ...) into groups (documents, heads, padded length, ...)."""
         parts = torch.split(places, [count * padded for count, padded in self.groups])
         return [
             part.view(*group, *part.shape[1:]).transpose(1, 2) for part, group in zip(parts, self.groups, strict=True)
         ]
 
     def joined(self, parts: list[Tensor]) -> Tensor:
-        """The inverse of `split` without padding, (B T, heads, ...)."""
+        """Reverses `split` and `gather`, and drops the padding, (B T, heads, ...)."""
         return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts]).index_select(0, self.scatter)
 
 
 @dataclass(frozen=True)
 class SegmentsAttention:
-    """`masks` are those of a document of each group, None for the plain triangle."""
+    """`masks` has one mask for the documents of each group, None for the plain triangle."""
 
     cut: Cut
     masks: tuple[Tensor | None, ...]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Where the documents are, and their masks."""
+        """The indices of the documents, and their masks."""
         return (self.cut.gather, self.cut.scatter, *(mask for mask in self.masks if mask is not None))
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
-        """Causal attention of every document to itself (B, H, T, C), the documents of a group in one call."""
+        """Computes causal attention within each document (B, H, T, C), with one call for each group."""
         score.check("segments")
         batch, heads, length, _ = q_BHTC.shape
         outputs = [
@@ -154,45 +154,45 @@ class SegmentsAttention:
 
 
 @dataclass(frozen=True)
-class AsideAttention:
-    """`segments` in a compiled network, which goes round it by `attend_aside`: the groups of every batch are others."""
+class UncompiledAttention:
+    """Runs `segments` uncompiled inside a compiled network, because the groups change in every batch."""
 
     segments: SegmentsAttention
-    attend_aside: Callable[..., Tensor]
+    uncompiled_attend: Callable[..., Tensor]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those of `segments`."""
+        """The tensors of `segments`."""
         return self.segments.tensors
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
-        """(B, H, T, C)."""
-        return self.attend_aside(self.segments, q_BHTC, k_BKTC, v_BKTC, score)
+        """Returns attention (B, H, T, C)."""
+        return self.uncompiled_attend(self.segments, q_BHTC, k_BKTC, v_BKTC, score)
 
 
 @cache
-def _beside_compiled_code() -> Callable[..., Tensor]:
-    """One function for all passes, and none before it is needed: as a decorator it would load the compiler at once."""
-    aside: Callable[..., Tensor] = torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
-    return aside
+def _uncompiled_attend() -> Callable[..., Tensor]:
+    """Returns one function for all passes, made on first use, since as a decorator it would load the compiler early."""
+    attend: Callable[..., Tensor] = torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
+    return attend
 
 
 @dataclass(frozen=True)
 class OperatorAttention:
-    """`document_attention` among documents of these running numbers (B, T)."""
+    """Calls `document_attention` with these document numbers (B, T)."""
 
     documents: Tensor
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The numbers of the documents."""
+        """The document numbers."""
         return (self.documents,)
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
-        """(B, H, T, C)."""
+        """Returns attention (B, H, T, C)."""
         score.check("segments")
         if score.dropout > 0:
-            raise ValueError("attention by segments has no dropout in compiled code; choose_kernel was not told of it")
+            raise ValueError("segments attention has no dropout in compiled code; choose_kernel did not know of it")
         if score.scale is not None:
             # The operator divides by sqrt(C).
             q_BHTC = q_BHTC * (score.scale * q_BHTC.shape[-1] ** 0.5)
@@ -205,9 +205,9 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 @torch.library.custom_op("sheepop::document_attention", mutates_args=(), device_types="cpu")
 def document_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, documents_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal attention within documents (B, T, H, C), and the logarithms of the softmax's sums (B T, H).
+    """Returns causal attention within documents (B, T, H, C), and the logarithms of the softmax's sums (B T, H).
 
-    `documents_BT` are running numbers. The result equals that of `SegmentsAttention` without dropout.
+    `documents_BT` are numbers from `number_documents`. The result equals that of `SegmentsAttention` without dropout.
     """
     cut = Cut.of(documents_BT)
     outputs, sums = [], []
@@ -237,9 +237,9 @@ def _document_attention_backward(
     out_BTHC: Tensor,
     log_sums: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, each (B, T, heads, C)."""
+    """Returns the gradients of queries, keys and values, each (B, T, heads, C)."""
     cut = Cut.of(documents_BT)
-    # The gradient of a padded place is zero, so that its query, a copy of another, adds nothing to any key.
+    # Padding has zero gradient, so that its query, a copy of another, adds nothing to the gradient of any key.
     gradient = gradient_BTHC.new_zeros(len(cut.gather), *gradient_BTHC.shape[2:])
     gradient.index_copy_(0, cut.scatter, gradient_BTHC.flatten(0, 1))
     places = (out_BTHC.flatten(0, 1).index_select(0, cut.gather), log_sums.index_select(0, cut.gather))
@@ -287,7 +287,7 @@ document_attention.register_autograd(_gradients, setup_context=_keep)
 
 
 def _sum_repeated(gradient: Tensor, few: Tensor) -> Tensor:
-    """The gradient of heads that `repeat_heads` repeated."""
+    """Sums the gradient over the copies that `repeat_heads` made."""
     if gradient.shape[1] == few.shape[1]:
         return gradient
     documents, _, length, width = gradient.shape

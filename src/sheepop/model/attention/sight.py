@@ -1,8 +1,8 @@
-"""The rule of sight: which keys a query may see.
+"""The attention mask as a rule: which keys a query may see.
 
-Documents in a row, windows, and rows of a cache that hold more or less all come down to one rule for a query at place q
-and a key at place k of a row: ``first(q) <= k <= q``. Attention in both directions, an encoder's or the one to an
-encoder's states, sees every key that is no padding.
+Packed documents, windows and cached rows of different length all follow one rule for a query at position q and a key at
+position k of a row: ``first(q) <= k <= q``. Bidirectional attention, in an encoder or to an encoder's states, sees
+every key that is not padding.
 """
 
 from __future__ import annotations
@@ -17,24 +17,20 @@ CPU = torch.device("cpu")
 
 
 def number_documents(document_ids: Tensor) -> Tensor:
-    """The running number (B, T), int64 from 0, of the document that each place of a row belongs to.
-
-    A document is a run of equal ids.
-    """
+    """Numbers the documents of each row from 0 (B, T), int64; a document is a run of equal ids."""
     begins = document_ids[:, 1:] != document_ids[:, :-1]
     return F.pad(begins.long(), (1, 0)).cumsum(1)
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What T queries may see of S keys.
+    """Which of S keys each of T queries may see.
 
-    The first query of row b stands at place `starts[b]` (B,), and in every row at S - T when None. A causal query sees
-    the keys up to its own place: at most `window` of them, itself included, and of its own document only, by the
-    running numbers (B, S) in `documents`. Where `causal` is False it sees every key but those where `key_mask` (B, S)
-    is False.
+    The first query of row b is at position `starts[b]` (B,), or at S - T in every row if None. A causal query sees the
+    keys up to its own position: at most `window` of them, its own included, and only those of its own document, by the
+    numbers (B, S) in `documents`. If `causal` is False it sees every key except where `key_mask` (B, S) is False.
 
-    Raises `ValueError` for parts that do not fit each other.
+    Raises `ValueError` for fields that do not fit each other.
     """
 
     num_queries: int
@@ -55,30 +51,28 @@ class Sight:
         if self.documents is not None and not self.is_whole:
             raise ValueError(f"document_ids need every position as a query; got {self.num_queries} of {self.num_keys}")
         if self.causal and self.key_mask is not None:
-            raise ValueError(
-                "a key_mask is for attention in both directions; causal rows have their padding at the end"
-            )
+            raise ValueError("a key_mask is for bidirectional attention; causal rows have their padding at the end")
         if not self.causal and not (self.window is None and self.documents is None and self.starts is None):
             raise ValueError("windows, documents and rows of different length are for causal attention")
 
     @property
     def reach(self) -> int | None:
-        """The window; None where it is as long as the row and hides nothing."""
+        """The window, or None if it hides no key of the row."""
         return None if self.window is None or self.window >= self.num_keys else self.window
 
     @property
     def is_whole(self) -> bool:
-        """Whether every place is a query."""
+        """Whether every position is a query."""
         return self.num_queries == self.num_keys and self.starts is None
 
     @property
     def is_triangle(self) -> bool:
-        """Whether being causal says all: every place is a query and sees all before it."""
+        """Whether the mask is the plain causal triangle over whole rows."""
         return self.causal and self.is_whole and self.reach is None and self.documents is None
 
     @property
     def is_everything(self) -> bool:
-        """Whether every query sees every key: in both directions without padding, or the newest place alone."""
+        """Whether every query sees every key: bidirectional without padding, or a single query at the last position."""
         if not self.causal:
             return self.key_mask is None
         newest = self.num_queries == 1 and self.starts is None
@@ -86,28 +80,28 @@ class Sight:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a kernel has to be able to do for it, in the words of `KERNEL_FEATURES`."""
-        asked = {
+        """The entries of `KERNEL_FEATURES` that a kernel needs for this mask."""
+        required = {
             "documents": self.documents is not None,
             "windows": self.reach is not None,
             "bidirectional attention": not self.causal,
             "partial rows": self.causal and not self.is_whole,
         }
-        return frozenset(feature for feature, needed in asked.items() if needed)
+        return frozenset(feature for feature, needed in required.items() if needed)
 
     def places(self) -> Tensor:
-        """Where the queries stand, (T,), or (B, T) where rows differ."""
+        """Returns the positions of the queries, (T,), or (B, T) if rows differ."""
         offsets = torch.arange(self.num_queries, device=self.device)
         if self.starts is None:
             return offsets + (self.num_keys - self.num_queries)
         return self.starts[:, None] + offsets
 
     def distances(self) -> Tensor:
-        """How far each key is before each query, (T, S) or (B, T, S); negative for a later key."""
+        """Returns each query's position minus each key's, (T, S) or (B, T, S)."""
         return self.places()[..., None] - torch.arange(self.num_keys, device=self.device)
 
     def first_keys(self) -> Tensor:
-        """The first key that each query sees (B, T); (1, T) where rows do not differ."""
+        """Returns the first key that each query sees (B, T), or (1, T) if rows do not differ."""
         places = self.places()
         firsts = torch.zeros_like(places).expand(1, -1) if places.ndim == 1 else torch.zeros_like(places)
         if self.documents is not None:
@@ -116,7 +110,7 @@ class Sight:
         return firsts if self.reach is None else firsts.maximum(places - self.reach + 1)
 
     def allowed(self) -> Tensor:
-        """True where a query sees a key: (B, 1, T, S), or broadcastable to it."""
+        """Returns booleans, True where a query sees a key, that broadcast to (B, 1, T, S)."""
         if not self.causal:
             if self.key_mask is None:
                 return torch.ones(1, 1, 1, self.num_keys, dtype=torch.bool, device=self.device)
@@ -131,9 +125,9 @@ class Sight:
         return allowed
 
     def added(self, slopes_H: Tensor | None) -> Tensor | None:
-        """What to add to scores: booleans as in `allowed`, or numbers (B, H, T, S) with ALiBi's slopes in them.
+        """Returns the mask: booleans as from `allowed`, or with ALiBi `slopes_H` numbers (B, H, T, S) to add to scores.
 
-        The slopes' share is ``-slope |q - k|`` (Press et al. 2022). None where every query sees every key as it is.
+        ALiBi adds ``-slope |q - k|`` (Press et al. 2022). Returns None if every query sees every key without a bias.
         """
         if slopes_H is None:
             return None if self.is_everything else self.allowed()

@@ -1,4 +1,4 @@
-"""Attention computed as it is written: scores, their softmax, the weighted sum, each a tensor that can be seen."""
+"""Attention in separate steps, scores, softmax and weighted sum, so that probes can see each tensor."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from sheepop.model.attention.sight import Sight
 
 
 class Stepwise:
-    """Every kind of attention, with T times S scores and weights."""
+    """Supports every kind of attention, and holds all T times S scores and weights."""
 
     name = "stepwise"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """It can do whatever is asked for, so it comes last."""
+        """Lacks nothing, so it is the last choice."""
         return None
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> StepwiseAttention:
-        """Builds a mask where one is needed."""
+        """Builds a mask if one is needed."""
         return StepwiseAttention(sight.added(kind.slopes))
 
 
 @dataclass(frozen=True)
 class StepwiseAttention:
-    """`mask` is what `Sight.added` gives."""
+    """`mask` is the result of `Sight.added`."""
 
     mask: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The mask, where one is needed."""
+        """The mask, if there is one."""
         return () if self.mask is None else (self.mask,)
 
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
-        """(B, H, T, C), by scores and weights (B, H, T, S) that the probes of `score` see.
+        """Returns attention (B, H, T, C), and shows scores and weights (B, H, T, S) to the probes of `score`.
 
-        The scores seen are those that enter the softmax: scaled, capped, and masked. The softmax is taken in float32.
+        The probed scores are the input of the softmax: scaled, capped, and masked. The softmax is computed in float32.
         """
         batch, heads, queries, width = q_BHTC.shape
         kv_heads, keys = k_BKSC.shape[1:3]
         scale = width**-0.5 if score.scale is None else score.scale
         cap = score.soft_cap
-        # The query heads of a key-value head are rows of one product, and what every score is multiplied by is taken
-        # into the queries, which are fewer.
+        # The query heads of a key-value head are rows of one product. The scale multiplies the queries, which are
+        # fewer than the scores.
         rows_BKRC = (q_BHTC * (scale if cap is None else scale / cap)).reshape(batch, kv_heads, -1, width)
         scores_BHTS = (rows_BKRC @ k_BKSC.transpose(-2, -1)).view(batch, heads, queries, keys)
         if cap is not None:
-            # The backward pass of a product does not ask for its result.
+            # In place, since the backward pass of the product does not need its result.
             scores_BHTS = scores_BHTS.tanh_()
         scores_BHTS = _masked(scores_BHTS, self.mask, 1.0 if cap is None else cap)
         if score.probes is not None:
@@ -64,7 +64,7 @@ class StepwiseAttention:
 
 
 def _masked(scores_BHTS: Tensor, mask: Tensor | None, factor: float) -> Tensor:
-    """The scores times `factor`, with what `mask` adds to them or hides."""
+    """Multiplies the scores by `factor` and applies `mask`."""
     if mask is None:
         return scores_BHTS if factor == 1.0 else scores_BHTS * factor
     if mask.dtype == torch.bool:
@@ -76,7 +76,7 @@ def _masked(scores_BHTS: Tensor, mask: Tensor | None, factor: float) -> Tensor:
 
 
 def _weights(scores_BHTS: Tensor, sinks_H: Tensor | None) -> Tensor:
-    """The softmax over keys, in float32 or what is finer; a sink takes its share and is left out."""
+    """Returns the softmax over keys, at least in float32; sinks take part in it, and their weight is dropped."""
     exact = torch.promote_types(scores_BHTS.dtype, torch.float32)
     if sinks_H is None:
         return scores_BHTS.softmax(-1, dtype=exact)

@@ -1,4 +1,4 @@
-"""Causal attention within a sliding window, in strips: work and memory grow with T times the window, not with T^2."""
+"""Causal sliding-window attention in strips: work and memory grow with T times the window, not with T^2."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sheepop.model.attention.sight import Sight
 
 
 class Strips:
-    """Queries in strips of `window` places, which see keys of their own strip and of the one before it."""
+    """Splits queries into strips of `window` positions, which see keys of their own strip and of the one before."""
 
     name = "strips"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """Everything but windows that are at most half a row."""
+        """Supports only windows of at most half a row."""
         absent = missing(self.name, kind, sight)
         if absent is not None:
             return absent
@@ -29,7 +29,7 @@ class Strips:
         return None
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> StripsAttention:
-        """The first strip sees itself only, as a triangle; one mask is that of all others."""
+        """Prepares a causal triangle for the first strip, which sees only itself, and one mask for all others."""
         window = sight.reach
         assert window is not None
         first = replace(sight, num_queries=window, num_keys=window)
@@ -40,7 +40,7 @@ class Strips:
 
 @dataclass(frozen=True)
 class StripsAttention:
-    """`first` attends in the first strip; `allowed` (window, 2 window) says what the queries of any other see."""
+    """`first` attends in the first strip; `allowed` (window, 2 window) is the mask of every other strip."""
 
     window: int
     first: Attending
@@ -52,7 +52,7 @@ class StripsAttention:
         return (self.allowed,)
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
-        """Attention of whole rows (B, H, T, C), all strips but the first in one call."""
+        """Computes attention of whole rows (B, H, T, C), with all strips except the first in one call."""
         score.check("strips")
         heads, length = q_BHTC.shape[1:3]
         window, count = self.window, -(-length // self.window)
@@ -73,7 +73,7 @@ class StripsAttention:
 
 
 def _cut(heads_BHTC: Tensor, count: int, window: int) -> Tensor:
-    """(B, strips, H, window, C). Padding stands behind every place, where no query sees it."""
+    """Cuts heads into strips (B, strips, H, window, C). The padding is at the end, where no query sees it."""
     batch, heads, length, width = heads_BHTC.shape
     if missing_places := count * window - length:
         heads_BHTC = F.pad(heads_BHTC, (0, 0, 0, missing_places))

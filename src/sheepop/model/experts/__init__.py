@@ -1,4 +1,4 @@
-"""Feed-forward layers of many experts: the router, the products of all experts in one call, the layer."""
+"""Mixtures of experts: the router, the matrix products of all experts in one call, and the layer."""
 
 from sheepop.model.experts.layer import Experts, MixtureOfExperts
 from sheepop.model.experts.router import Router, Routing

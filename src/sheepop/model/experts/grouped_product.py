@@ -1,4 +1,4 @@
-"""The matrix products of all experts in one call, where PyTorch has one; forward, backward, and for the compiler."""
+"""The matrix products of all experts, in one call if PyTorch has a kernel; forward, backward, and for the compiler."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-# What `torch.nn.functional.grouped_mm` multiplies, and what the bytes of a row must be a multiple of.
+# The data types of `torch.nn.functional.grouped_mm`; the bytes of a row must be a multiple of _ALIGNMENT.
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _ALIGNMENT = 16
 
 
 def grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
-    """``rows @ weight[e]^T`` for the rows of every expert e, which end at `ends_E[e]` (int32); (M, O).
+    """Returns ``rows @ weight[e]^T`` (M, O) for the rows of each expert e, which end at `ends_E[e]` (int32).
 
-    Under autocast the product is taken in its data type. Rows whose bytes the grouped kernel cannot align, and
-    float64, go through one product for each expert. Weights with a ``__torch_function__`` multiply themselves.
+    Under autocast the product has its data type. Rows that the grouped kernel cannot align, and float64, use one
+    product for each expert. Weights with a ``__torch_function__`` handle the call.
     """
     if has_torch_function_unary(weight_EOI):
         return handle_torch_function(grouped_product, (weight_EOI,), rows_MI, weight_EOI, ends_E)
@@ -27,7 +27,7 @@ def grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tens
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         rows_MI, weight_EOI = rows_MI.to(dtype), weight_EOI.to(dtype)
-    # PyTorch knows the shapes of its kernel for one data type only, which it can also compile for a GPU.
+    # Only for bfloat16 on a GPU can PyTorch infer the shapes of its kernel and compile it.
     shapes_only = torch.compiler.is_compiling() or isinstance(rows_MI, FakeTensor)
     if shapes_only and not (rows_MI.is_cuda and rows_MI.dtype == torch.bfloat16):
         return _grouped_product(rows_MI, weight_EOI, ends_E)
@@ -35,7 +35,7 @@ def grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tens
 
 
 def _product(rows_MI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
-    """``rows @ weight[e]``; (M, O)."""
+    """Returns ``rows @ weight[e]`` for the rows of each expert e (M, O)."""
     if rows_MI.device.type == "cpu" and len(rows_MI) < len(weight_EIO) and not torch.is_grad_enabled():
         return _product_of_few(rows_MI, weight_EIO, ends_E.tolist())
     if _has_kernel(rows_MI.dtype, *weight_EIO.shape[1:]):
@@ -45,7 +45,7 @@ def _product(rows_MI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
 
 
 def _product_of_few(rows_MI: Tensor, weight_EIO: Tensor, ends: list[int]) -> Tensor:
-    """The same for fewer rows than experts, as when one token is generated: most experts have none."""
+    """Computes `_product` for fewer rows than experts, as in generation, and skips experts without rows."""
     begins = (0, *ends)
     used = [expert for expert, end in enumerate(ends) if end > begins[expert]]
     parts = [rows_MI[begins[expert] : ends[expert]] @ weight_EIO[expert] for expert in used]
@@ -53,7 +53,7 @@ def _product_of_few(rows_MI: Tensor, weight_EIO: Tensor, ends: list[int]) -> Ten
 
 
 def _weight_gradient(gradient_MO: Tensor, rows_MI: Tensor, ends_E: Tensor) -> Tensor:
-    """``gradient[e]^T rows[e]`` over the rows of every expert e; (E, O, I)."""
+    """Returns ``gradient[e]^T rows[e]`` over the rows of each expert e (E, O, I)."""
     if _has_kernel(rows_MI.dtype, gradient_MO.shape[1], rows_MI.shape[1]):
         return F.grouped_mm(gradient_MO.t(), rows_MI, offs=ends_E)
     parts = (torch.split(tensor, _sizes(ends_E)) for tensor in (gradient_MO, rows_MI))
@@ -80,7 +80,7 @@ def _shape(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
 
 @torch.library.custom_op("sheepop::grouped_product_backward", mutates_args=())
 def _backward(gradient_MO: Tensor, rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and weight."""
+    """Returns the gradients of rows and weight."""
     return _product(gradient_MO, weight_EOI, ends_E), _weight_gradient(gradient_MO, rows_MI, ends_E)
 
 

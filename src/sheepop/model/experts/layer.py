@@ -1,4 +1,4 @@
-"""A mixture of experts: a router chooses a few feed-forward networks for every token, and no token is dropped."""
+"""A mixture of experts: a router chooses a few feed-forward networks for each token, and no token is dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sheepop.model.probe import Probe
 
 
 class Experts(nn.Module):
-    """E feed-forward networks with their weights stacked, each applied to the rows that are its own."""
+    """E feed-forward networks with stacked weights, each applied to its own rows."""
 
     def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Experts(nn.Module):
             self.up = Probe()
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows (M, D), the first `counts_E[0]` of them for expert 0 and so on, to rows (M, D)."""
+        """Applies the experts to rows (M, D), the first `counts_E[0]` of them by expert 0 and so on."""
         ends_E = counts_E.cumsum(0, dtype=torch.int32)
         experts_M = None
         if self.up_bias is not None:
@@ -44,7 +44,7 @@ class Experts(nn.Module):
             found = grouped_product(rows, weight, ends_E)
             if bias is None or experts_M is None:
                 return found
-            # The gradient of bias[...] would add up the rows of an expert in any order where a CPU has several threads.
+            # Not bias[...]: its gradient on a multithreaded CPU sums an expert's rows in no fixed order.
             return found + bias.index_select(0, experts_M).to(found.dtype)
 
         up_MF = apply(x_MD, self.up_proj, self.up_bias)
@@ -57,7 +57,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The weighted sum of the chosen experts, plus the experts that every token passes; (B, T, D) to (B, T, D)."""
+    """The weighted sum of the chosen experts plus the shared experts, (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
         super().__init__()
@@ -70,15 +70,15 @@ class MixtureOfExperts(nn.Module):
             self.shared_output = Probe()
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing]:
-        """What the experts made of the tokens, and how these were routed.
+        """Returns the output of the experts, and the routing.
 
-        Sorts the tokens by expert, applies all experts in one grouped product each, and sorts them back.
+        Sorts the tokens by expert, applies all experts with grouped products, and restores the order.
         """
         x_ND = x_BTD.flatten(0, -2)
         logits_NE, weights_Nk, chosen_Nk = self.router(x_ND)
         # Row i of the experts is choice order[i] % k of token order[i] // k.
         order_M = self.order(chosen_Nk.flatten().argsort(stable=True))
-        # The gradient of x[...] would add up the rows of a token in any order where a CPU has several threads.
+        # Not x[...]: its gradient on a multithreaded CPU sums a token's rows in no fixed order.
         rows_MD = x_ND.index_select(0, order_M // self.router.per_token)
         found_MD = self.experts(rows_MD, count_choices(chosen_Nk, logits_NE.shape[1]))
         places_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
@@ -90,9 +90,9 @@ class MixtureOfExperts(nn.Module):
 
 
 def _combined(found_MD: Tensor, places_Nk: Tensor, weights_Nk: Tensor) -> Tensor:
-    """The weighted sum of the rows at `places_Nk` for each of N tokens (N, D), always added up in the same order."""
+    """Returns the weighted sum of the rows at `places_Nk` for each of N tokens (N, D), summed in a fixed order."""
     if found_MD.device.type == "cpu" and found_MD.dtype == torch.float32 and not torch.is_grad_enabled():
-        # One pass over the rows; its backward pass is no match for that of what is written below.
+        # One pass over the rows; with gradients its backward pass would be slower than that of the code below.
         return F.embedding_bag(places_Nk, found_MD, per_sample_weights=weights_Nk, mode="sum")
     found_NkD = found_MD.index_select(0, places_Nk.flatten()).view(*places_Nk.shape, -1)
     return (found_NkD * weights_Nk[..., None]).sum(1)

@@ -1,13 +1,13 @@
-// What the page asks the server for.
+// Requests of the page to the server.
 
 async function answer(response) {
   if (response.ok) return response;
   let message = `The server answered with status ${response.status}.`;
-  try { message = (await response.json()).error.message; } catch { /* no reason was given */ }
+  try { message = (await response.json()).error.message; } catch { /* the answer has no message */ }
   throw new Error(message);
 }
 
-async function asked(path, settings) {
+async function request(path, settings) {
   try {
     return await answer(await fetch(path, settings));
   } catch (error) {
@@ -19,8 +19,8 @@ const posted = (body, signal) =>
   ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
 const query = (settings) => new URLSearchParams(Object.entries(settings).filter(([, value]) => value != null));
 
-export const get = async (path, settings = {}) => (await asked(`/ui/${path}?${query(settings)}`)).json();
-export const post = async (path, body) => (await asked(`/ui/${path}`, posted(body))).json();
+export const get = async (path, settings = {}) => (await request(`/ui/${path}?${query(settings)}`)).json();
+export const post = async (path, body) => (await request(`/ui/${path}`, posted(body))).json();
 
 // A new trace of a text, or of token ids; an encoder-decoder also has a target.
 export const begin = (model, prompt, target) => post("traces", { model, prompt, target });
@@ -28,21 +28,21 @@ export const begin = (model, prompt, target) => post("traces", { model, prompt, 
 // A slice as JSON: next, attribution, map or neighbours of a trace.
 export const ask = (number, what, settings) => get(`traces/${number}/${what}`, settings);
 
-// The logits of all tokens behind a position.
+// The logits of all tokens after a position.
 export const logits = (number, position) => floats(`traces/${number}/logits`, { position });
 
 // A tensor, one head of it, or one column of its last dimension, as { shape, values }.
 export const tensor = (number, name, head, column) => floats(`traces/${number}/tensor`, { name, head, column });
 
 export async function floats(path, settings) {
-  const response = await asked(`/ui/${path}?${query(settings)}`);
-  // Every processor that browsers run on is little-endian, as these numbers are.
+  const response = await request(`/ui/${path}?${query(settings)}`);
+  // The numbers are little-endian, like every processor that browsers run on.
   return { shape: response.headers.get("x-shape").split(",").map(Number), values: new Float32Array(await response.arrayBuffer()) };
 }
 
-// The events of a stream, each as it comes.
+// Yields the events of a stream as they arrive.
 export async function* events(path, body, signal) {
-  const response = await asked(path, posted(body, signal));
+  const response = await request(path, posted(body, signal));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let text = ""; ;) {
     const { done, value } = await reader.read();

@@ -1,4 +1,4 @@
-// The page has five rooms. What is chosen in one stands in the address, so that a link opens the same view again.
+// The page has five rooms. The address contains the choices made in a room, so that a link opens the same view again.
 
 import { get } from "./api.js";
 import { element, learn, visible } from "./draw.js";
@@ -10,8 +10,8 @@ import { open as training } from "./training.js";
 
 const ROOMS = {
   trace: ["Trace", trace, "Follow a text through a model, number by number"],
-  chat: ["Chat", chat, "Talk to one model or two, and see how sure they are"],
-  arena: ["Arena", arena, "Vote between two answers without knowing whose they are"],
+  chat: ["Chat", chat, "Chat with one model or two, and see how sure they are"],
+  arena: ["Arena", arena, "Vote between two answers without knowing which models wrote them"],
   training: ["Training", training, "Watch runs learn: curves, texts and pictures over time"],
   data: ["Data", data, "The corpus, and the documents behind a step"],
 };
@@ -24,7 +24,7 @@ function say(message, isBad = false) {
   status.className = isBad ? "bad" : "";
 }
 
-// What a room is given: places to draw in, what is chosen, and `until` for what has to end when the room is left.
+// The argument of a room: elements to draw in, the choices, and `until`, which registers work to do on leaving the room.
 function page(chosen, known) {
   return {
     ...known, controls, stages, strip, view, chosen, say,
@@ -58,24 +58,24 @@ async function enter() {
   }
 }
 
-// The view as one file: maps become pictures and fields their values, so it needs neither this server nor scripts.
+// The view as one HTML file without scripts: canvases become images and fields become their values.
 async function saved() {
   const kept = document.implementation.createHTMLDocument(`SheepOp: ${name}`);
   const sheet = await (await fetch("/ui/style.css")).text();
   const [copy, canvases] = [view.cloneNode(true), view.querySelectorAll("canvas")];
-  copy.querySelectorAll("canvas").forEach((canvas, place) => {
+  copy.querySelectorAll("canvas").forEach((canvas, index) => {
     const image = kept.createElement("img");
-    image.src = canvases[place].toDataURL();
+    image.src = canvases[index].toDataURL();
     image.className = "map-image";
     canvas.replaceWith(image);
   });
   const fields = view.querySelectorAll("select, input, textarea");
-  copy.querySelectorAll("select, input, textarea").forEach((field, place) =>
-    field.replaceWith(`: ${fields[place].selectedOptions?.[0].textContent ?? fields[place].value}`));
-  copy.querySelectorAll("iframe").forEach((frame) => frame.replaceWith("(a page of its own)"));
+  copy.querySelectorAll("select, input, textarea").forEach((field, index) =>
+    field.replaceWith(`: ${fields[index].selectedOptions?.[0].textContent ?? fields[index].value}`));
+  copy.querySelectorAll("iframe").forEach((frame) => frame.replaceWith("(a separate page)"));
   kept.head.append(element("meta", { charset: "utf-8" }));
   kept.body.append(element("h1", {}, visible(name)), element("p", {}, status.textContent), strip.cloneNode(true), copy);
-  // As text: this page's policy would refuse a sheet inside of a document.
+  // The sheet is added as text, since the page's content security policy forbids inline styles.
   const text = kept.documentElement.outerHTML.replace("</head>", () => `<style>${sheet}</style></head>`);
   return new Blob(["<!doctype html>\n", text], { type: "text/html" });
 }

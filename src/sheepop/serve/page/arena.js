@@ -1,20 +1,20 @@
-// The room of votes: two models answer a prompt, and whoever reads them learns their names after the vote.
+// The arena: two models answer a prompt, and the reader sees their names after the vote.
 
 import { events, get, post } from "./api.js";
 import { element, heading, share, table } from "./draw.js";
 
 // Name in the API: label and key.
-const CHOICES = { left: ["Left is better", "L"], right: ["Right is better", "R"], tie: ["As good as each other", "T"], neither: ["Both are bad", "B"] };
+const CHOICES = { left: ["Left is better", "L"], right: ["Right is better", "R"], tie: ["Equally good", "T"], neither: ["Both are bad", "B"] };
 const SIDES = ["left", "right"], NEXT = "N";
 const SAID = { left: "Left was voted better.", right: "Right was voted better.", tie: "A tie.", neither: "Both were voted bad." };
 
 export async function open(page) {
   const arena = await get("arena");
   if (arena.models < 2) {
-    page.view.append(...heading("Two models are needed", "Here two models compete. Start the page with both: sheepop eval arena MODEL MODEL"));
+    page.view.append(...heading("Two models are needed", "In this room two models compete. Start the page with both: sheepop eval arena MODEL MODEL"));
     return;
   }
-  const words = element("textarea", { id: "say", rows: 3, placeholder: "What both models are to answer" });
+  const words = element("textarea", { id: "say", rows: 3, placeholder: "A prompt for both models" });
   const ask = element("button", { title: "Ctrl and Enter" }, "Ask both"), drawn = element("button", { type: "button" }, "Draw a prompt");
   const form = element("form", {}, element("label", { className: "wide" }, "Prompt", words), ask, ...(arena.prompts ? [drawn] : []));
   page.controls.append(form);
@@ -29,7 +29,7 @@ export async function open(page) {
   }
   addEventListener("keydown", onKey);
 
-  // A row of buttons, each with a key of its own.
+  // A row of buttons, each with its own key.
   function buttons(choices) {
     const made = choices.map(([label, key, act]) => {
       const button = element("button", { type: "button", ariaKeyShortcuts: key }, label, element("kbd", {}, key));
@@ -44,7 +44,7 @@ export async function open(page) {
     for await (const event of events(`/ui/arena/rounds/${round}/${side}`, {}, signal)) {
       into.append(event.text);
       if (event.is_cut === false && !into.textContent) into.append(element("small", { className: "shape" }, "(nothing)"));
-      if (event.is_cut) into.append(element("small", { className: "shape" }, " (as long as it may be)"));
+      if (event.is_cut) into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
     }
   }
 
@@ -63,7 +63,7 @@ export async function open(page) {
       titles.forEach((title, place) => title.append(": ", element("b", {}, found.models[place])));
       bodies.forEach((body, place) => body.classList.toggle("left-out", found.vote === "neither" || found.vote === SIDES[1 - place]));
       row.replaceChildren(buttons([["Next round", NEXT, next]]));
-      told.textContent = `${SAID[found.vote]} Kept in ${arena.votes}.`;
+      told.textContent = `${SAID[found.vote]} Saved in ${arena.votes}.`;
       page.say("");
       await standings();
     }
@@ -75,7 +75,7 @@ export async function open(page) {
         await reveal(await post(`arena/rounds/${round.round}/vote`, { vote: choice }));
       } catch (error) {
         page.say(error.message, true);
-        // Perhaps it was kept, and only the answer was lost.
+        // The vote may have been saved although the answer was lost.
         const found = await get(`arena/rounds/${round.round}`).catch(() => round);
         if (found.vote) await reveal(found); else offer();
       }
@@ -92,7 +92,7 @@ export async function open(page) {
     } catch (error) {
       if (signal.aborted) return;
       page.say(error.message, true);
-      row.replaceChildren(buttons([["Read them again", "A", () => show(round)], ["Next round", NEXT, next]]));
+      row.replaceChildren(buttons([["Show them again", "A", () => show(round)], ["Next round", NEXT, next]]));
     }
   }
 
@@ -120,8 +120,8 @@ export async function open(page) {
     const { rated, waiting, problem } = await get("arena/standings").catch((error) => ({ rated: [], waiting: [], problem: error.message }));
     const body = [...rated.map((each) => [each.name, String(each.games), share(each.win_rate), each.strength.toFixed(0),
       each.interval[0] < each.interval[1] ? each.interval.map((end) => end.toFixed(0)).join("–") : "–"]), ...waiting.map((name) => [name, "0", "–", "–", "–"])];
-    ranks.replaceChildren(...heading("Standings", "Strengths are those of Bradley and Terry, on the scale of Elo: 400 more is ten times as likely to win. "
-      + "The true one is in the interval in 95 of 100 cases. A tie is half a win for each, and so is a round with two bad answers."), ...(problem ? [element("p", { role: "note" }, problem)] : []),
+    ranks.replaceChildren(...heading("Standings", "Bradley-Terry strengths on the Elo scale: a model with 400 more is ten times as likely to win. "
+      + "Intervals have 95 % confidence. A tie counts as half a win for each, and so does a round with two bad answers."), ...(problem ? [element("p", { role: "note" }, problem)] : []),
     table(["model", "rounds", "win rate", "strength", "interval"], body));
   }
 
@@ -131,8 +131,8 @@ export async function open(page) {
   form.addEventListener("submit", (event) => { event.preventDefault(); if (words.value.trim()) begin(words.value); });
   drawn.addEventListener("click", () => begin(null));
   page.called("Arena");
-  page.view.prepend(...heading("Whose answer is better?", "Two of the models answer the same prompt. Vote, and see who they were. Votes are kept as preferences."
-    + (arena.chats ? "" : " A model here has no chat template, so all of them continue the prompt as it stands.")));
+  page.view.prepend(...heading("Vote for the better answer", "Two of the models answer the same prompt. After your vote you see which ones. Votes are saved as preferences."
+    + (arena.chats ? "" : " One of the models has no chat template, so all of them continue the prompt as plain text.")));
   if (page.chosen.round) {
     try {
       return await show(await get(`arena/rounds/${encodeURIComponent(page.chosen.round)}`));

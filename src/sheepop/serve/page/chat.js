@@ -1,9 +1,9 @@
-// The room of chats: one model or two, every setting of the sampler, how sure each token was, and votes.
+// The chat: one model or two, all settings of the sampler, the probability of each token, and votes.
 
 import { events, post } from "./api.js";
 import { choice, element, heading, share, visible } from "./draw.js";
 
-// Name in the API: label, kind, and what it is before anybody says otherwise ("" is the server's own).
+// Name in the API: label and default value ("" means the server's default).
 const SETTINGS = {
   temperature: ["Temperature", 0.8], top_p: ["Top-p", 0.95], top_k: ["Top-k", ""], min_p: ["Min-p", ""], typical_p: ["Typical-p", ""],
   repetition_penalty: ["Repetition penalty", ""], presence_penalty: ["Presence penalty", ""], frequency_penalty: ["Frequency penalty", ""],
@@ -14,7 +14,7 @@ const ALTERNATIVES = 5;
 export async function open(page) {
   const names = page.models.map((each) => each.name), models = new Map(page.models.map((each) => [each.name, each]));
   if (!names.length) {
-    page.view.append(...heading("No model yet", "The run has no checkpoint so far. It can chat once it has one."));
+    page.view.append(...heading("No model yet", "The run has no checkpoint so far. You can chat with its model after the first one."));
     return;
   }
   const model = choice("Model", names, page.chosen.model), beside = choice("Beside it", ["", ...names], page.chosen.beside);
@@ -22,7 +22,7 @@ export async function open(page) {
   const knobs = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) =>
     [name, element("input", { type: "number", step: "any", value: page.chosen[name] ?? value })]));
   const stop = element("input", { value: page.chosen.stop ?? "", placeholder: "a text that ends the answer" });
-  const system = element("textarea", { rows: 2, value: page.chosen.system ?? "", placeholder: "What the model should know first" });
+  const system = element("textarea", { rows: 2, value: page.chosen.system ?? "", placeholder: "Instructions for the model" });
   const sure = element("input", { type: "checkbox", checked: page.chosen.sure === "yes" });
   page.controls.append(element("form", {}, model, beside, element("label", { className: "box" }, sure, "Probabilities")),
     element("details", {}, element("summary", {}, "Settings"), element("div", { className: "knobs" },
@@ -45,13 +45,13 @@ export async function open(page) {
     page.remember({ model: model.select.value, beside: beside.select.value, ...values, stop: stop.value, system: system.value, sure: sure.checked ? "yes" : "" });
     page.called("Chat");
     log.classList.toggle("sure", sure.checked);
-    page.say(chats() ? "" : "A model without a chat template continues the text as it stands.");
+    page.say(chats() ? "" : "A model without a chat template continues the plain text.");
   }
 
-  function asked(name, prompt, place) {
+  function request(name, prompt, place) {
     const given = Object.entries(knobs).filter(([, knob]) => knob.value !== "").map(([key, knob]) => [key, Number(knob.value)]);
     const settings = Object.fromEntries(given);
-    // The same model beside itself would say the same twice with one seed.
+    // With the same seed, two copies of a model would give the same answer.
     if (settings.seed != null) settings.seed += place;
     if (stop.value) settings.stop = stop.value;
     const common = { model: name, stream: true, ...settings };
@@ -61,7 +61,7 @@ export async function open(page) {
 
   async function write(name, prompt, place, into) {
     let text = "", end = null;
-    for await (const event of events(...asked(name, prompt, place), stopping.signal)) {
+    for await (const event of events(...request(name, prompt, place), stopping.signal)) {
       const found = event.choices[0];
       if (!found) continue;
       const tokens = sureness(found.logprobs), piece = found.delta ? found.delta.content ?? "" : found.text;
@@ -69,7 +69,7 @@ export async function open(page) {
       into.append(...(tokens.length ? tokens.map(token) : piece ? [piece] : []));
       end = found.finish_reason ?? end;
     }
-    if (end === "length") into.append(element("small", { className: "shape" }, " (as long as it may be)"));
+    if (end === "length") into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
     return text;
   }
 
@@ -86,7 +86,7 @@ export async function open(page) {
       try {
         const file = await post("votes", { prompt: chats() ? prompt : prompt.map((each) => each.content).join(""), chosen: texts[place], rejected: texts[1 - place],
           chosen_model: wanted[place], rejected_model: wanted[1 - place] });
-        told.textContent = `Kept in ${file}, which sheepop tune dpo and reward read.`;
+        told.textContent = `Saved in ${file}, which sheepop tune dpo and reward read.`;
         settle(place);
         for (const button of row.querySelectorAll("button")) button.disabled = true;
       } catch (error) {
@@ -124,7 +124,7 @@ export async function open(page) {
       pending = { prompt, texts, columns };
       if (texts.length > 1) turn.append(...vote(texts, wanted, prompt)); else settle(0);
     } catch (error) {
-      // What was stopped or broken is no part of the conversation.
+      // Stopped and failed answers are not part of the conversation.
       turn.classList.add("left-out");
       page.say(error.name === "AbortError" ? "Stopped; this turn is not part of the conversation." : error.message, error.name !== "AbortError");
     }
@@ -141,8 +141,8 @@ export async function open(page) {
   again.addEventListener("click", () => { stopping?.abort(); history = []; pending = null; log.replaceChildren(); });
   for (const each of [model.select, beside.select, sure, stop, system, ...Object.values(knobs)]) each.addEventListener("change", remember);
   remember();
-  page.view.prepend(...heading("Talk to it", "The pointer on a token of an answer shows how likely the model thought it, and what "
-    + "else it thought of. With a second model beside the first, say which answer is better: votes are kept as preferences."));
+  page.view.prepend(...heading("Chat with a model", "Point at a token of an answer to see its probability under the model and the "
+    + "alternatives. With a second model beside the first, vote for the better answer: votes are saved as preferences."));
 }
 
 // Tokens with their probabilities and alternatives, from either shape of the API.

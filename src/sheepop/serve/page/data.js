@@ -1,4 +1,4 @@
-// The room of data: the documents behind a step of a run, and the report of its corpus.
+// The data room: the documents behind a step of a run, and the report of its corpus.
 
 import { get } from "./api.js";
 import { choice, element, heading, visible } from "./draw.js";
@@ -10,7 +10,7 @@ export async function open(page) {
   }
   const run = choice("Run", page.runs, page.chosen.run);
   const step = element("input", { type: "number", min: 1, value: page.chosen.step ?? 1 });
-  const form = element("form", {}, run, element("label", {}, "Step", step), element("button", {}, "Show what it read"));
+  const form = element("form", {}, run, element("label", {}, "Step", step), element("button", {}, "Show its documents"));
   const behind = element("section", {}), corpus = element("section", {});
   page.controls.append(form);
   page.view.append(behind, corpus);
@@ -35,10 +35,10 @@ export async function open(page) {
   async function showCorpus() {
     const name = encodeURIComponent(run.select.value), { pages } = await get(`runs/${name}`);
     corpus.replaceChildren(...heading("The corpus", pages.includes("corpus")
-      ? "What was read, what was left out and why, and what became of it." : "This run's corpus has no report here."));
+      ? "The files that were read, the documents that were left out and why, and the result." : "This run's corpus has no report here."));
     if (!pages.includes("corpus")) return;
     const address = `/ui/runs/${name}/pages/corpus`;
-    corpus.append(element("p", {}, element("a", { href: address, target: "_blank", rel: "noopener" }, "Open the report by itself")),
+    corpus.append(element("p", {}, element("a", { href: address, target: "_blank", rel: "noopener" }, "Open the report on its own page")),
       element("iframe", { src: address, title: "The report of the corpus", sandbox: "allow-scripts", loading: "lazy" }));
   }
 

@@ -24,14 +24,14 @@ export function choice(label, names, chosen, words = (name) => name) {
 
 let terms = new Map(), pattern = null;
 
-// Takes in what words mean; `explain` then marks them wherever they stand.
+// Stores the definitions of terms; `explain` then marks the terms wherever they occur.
 export function learn(glossary) {
   terms = new Map(Object.entries(glossary).map(([term, meaning]) => [term.replace(/ \(.*/, "").toLowerCase(), meaning]));
   const names = [...terms.keys()].sort((a, b) => b.length - a.length).map((term) => term.replace(/[-]/g, "[- ]"));
   pattern = new RegExp(`\\b(${names.join("|")})(s)?\\b`, "gi");
 }
 
-// A text whose terms say what they mean under the pointer or with the focus; each one once.
+// A text whose terms show their definitions on hover or focus, each at its first occurrence.
 export function explain(text) {
   if (!pattern) return [text];
   const parts = [], told = new Set();
@@ -66,7 +66,7 @@ export function table(head, rows, kind = "") {
   return element("div", { className: "scroll", tabIndex: 0 }, made);
 }
 
-// Rows { word, values, text, kind }: a bar for each value, as long as it is beside the largest of all.
+// Rows { word, values, text, kind }: a bar for each value, as long as its share of the largest value.
 export function bars(rows) {
   const most = Math.max(...rows.flatMap((row) => row.values.map(Math.abs)), 1e-12);
   const made = element("div", { className: "bars" });
@@ -85,7 +85,7 @@ export function bars(rows) {
 const mix = (low, high, at) => low.map((part, place) => Math.round(part + (high[place] - part) * at));
 const SHADES = 255;
 
-// Pixels for values from -SHADES to SHADES, and one for what is no finite number.
+// Pixels for values from -SHADES to SHADES, and one for values that are not finite.
 function colours() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const { none, plus, minus } = dark ? { none: [30, 35, 41], plus: [86, 180, 233], minus: [240, 162, 78] }
@@ -94,7 +94,7 @@ function colours() {
   return new Uint32Array(new Uint8Array([...shades, mix(none, [128, 128, 128], 0.25)].flatMap((shade) => [...shade, 255])).buffer);
 }
 
-// A pixel for every number of a matrix: blue above 0, orange below, stronger towards the largest.
+// A pixel for every number of a matrix: blue above 0, orange below, stronger for larger numbers.
 export function matrix(values, rows, columns, most) {
   const canvas = element("canvas", { width: columns, height: rows });
   const context = canvas.getContext("2d");
@@ -110,7 +110,7 @@ export function matrix(values, rows, columns, most) {
   return canvas;
 }
 
-// A matrix with names at its sides; `onCell(row, column)` hears of the cell under the pointer or the arrow keys.
+// A matrix with names at its sides; calls `onCell(row, column)` for the cell under the pointer or the arrow keys.
 export function map(values, rows, columns, rowNames, columnNames, most, onCell) {
   const canvas = matrix(values, rows, columns, most);
   canvas.tabIndex = 0;
@@ -156,7 +156,7 @@ export function picture(width, height) {
 
 const MOST_POINTS = 400;
 
-// At most so many points, each the mean of its neighbours, so that no line is longer than the picture is wide.
+// Reduces the points to a maximum number by means of neighbours, since more points than pixels cannot be seen.
 function thinned(points) {
   const every = Math.ceil(points.length / MOST_POINTS), mean = (part, axis) => part.reduce((sum, point) => sum + point[axis], 0) / part.length;
   if (every <= 1) return points;
@@ -164,12 +164,12 @@ function thinned(points) {
     .map((part) => [mean(part, 0), mean(part, 1)]);
 }
 
-// As many digits as help to compare two numbers of that size.
+// Formats a number with as many digits as help to compare two numbers of its size.
 const precise = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(2) : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : number(x));
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 export const compact = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(1) : short.format(x));
 
-// Lines over a common axis. `series` are { name, points } with points [x, y]; the pointer or the arrow keys read them off.
+// Lines over a common axis. `series` are { name, points } with points [x, y]; the pointer and the arrow keys show their values.
 export function chart(title, series, along) {
   const lines = series.map((line) => ({ ...line, points: thinned(line.points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y))) }))
     .filter((line) => line.points.length);

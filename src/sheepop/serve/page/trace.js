@@ -1,4 +1,4 @@
-// The room of traces: a prompt, a strip of its tokens, and a view for each stage; two models side by side.
+// The trace room: a prompt, a strip of its tokens, and a view for each stage, for one model or two.
 
 import { begin, post } from "./api.js";
 import { choice, element, share, visible } from "./draw.js";
@@ -12,7 +12,7 @@ export async function open(page) {
   if (!names.length) {
     const again = element("button", { type: "button" }, "Look again");
     again.addEventListener("click", () => post("reload").then(() => dispatchEvent(new Event("hashchange")), (error) => page.say(error.message, true)));
-    page.view.append(element("p", {}, "There is no model yet: the run has written no checkpoint so far."), again);
+    page.view.append(element("p", {}, "There is no model yet: the run has no checkpoint so far."), again);
     return;
   }
   let chosen = { view: given.view in VIEWS ? given.view : "text", position: whole(given.position), layer: whole(given.layer) ?? 0,
@@ -21,11 +21,11 @@ export async function open(page) {
 
   const prompt = element("textarea", { id: "prompt", rows: 2, autocomplete: "off", spellcheck: false, value: given.prompt ?? "Hello World" });
   const target = element("input", { id: "target", autocomplete: "off", spellcheck: false, value: given.target ?? "" });
-  const written = element("label", { className: "wide" }, "Written so far", target);
+  const written = element("label", { className: "wide" }, "Target so far", target);
   const model = choice("Model", names, given.model), beside = choice("Beside it", ["", ...names], given.beside);
   model.select.id = "model";
   beside.select.options[0].textContent = "nothing";
-  const fresh = element("button", { type: "button", title: "Read the models again, such as a run's newest checkpoint" }, "Reload");
+  const fresh = element("button", { type: "button", title: "Load the models again, such as a run's newest checkpoint" }, "Reload");
   const form = element("form", { id: "ask" }, model, ...(names.length > 1 ? [beside] : []),
     element("label", { className: "wide" }, "Prompt", prompt), written, element("button", { title: "Ctrl and Enter" }, "Trace"), fresh);
   page.controls.append(form);
@@ -107,7 +107,7 @@ export async function open(page) {
       const wanted = [model.select.value, beside.select.value].filter(Boolean);
       const hasTarget = encodes(wanted[0]);
       written.hidden = !hasTarget;
-      // Ids are those of the first model; the other one reads the text that they stand for.
+      // Ids are those of the first model; the other one gets their text.
       const first = await (hasTarget ? begin(wanted[0], prompt.value, ids ?? target.value) : begin(wanted[0], ids ?? prompt.value));
       if (ids) (hasTarget ? target : prompt).value = first.target ?? first.prompt;
       const found = [first, ...(wanted[1] ? [await begin(wanted[1], prompt.value, hasTarget ? target.value : null)] : [])];
@@ -119,7 +119,7 @@ export async function open(page) {
     }
     page.say(traces.map(({ tokens, source_tokens: sources, model: name, sizes }) =>
       `${name}: ${tokens.length} tokens through ${sizes.layers} blocks of width ${sizes.width} with ${sizes.heads} heads`
-      + `${sources.length ? `, which look at ${sources.length} tokens of the source behind ${sizes.encoder_layers} blocks of the encoder` : ""}.`).join(" "));
+      + `${sources.length ? `, which attend to ${sources.length} tokens of the source after ${sizes.encoder_layers} blocks of the encoder` : ""}.`).join(" "));
     await show();
     document.body.dataset.ready = String(traces[0].number);
   }
@@ -151,7 +151,7 @@ export async function open(page) {
   });
   for (const each of [model, beside]) each.select.addEventListener("change", () => { ids = null; start(); });
   fresh.addEventListener("click", async () => {
-    page.say("Reading the models again …");
+    page.say("Loading the models again …");
     try {
       await post("reload");
       await start();

@@ -1,4 +1,4 @@
-// The room of training: curves of one run or several while they train, what they write, and their traced prompt over time.
+// The training room: curves of one run or several while they train, their samples, and their traced prompt over time.
 
 import { floats, get } from "./api.js";
 import { bars, chart, choice, compact, element, explain, heading, map, share, table, visible } from "./draw.js";
@@ -10,11 +10,11 @@ const CHARTS = {
   "Busy processor cores": [["train", "busy_cores"]],
 };
 const AXES = { step: "Steps", tokens: "Tokens", seconds: "Seconds" };
-const [LIVE, IDLE] = [2000, 15000]; // milliseconds between looks at a run that trains, and at one that does not
+const [LIVE, IDLE] = [2000, 15000]; // milliseconds between updates while a run trains, and while none does
 
 export async function open(page) {
   if (!page.runs.length) {
-    page.view.append(...heading("No run here", "This room watches runs. Start the page with one or several: sheepop ui runs/quickstart"));
+    page.view.append(...heading("No run here", "This room shows runs. Start the page with one or several: sheepop ui runs/quickstart"));
     return;
   }
   const given = page.chosen, run = choice("Run", page.runs, given.run);
@@ -29,7 +29,7 @@ export async function open(page) {
     ...(page.runs.length > 1 ? [element("fieldset", {}, element("legend", {}, "Beside it"), ...boxes)] : [])));
   const [facts, curves, texts, pictures, settings] = Array.from({ length: 5 }, () => element("section", {}));
   page.view.append(facts, curves, texts, pictures, settings);
-  const known = new Map(); // of each run its rows so far, and how far the file was read
+  const known = new Map(); // the rows of each run so far, and the offset up to which its file was read
   let turn = 0, timer = null;
   page.until(() => { turn++; clearTimeout(timer); stop(); });
   let stop = () => {};
@@ -40,7 +40,7 @@ export async function open(page) {
     const all = known.get(name) ?? { rows: [], offset: 0 };
     for (;;) {
       const more = await get(`runs/${encodeURIComponent(name)}/metrics`, { offset: all.offset });
-      // A run that was resumed may have taken rows back: its file is read from the start.
+      // A resumed run may have removed rows; then its file is read from the start.
       if (more.from !== all.offset) all.rows = [];
       all.rows.push(...more.rows);
       Object.assign(all, { offset: more.offset, isRunning: more.is_running, isNew: all.isNew || more.rows.length > 0 });
@@ -51,11 +51,11 @@ export async function open(page) {
 
   function drawCurves() {
     const axis = along.select.value;
-    const asked = new Set(shown().flatMap((name) => known.get(name).rows.filter((row) => row.split === "evaluation")
+    const scores = new Set(shown().flatMap((name) => known.get(name).rows.filter((row) => row.split === "evaluation")
       .flatMap((row) => Object.keys(row).filter((key) => key.includes("/")))));
-    const charts = { ...CHARTS, ...Object.fromEntries([...asked].map((key) => [key.replace("/", ": ").replaceAll("_", " "), [["evaluation", key]]])) };
-    curves.replaceChildren(...heading("Curves", "Solid lines are training, dashed ones held-out text. A point is a step that was logged, "
-      + "or the mean of several where there are many."), element("div", { className: "charts" }, ...Object.entries(charts).map(([title, parts]) =>
+    const charts = { ...CHARTS, ...Object.fromEntries([...scores].map((key) => [key.replace("/", ": ").replaceAll("_", " "), [["evaluation", key]]])) };
+    curves.replaceChildren(...heading("Curves", "Solid lines are training text, dashed ones held-out text. A point is a logged step, "
+      + "or the mean of several if there are many."), element("div", { className: "charts" }, ...Object.entries(charts).map(([title, parts]) =>
       chart(title, shown().flatMap((name, colour) => parts.map(([split, key, factor = 1]) => ({
         name: [shown().length > 1 ? name : "", parts.length > 1 ? split : ""].filter(Boolean).join(" ") || title.toLowerCase(),
         colour: colour % 6, isDashed: split === "validation",
@@ -113,22 +113,22 @@ export async function open(page) {
     const called = (each) => `${each.startsWith("encoder") ? "Encoder block" : "Block"} ${each.split(".")[1]}${each.includes("cross") ? ", the source" : ""}`;
     const [layer, head] = [choice("Attention", maps, maps[0], called), choice("Head", heads, 0)];
     const made = element("div", { className: "beside" }), cell = element("p", { className: "shape", ariaLive: "polite" });
-    let asked = 0;
+    let latest = 0;
     const show = async () => {
-      const now = ++asked, step = steps[Number(at.value)], trace = await get(`runs/${name}/traces/${step}`);
+      const now = ++latest, step = steps[Number(at.value)], trace = await get(`runs/${name}/traces/${step}`);
       const [target, source] = [trace.tokens, trace.source_tokens ?? []].map((tokens) => tokens.map((token) => token.text)), last = trace.predictions.at(-1);
-      const parts = [element("div", {}, ...heading("Behind the prompt", `The likeliest next tokens after ${visible(target.at(-1))}.`),
+      const parts = [element("div", {}, ...heading("After the prompt", `The likeliest next tokens after ${visible(target.at(-1))}.`),
         bars(last.top.map(([id, probability]) => ({ word: visible(trace.words?.[id] ?? `token ${id}`), values: [probability], text: share(probability) }))))];
       const tensor = layer.select.value;
       if (tensor in trace.tensors) {
         const [queries, keys] = [tensor.startsWith("encoder") ? source : target, /^encoder|cross/.test(tensor) ? source : target];
         const found = await floats(`runs/${name}/traces/${step}/tensor`, { tensor, head: head.select.value });
-        parts.unshift(element("div", {}, ...heading(`Attention of head ${tensor.split(".")[1]}.${head.select.value}`, "A row is the token that looks, a column the token that it looks at."),
+        parts.unshift(element("div", {}, ...heading(`Attention of head ${tensor.split(".")[1]}.${head.select.value}`, "A row is the token that attends, a column a token that it attends to."),
           cell, map(found.values, queries.length, keys.length, queries, keys, 1, (row, column) => {
             cell.textContent = `${visible(queries[row])} → ${visible(keys[column])}: ${share(found.values[row * keys.length + column])}`;
           })));
       }
-      if (now !== asked) return;
+      if (now !== latest) return;
       told.textContent = `step ${step.toLocaleString("en")}`;
       made.replaceChildren(...parts);
     };
@@ -149,7 +149,7 @@ export async function open(page) {
     at.addEventListener("input", guarded);
     for (const each of [layer, head]) each.select.addEventListener("change", guarded);
     await show();
-    pictures.replaceChildren(...heading("Its pictures over time", `What ${JSON.stringify(first.prompt)} meets in the network, at ${steps.length} steps.`),
+    pictures.replaceChildren(...heading("The traced prompt over time", `The trace of ${JSON.stringify(first.prompt)} at ${steps.length} steps.`),
       element("div", { className: "knobs" }, play, element("label", {}, "Step", at), told, layer, head), made);
   }
 
@@ -167,7 +167,7 @@ export async function open(page) {
       if (now !== turn) return;
       const isNew = found.some((each) => each.isNew), isRunning = found.some((each) => each.isRunning);
       for (const each of found) each.isNew = false;
-      page.say(isRunning ? "Training now; the curves grow by themselves." : "Not training now.");
+      page.say(isRunning ? "Training now; the curves update automatically." : "Not training now.");
       if (isNew || !curves.childElementCount) {
         drawCurves();
         await drawFacts();

@@ -1,10 +1,10 @@
-// One view a stage. Each is given what is chosen and returns the elements to show.
+// One view per stage. Each gets the choices and returns the elements to show.
 
 import { ask, logits, tensor } from "./api.js";
 import { bars, choice, compact, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
 
 const SHOWN = 12, SHOWN_TOKENS = 24, NEAR = 8; // numbers of a vector, likeliest tokens, and tokens on either side
-// What depends on no choice is asked for once.
+// Data that depends on no choice is requested once.
 const once = (trace, what) => (trace[what] ??= ask(trace.number, what));
 const names = (tokens) => tokens.map((token) => token.text);
 
@@ -16,7 +16,7 @@ function blocks(trace) {
     ...stack(layers, "blocks", before ? "Decoder block" : "Block", { tokens: trace.tokens, norms: trace.norms, isEncoder: false, begins: "positioned" })];
 }
 
-// The chosen block, with the chosen place in its stream.
+// The chosen block, with the chosen position in its stream.
 function blockOf(trace, chosen) {
   const found = blocks(trace)[chosen.layer];
   return { ...found, place: found.isEncoder ? chosen.source : chosen.position };
@@ -51,14 +51,14 @@ async function text(trace) {
     return [...start(token), before ? share(Math.exp(before.logprob)) : "–", before ? String(before.rank) : "–"];
   });
   const source = trace.source_tokens.length ? [table(columns, trace.source_tokens.map(start)),
-    ...heading("The target", "What the decoder has written so far. It begins with a token of its own.")] : [];
-  return [...heading("Text and tokens", "The tokenizer cuts the text into pieces that it knows and gives each its number. "
-    + "Beside each stands how likely the model thought it was, and how many tokens it thought at least as likely."),
+    ...heading("The target", "The target so far. It begins with a special token.")] : [];
+  return [...heading("Text and tokens", "The tokenizer cuts the text into pieces of its vocabulary, each with an id. "
+    + "Next to each piece are its probability under the model, and the number of tokens that are at least as likely."),
   ...source, table([...columns, "probability", "rank"], rows)];
 }
 
 async function embedding(trace) {
-  const parts = heading("Tokens become vectors", "Each id picks a row of a table: the token's vector.", "x₀ = E[id]");
+  const parts = heading("Tokens become vectors", "Each id selects a row of a table: the token's vector.", "x₀ = E[id]");
   const streams = [...(trace.source_tokens.length ? [["source_", trace.source_tokens]] : []), ["", trace.tokens]];
   for (const [prefix, tokens] of streams) {
     if (streams.length > 1) parts.push(element("h2", {}, prefix ? "The source" : "The target"));
@@ -71,18 +71,18 @@ async function embedding(trace) {
   return parts;
 }
 
-// The chosen attention layer: of a block to itself or to the source, with the tokens that its keys are of.
+// The chosen attention layer, self-attention or cross-attention of a block, with the tokens of its keys.
 function lookOf(trace, chosen, change) {
   const block = blockOf(trace, chosen), hasCross = Boolean(trace.source_tokens.length) && !block.isEncoder;
   const isCross = hasCross && chosen.cross, { heads, kv_heads: groups } = trace.sizes;
-  const sides = choice("Look at", ["false", "true"], String(isCross), (value) => (value === "true" ? "The source" : "What is written"));
+  const sides = choice("Look at", ["false", "true"], String(isCross), (value) => (value === "true" ? "The source" : "The target"));
   sides.select.addEventListener("change", () => change({ cross: sides.select.value === "true" }));
   return { block, isCross, prefix: `${block.path}.${isCross ? "cross_attention" : "attention"}`, keys: isCross ? trace.source_tokens : block.tokens,
     group: Math.floor((chosen.head * groups) / heads), knobs: [layerChoice(trace, chosen, change), ...(hasCross ? [sides] : [])],
     called: `${isCross ? "cross-attention" : "attention"} of ${block.label.toLowerCase()}` };
 }
 
-// Queries, keys and values of a head, and a score as the product that it is.
+// Queries, keys and values of a head, and one score as a product.
 async function projections(trace, chosen, change) {
   const look = lookOf(trace, chosen, change), { block, prefix, keys, isCross, group } = look, { head } = chosen;
   const { positions, convolution, normalises_queries: isNormed } = trace.sizes, isTurned = positions === "rope" && !isCross;
@@ -91,13 +91,13 @@ async function projections(trace, chosen, change) {
     ["rotated_k", group], ["unmasked", head]].map(([name, each]) => tensor(trace.number, `${prefix}.${name}`, each)));
   const heads = choice("Head", [...Array(trace.sizes.heads).keys()], head);
   heads.select.addEventListener("change", () => change({ head: Number(heads.select.value) }));
-  const parts = [...heading(`Queries, keys and values of ${look.called}`, "Each token asks with a query, is found by its key, and hands over its value. "
+  const parts = [...heading(`Queries, keys and values of ${look.called}`, "Each token searches with its query, is found by its key, and passes on its value. "
     + `All three are products of its normalised vector with a matrix${also}.`, "q = W_Q · x,  k = W_K · x,  v = W_V · x"),
   element("div", { className: "knobs" }, ...look.knobs, heads)];
   for (const [name, found, tokens] of [["Queries", q, block.tokens], ["Keys", k, keys], ["Values", v, keys]])
     parts.push(element("h3", {}, `${name} of head ${block.layer}.${head}`), ...vectors(tokens, found));
   if (isTurned) {
-    parts.push(...heading("Turned by their position", "Positions turn queries and keys, two numbers at a time, by these angles in radians; so a score depends on how far two tokens are apart.", "angle = position · frequency"),
+    parts.push(...heading("Turned by their position", "Positions rotate queries and keys, two numbers at a time, by these angles in radians, so that a score depends on the distance of two tokens.", "angle = position · frequency"),
       ...vectors(block.tokens, await tensor(trace.number, `${prefix}.angles`)));
     for (const [name, found] of [["Queries", turnedQ], ["Keys", turnedK]]) parts.push(element("h3", {}, `${name}, turned`), ...vectors(block.tokens, found));
   }
@@ -144,20 +144,20 @@ async function attention(trace, chosen, change) {
   tell(size - 1, 0);
   const big = map(large.values, size, width, labels, names(keys), chosen.what === "weights" ? 1 : undefined, tell);
   const seen = isCross ? "all tokens of the source" : block.isEncoder ? "all tokens" : "those up to itself";
-  return [...heading(look.called[0].toUpperCase() + look.called.slice(1), `Each token (row) looks at ${seen} (columns), a head `
-    + "each in its own way. Scores say how well a query fits a key; the softmax makes weights of them.",
+  return [...heading(look.called[0].toUpperCase() + look.called.slice(1), `Each token (row) attends to ${seen} (columns); each head `
+    + "has its own pattern. A score is the fit of a query and a key; the softmax turns scores into weights.",
   "w = softmax(q · kᵀ / √C),  out = w · v"),
   element("div", { className: "knobs" }, ...look.knobs, kind),
   element("div", { className: "grid" }, ...small), element("h2", {}, `Head ${layer}.${head}: ${shown[chosen.what]}`), told, big,
   ...terms(block, isCross || block.isEncoder ? keys : keys.slice(0, block.place + 1), all[head], values, outputs, change)];
 }
 
-// One number of a head's output as the sum that it is, over the `seen` tokens; a click on any of its numbers chooses it.
+// One number of a head's output as a sum over the `seen` tokens; a click on another number chooses that one.
 function terms(block, seen, weights, values, outputs, change) {
   const width = values.shape[1], { place } = block, size = weights.shape[1];
   const made = element("div"), shown = Math.min(SHOWN, width);
   const rows = near(block).map((token) => [visible(token.text), ...Array.from({ length: shown }, (_, c) => {
-    const cell = element("button", { title: "The terms that it is the sum of" }, number(outputs.values[token.position * width + c]));
+    const cell = element("button", { title: "Show the terms of its sum" }, number(outputs.values[token.position * width + c]));
     cell.addEventListener("click", () => {
       dimension.value = c;
       if (token.position === place) show(); else change({ [block.isEncoder ? "source" : "position"]: token.position });
@@ -176,7 +176,7 @@ function terms(block, seen, weights, values, outputs, change) {
   };
   dimension.addEventListener("input", show);
   show();
-  return [...heading("What the head writes", "A row for each token around the chosen one. A click on a number shows the terms that it is the sum of."),
+  return [...heading("What the head writes", "A row for each token around the chosen one. A click on a number shows the terms of its sum."),
     table(["", ...Array.from({ length: shown }, (_, c) => String(c))], rows, "cells"), ...heading("One number by hand", `What the head writes for token ${place}, `
     + `${visible(block.tokens[place].text)}, is a sum of values, each times its weight.`),
   element("label", {}, `Dimension, 0 to ${width - 1}`, dimension), made];
@@ -184,7 +184,7 @@ function terms(block, seen, weights, values, outputs, change) {
 
 async function forward(trace, chosen, change) {
   const block = blockOf(trace, chosen), { place } = block, prefix = `${block.path}.feed_forward`;
-  const parts = [...heading(`Feed-forward network of ${block.label.toLowerCase()}`, "Each token for itself: wider, through the "
+  const parts = [...heading(`Feed-forward network of ${block.label.toLowerCase()}`, "Each token by itself: to a wider vector, through the "
     + "activation, and back.", `out = W₂ · ${trace.sizes.activation}(W₁ · x)`),
   element("div", { className: "knobs" }, layerChoice(trace, chosen, change))];
   if (trace.tensors.includes(`${prefix}.hidden`)) {
@@ -210,7 +210,7 @@ async function stream(trace, chosen, change) {
   const cross = trace.tensors.includes(`${path}.cross_attention_output`) ? [["cross-attention adds", `${path}.cross_attention_output`]] : [];
   const pieces = await Promise.all([
     ["before", block.layer ? path.replace(/\d+$/, `${block.layer - 1}.output`) : block.begins], ["attention adds", `${path}.attention_output`],
-    ...cross, ["feed-forward adds", `${path}.feed_forward_output`], ["behind", `${path}.output`],
+    ...cross, ["feed-forward adds", `${path}.feed_forward_output`], ["after", `${path}.output`],
   ].map(async ([name, from]) => [name, await tensor(trace.number, from)]));
   const rows = pieces.map(([name, found]) => {
     const width = found.shape[1];
@@ -230,12 +230,12 @@ async function stream(trace, chosen, change) {
   };
   dimension.addEventListener("input", draw);
   await draw();
-  return [...heading("The residual stream", "A block adds to what passes through it; nothing is thrown away. For the chosen "
+  return [...heading("The residual stream", "A block only adds to the stream; nothing is removed. For the chosen "
     + "token:", "x ← x + attention(x),  x ← x + feed-forward(x)"),
   element("div", { className: "knobs" }, layerChoice(trace, chosen, change)),
   table(["", ...rows[0].slice(1).map((_, place) => String(place))], rows),
-  ...(measured.length ? [...heading("What the norms measure", "Each branch reads the stream through a norm, which subtracts the first number and divides by the second."), table(["norm of", "mean", "scale"], measured)] : []),
-  ...heading("From block to block", "A line for each token; the strong one is the chosen token."),
+  ...(measured.length ? [...heading("What the norms measure", "Each branch reads the stream through a norm, which subtracts the mean and divides by the scale."), table(["norm of", "mean", "scale"], measured)] : []),
+  ...heading("From block to block", "A line for each token; the bold one is the chosen token."),
   element("label", {}, `Dimension, 0 to ${trace.sizes.width - 1}; without one, the length`, dimension), curves];
 }
 
@@ -263,8 +263,8 @@ async function lens(trace, chosen, change) {
     cell.addEventListener("click", () => change({ position: t, layer: trace.sizes.encoder_layers + Math.max(0, layer - 1) }));
     return cell;
   })]).reverse();
-  return [...heading("What each layer would say", "If the network ended there, this token would be likeliest next; the "
-    + "stronger the colour, the surer. The top row is the prediction."), table(head, rows, "lens")];
+  return [...heading("What each layer would say", "If the network ended there, this token would be the likeliest next one; the "
+    + "stronger the colour, the higher its probability. The top row is the prediction."), table(head, rows, "lens")];
 }
 
 async function next(trace, chosen, change) {
@@ -286,7 +286,7 @@ async function next(trace, chosen, change) {
     told.textContent = `temperature ${heat}, top-k ${k === most ? "off" : k}, top-p ${nucleus === 1 ? "off" : nucleus}: `
       + `${count} of ${most} tokens can be drawn`;
     made.replaceChildren(bars(found.tokens.map((token, place) => {
-      const add = element("button", { className: "word", title: "Put it behind the prompt" }, visible(token.text));
+      const add = element("button", { className: "word", title: "Append it to the prompt" }, visible(token.text));
       add.addEventListener("click", () => change({ append: token.id }));
       const [plain, drawn] = [Math.exp(token.logit - found.logsumexp), place < count ? hot[place] / left : 0];
       return { word: add, values: [plain, drawn], text: `${share(plain)} → ${place < count ? share(drawn) : "cut"}` };
@@ -296,15 +296,15 @@ async function next(trace, chosen, change) {
   show();
   const blame = await ask(trace.number, "attribution", { position: chosen.position });
   const ranked = blame.parts.sort((a, b) => Math.abs(b.nats) - Math.abs(a.nats)).slice(0, 16);
-  return [...heading("The next token", `What the model expects behind token ${chosen.position}, `
-    + `${visible(trace.tokens[chosen.position].text)}: blue as it is, orange as it is drawn with these settings. A click on a `
-    + "token puts it behind the prompt.", "p = softmax(z / temperature)"),
+  return [...heading("The next token", `The model's prediction after token ${chosen.position}, `
+    + `${visible(trace.tokens[chosen.position].text)}: blue is the distribution itself, orange the one with these settings. A click on a `
+    + "token appends it to the prompt.", "p = softmax(z / temperature)"),
   element("div", { className: "knobs" }, ...Object.entries(inputs).map(([name, input]) => element("label", {}, name, input))),
   told, made, ...heading("Who wrote it", `The logit of ${visible(blame.text)}, ${number(blame.total)}, as a sum over the parts of the network:`),
   bars(ranked.map((part) => ({ word: part.name, values: [part.nats], text: number(part.nats) })))];
 }
 
-// The text grows by a token at a time, and the cache by a row in every block.
+// The text grows by one token at a time, and the cache of every block by one row.
 async function growth(trace, chosen, change) {
   const { layers, encoder_layers: before, kv_heads: groups, head_dim: width, heads } = trace.sizes;
   const layer = Math.max(before, chosen.layer), { path } = blocks(trace)[layer];
@@ -355,28 +355,28 @@ async function space(trace) {
     dot.addEventListener("click", show);
     dot.addEventListener("keydown", (event) => event.key === "Enter" && show());
   });
-  return [...heading("The space of embeddings", `The two axes of largest variance; they hold ${share(found.explained[0])} and `
+  return [...heading("The space of embeddings", `The two axes of largest variance; they explain ${share(found.explained[0])} and `
     + `${share(found.explained[1])} of it. A click on a token shows its nearest neighbours.`), plot, nearest];
 }
 
 async function checks(trace) {
   const rows = (await once(trace, "checks")).map((check) => [check.name, check.error.toExponential(1),
     element("span", { className: check.holds ? "good" : "bad" }, check.holds ? "holds" : "broken")]);
-  return [...heading("What must hold", "Every trace is checked. If a number shown were not the network's own, one of these "
-    + "would be broken."), table(["invariant", "error", ""], rows)];
+  return [...heading("What must hold", "These checks run on every trace. If a shown number were not the network's own, one of them "
+    + "would fail."), table(["invariant", "error", ""], rows)];
 }
 
-// Title, view, and what it is in plain words.
+// Title, view, and description.
 export const VIEWS = {
   text: ["Text", text, "The pieces that the text is cut into"],
   embedding: ["Vectors", embedding, "The list of numbers that stands for each token"],
-  projections: ["Queries", projections, "What each token asks for, is found by, and hands over"],
-  attention: ["Attention", attention, "Which earlier tokens each token looks at"],
-  forward: ["Feed-forward", forward, "What each token is turned into by itself"],
+  projections: ["Queries", projections, "What each token searches for, is found by, and passes on"],
+  attention: ["Attention", attention, "Which tokens each token attends to"],
+  forward: ["Feed-forward", forward, "The change of each token by itself"],
   stream: ["Residual", stream, "The sum that all blocks add to"],
-  lens: ["Lens", lens, "What the network would say if it ended earlier"],
+  lens: ["Lens", lens, "What the network would predict if it ended earlier"],
   next: ["Next token", next, "How likely each token is to come next"],
   growth: ["Writing", growth, "The text grows token by token, and so does its cache"],
-  space: ["Map", space, "Which tokens have vectors alike"],
-  checks: ["Checks", checks, "Sums that hold if every number is real"],
+  space: ["Map", space, "Which tokens have similar vectors"],
+  checks: ["Checks", checks, "Invariants that hold if every number is the network's own"],
 };

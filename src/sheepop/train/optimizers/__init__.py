@@ -1,4 +1,4 @@
-"""Optimizers: how gradients become steps, and which parameters take them at which rate and decay."""
+"""Optimizers, and the learning rates and decays of their parameter groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adafactor: the second moment of a matrix kept as one number a row and one a column (Shazeer and Stern 2018)."""
+"""Adafactor, which stores the second moment of a matrix as one number per row and column (Shazeer and Stern 2018)."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _DECAY_EXPONENT = -0.8
 
 
 class Sums:
-    """Sums over the entries of parameters of Adafactor: all of them are here, unless ranks have pieces."""
+    """Sums over the entries of Adafactor's parameters, which are whole here, unless ranks have pieces of them."""
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        """The shape of the whole."""
+        """The shape of the whole parameter."""
         return parameter.shape
 
     def form(self, parameter: Tensor) -> Hashable:
-        """What parameters have in common whose sums are made together."""
+        """A key that is equal for parameters that can be updated together."""
         return parameter.shape
 
     def total(self, parameter: Tensor, sums: Tensor, *dimensions: int) -> Tensor:
-        """What is summed up here along some `dimensions` of a parameter, for the whole; may change `sums`."""
+        """Completes `sums`, made here along some `dimensions` of a parameter, over all ranks; may change them."""
         return sums
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Shazeer and Stern 2018, algorithms 4 (matrices) and 5 (all else), with decoupled weight decay.
+    """Shazeer and Stern 2018, algorithms 4 (matrices) and 5 (other parameters), with decoupled weight decay.
 
-    Steps are relative: the rate times the root mean square of the parameter itself, where the paper's own rate is
-    at most 0.01. The schedule of the run takes the place of the paper's ``min(0.01, 1 / sqrt(t))``, which is no
-    part of this class. There is no momentum, so a matrix (R, C) needs R + C numbers of state: the slots ``row``
-    (R,) and ``column`` (C,); other parameters have ``variance``, of their shape. `eps` is added to squared gradients.
+    Steps are relative: the rate is multiplied by the root mean square of the parameter. The schedule of the run
+    replaces the paper's rate ``min(0.01, 1 / sqrt(t))``. There is no momentum, so a matrix (R, C) needs only R + C
+    numbers of state: the slots ``row`` (R,) and ``column`` (C,); other parameters have ``variance``, of their shape.
+    `eps` is added to squared gradients.
     """
 
     dimensions: ClassVar = {"row": (0,), "column": (1,)}
-    """Which dimensions of its parameter a slot has, where it has not all."""
+    """The dimensions of the parameter that a slot has, for slots that do not have all of them."""
 
     def __init__(self, params: ParamsT, lr: float = 1e-2, eps: float = 1e-30, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
@@ -61,7 +61,7 @@ class Adafactor(torch.optim.Optimizer):
                 self._update(parameters, group["lr"], group["eps"], group["weight_decay"])
 
     def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...] | None]:
-        """The state of a parameter after a step: the shape of each slot, None for a number."""
+        """The shape of each slot of a parameter after a step, None for a number."""
         if len(self.sums.shape(parameter)) == 2:
             return {"step": None, "row": tuple(parameter.shape[:1]), "column": tuple(parameter.shape[-1:])}
         return {"step": None, "variance": tuple(parameter.shape)}
@@ -77,7 +77,7 @@ class Adafactor(torch.optim.Optimizer):
         return state
 
     def _update(self, parameters: list[Tensor], rate: float, eps: float, weight_decay: float) -> None:
-        """One step of N parameters of one form."""
+        """Takes one step of N parameters of one form."""
         first, states = parameters[0], [self._state(parameter) for parameter in parameters]
         for state in states:
             state["step"] += 1
@@ -99,9 +99,9 @@ class Adafactor(torch.optim.Optimizer):
     def _divide_by_factored_moment(
         self, gradients_NRC: Tensor, parameter: Tensor, states: list[dict[str, Any]], decay: float, eps: float
     ) -> None:
-        """Divides gradients by the root of ``row column / mean(row)``, which is never written out as a matrix.
+        """Divides gradients by the root of ``row column / mean(row)`` without computing that as a matrix.
 
-        With means in place of the paper's sums the quotient is the same. All have the form of `parameter`.
+        The quotient is the same with means as with the paper's sums. All gradients have the form of `parameter`.
         """
         total, (rows, columns) = self.sums.total, self.sums.shape(parameter)
         squares_NR, squares_NC = (torch.linalg.vector_norm(gradients_NRC, dim=dim).square() for dim in (-1, -2))
@@ -112,7 +112,7 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def _averaged(states: list[dict[str, Any]], slot: str, news: Tensor, decay: float) -> Tensor:
-    """The running averages of a slot (N, ...) after `news` (N, ...), kept in the states too."""
+    """Updates the running averages of a slot (N, ...) by `news` (N, ...), also in the states, and returns them."""
     averages = torch.stack([state[slot] for state in states]).lerp_(news, 1 - decay)
     torch._foreach_copy_([state[slot] for state in states], list(averages.unbind()))
     return averages

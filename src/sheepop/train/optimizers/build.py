@@ -1,4 +1,4 @@
-"""The optimizers of a run: how each is made from its name, and the state that it has for a parameter after a step."""
+"""Builds the optimizers of a run from their names, and knows the state that each has for a parameter after a step."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from sheepop.train.optimizers.row_adagrad import RowAdagrad
 from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
 
 Groups = list[dict[str, Any]]
-# The shape of each slot by name; None for a slot that is a number and no tensor.
+# The shape of each slot by name, None for a slot that is a number.
 Slots = Mapping[str, tuple[int, ...] | None]
 _FUSED = ("cpu", "cuda", "mps")
 
 
 def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:
-    """The optimizers of a run; together they hold every trainable parameter once.
+    """The optimizers of a run; each trainable parameter belongs to one of them, frozen parameters to none.
 
-    ``muon`` has Muon for the matrices inside the network and AdamW for embeddings, the output head, biases and
-    norms; every other name means one optimizer for all of these. Tables of n-grams, of which a step reads a few rows,
-    have an optimizer of their own under every name. A network initialised by muP has the rates that this asks for.
-    Parameters that need no gradient are in none of them. Raises `ConfigError` when an entry of `training.layers`
-    changes nothing, muP has no rule for the optimizer, or no parameter is trained.
+    ``muon`` uses Muon for the matrices inside the network and AdamW for embeddings, the output head, biases and norms;
+    every other name means one optimizer for all of these. Tables of n-grams, of which a step reads a few rows, always
+    have an optimizer of their own. A network initialised by muP gets the learning rates that muP requires. Raises
+    `ConfigError` if an entry of `training.layers` has no effect, muP has no rule for the optimizer, or no parameter is
+    trained.
     """
     settings = optimizer_settings(config)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -80,7 +80,7 @@ def _check_decay(network: ModelConfig, config: TrainingConfig) -> None:
 
 
 def optimizer_settings(config: TrainingConfig) -> OptimizerSettings:
-    """What the configuration says about the optimizer, and its customary values for what is null."""
+    """The settings of the optimizer in the configuration, with its default values in place of null."""
     customary = CUSTOMARY[config.optimizer]
     return OptimizerSettings(
         betas=customary.betas if config.betas is None else config.betas,
@@ -95,12 +95,12 @@ def _adamw(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer
 
 
 def _adam(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Kingma and Ba 2015, algorithm 1; the decay is added to the gradient, as an L2 penalty is."""
+    """Kingma and Ba 2015, algorithm 1; the decay is added to the gradient, like an L2 penalty."""
     return torch.optim.Adam(groups, betas=_known(settings.betas), eps=_known(settings.eps), fused=_fused(groups))
 
 
 def _sgd(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Sutskever et al. 2013, with the rate outside of the velocity; the decay is added to the gradient."""
+    """Sutskever et al. 2013, with the rate outside the velocity; the decay is added to the gradient."""
     return torch.optim.SGD(groups, momentum=_known(settings.momentum), fused=_fused(groups))
 
 
@@ -116,7 +116,7 @@ def _schedule_free_adamw(groups: Groups, settings: OptimizerSettings) -> torch.o
     return ScheduleFreeAdamW(groups, betas=_known(settings.betas), eps=_known(settings.eps))
 
 
-# How long the steps are, where not every entry moves by about the rate.
+# The kind of update by which muP scales the rate, for optimizers that do not move every entry by about the rate.
 _UPDATES: dict[str, Update] = {"sgd": "gradient", "adafactor": "relative"}
 _BUILDERS: dict[str, Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]] = {
     "muon": _adamw,
@@ -135,7 +135,7 @@ def add_builder(
     tensors: Sequence[str],
     numbers: Sequence[str],
 ) -> None:
-    """Makes `build` known for a name; `tensors` and `numbers` are the state of a parameter after a step."""
+    """Registers `build` under a name; `tensors` and `numbers` name the state of a parameter after a step."""
 
     def made(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
         optimizer = build(groups, settings)
@@ -149,18 +149,18 @@ def add_builder(
 
 
 def _known(setting: Any) -> Any:
-    """A setting that the table of customary values has for this optimizer."""
+    """A setting that is never null for this optimizer."""
     assert setting is not None
     return setting
 
 
 def _fused(groups: Iterable[dict[str, Any]]) -> bool:
-    """Whether one kernel can update a whole group where these parameters are."""
+    """Whether the devices of these parameters have fused kernels, which update a whole group."""
     return all(parameter.device.type in _FUSED for group in groups for parameter in group["params"])
 
 
 def optimizer_slots(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor) -> Slots:
-    """The slots of `parameter`, a member of `group`; raises `ValueError` for an optimizer that is not in the table."""
+    """The slots of `parameter`, a member of `group`; raises `ValueError` for an unknown optimizer."""
     for kind, slots in _SLOTS.items():
         if isinstance(optimizer, kind):
             return slots(optimizer, group, parameter)

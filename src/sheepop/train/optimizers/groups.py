@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters are decayed, by how much, and the learning-rate factor of each layer."""
+"""Parameter groups: the weight decay and the learning-rate factor of each parameter."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sheepop.core.errors import ConfigError
 from sheepop.model.initialization import Role, parameter_role
 from sheepop.train.config import LayerConfig, TrainingConfig
 
-# The factor of the learning rate that a parameter of this name asks for.
+# Returns the learning-rate factor of a parameter from its name and itself.
 Multiplier = Callable[[str, Tensor], float]
 
 _FACTOR = "learning_rate_factor"
 _MOST_NAMES = 3
-# The rate of a row of a table, which is met a few times in a run, beside that of a weight that every step moves;
-# bench/results/minutes.md has the measurement.
+# The learning-rate factor of a table, of which a run reads each row only a few times; bench/results/minutes.md has the
+# measurement.
 _RATES: dict[Role, float] = {"table": 2.5}
 
 
 def parameter_groups(
     parameters: Mapping[str, Tensor], config: TrainingConfig, multiplier: Multiplier = lambda name, parameter: 1.0
 ) -> list[dict[str, Any]]:
-    """Groups of parameters with one decay and one learning-rate factor, as the optimizers of torch take them.
+    """Groups of parameters with one decay and one learning-rate factor, for the optimizers of torch.
 
-    Only matrices are decayed. `multiplier` is what the network itself asks of the rate of a parameter, beside what
-    the configuration says; decay, of which each step takes the rate's share, does not change with it. A group keeps
-    its factor, so that `set_learning_rate` can multiply by it.
+    Only matrices decay. `multiplier` gives a learning-rate factor that the network itself requires, in addition to that
+    of the configuration. A step decays by the rate times the decay, so the decay is divided by that factor. Each group
+    stores its factor for `set_learning_rate`.
     """
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in parameters.items():
@@ -47,14 +47,14 @@ def parameter_groups(
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], learning_rate: float) -> None:
-    """Gives every parameter group the rate of this step, times the factor of its layers."""
+    """Sets the rate of every parameter group to `learning_rate` times the group's factor."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group.get(_FACTOR, 1.0)
 
 
 def check_layers(parameters: Mapping[str, Tensor], layers: Sequence[LayerConfig]) -> None:
-    """Raises `ConfigError` for an entry of `training.layers` that would change nothing in this model."""
+    """Raises `ConfigError` for an entry of `training.layers` that has no effect on this model."""
     taken: set[str] = set()
     for layer in layers:
         matching = [name for name in parameters if fnmatchcase(name, layer.pattern)]
@@ -76,7 +76,7 @@ def check_layers(parameters: Mapping[str, Tensor], layers: Sequence[LayerConfig]
 
 
 def members_with_gradient(group: Mapping[str, Any], key: Callable[[Tensor], Any]) -> list[list[Tensor]]:
-    """The parameters of a group that have a gradient, in lists of equal `key`, so that each list is one update."""
+    """The parameters of a group that have a gradient, in lists of equal `key`; one update serves each list."""
     buckets: dict[Any, list[Tensor]] = {}
     for parameter in group["params"]:
         if parameter.grad is not None:

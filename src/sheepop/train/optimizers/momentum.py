@@ -1,4 +1,4 @@
-"""Optimizers whose whole state is one running average of gradients a parameter: Lion and Muon."""
+"""Optimizers whose only state is one running average of gradients per parameter: Lion and Muon."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ITERATIONS = 5
 
 
 class MomentumOptimizer(torch.optim.Optimizer):
-    """One slot a parameter: ``momentum``, float32 and of its shape, zero before the first step."""
+    """An optimizer with one slot per parameter: ``momentum``, float32 and of its shape, zero before the first step."""
 
     def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        """The state of a parameter after a step: the shape of each slot."""
+        """The shape of each slot of a parameter after a step."""
         return {"momentum": tuple(parameter.shape)}
 
     def _momentum(self, parameter: Tensor) -> Tensor:
@@ -58,26 +58,26 @@ class Lion(MomentumOptimizer):
 
 
 class Matrices:
-    """What the parameters of Muon are matrices of: themselves, unless ranks have pieces of them."""
+    """The whole matrices of Muon's parameters: the parameters themselves, unless ranks have pieces of them."""
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        """The shape of the whole."""
+        """The shape of the whole matrix."""
         return parameter.shape
 
     def whole(self, parameter: Tensor, piece: Tensor) -> Tensor:
-        """The whole of which `piece` is here, as `parameter` is."""
+        """Gathers the whole tensor of which `piece` is this rank's part; it is cut like `parameter`."""
         return piece
 
     def piece(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """What is here of `whole`."""
+        """This rank's part of `whole`."""
         return whole
 
 
 class Muon(MomentumOptimizer):
-    """Nesterov momentum, orthogonalised, with decoupled weight decay, for matrices (R, C) and stacks of them.
+    """Orthogonalised Nesterov momentum with decoupled weight decay, for matrices (R, C) and stacks of them.
 
-    The update is scaled by ``0.2 sqrt(max(R, C))`` so that its root mean square matches AdamW's and one learning
-    rate serves both (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
+    The update is scaled by ``0.2 sqrt(max(R, C))``, so that its root mean square matches AdamW's and both can use one
+    learning rate (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
     """
 
     def __init__(self, params: ParamsT, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
@@ -109,7 +109,7 @@ class Muon(MomentumOptimizer):
 def orthogonalize(matrices_NRC: Tensor) -> Tensor:
     """Replaces the singular values of each of N matrices (R, C) by values near 1 (Newton-Schulz iteration).
 
-    Runs in bfloat16 on a GPU, where the iteration is known to be stable in it, and in float32 elsewhere.
+    It computes in bfloat16 on a GPU, in which the iteration is known to be stable, and in float32 elsewhere.
     """
     rows, columns = matrices_NRC.shape[-2:]
     x = matrices_NRC.to(torch.bfloat16 if matrices_NRC.is_cuda else torch.float32)

@@ -1,4 +1,4 @@
-"""Adagrad for tables of which a step reads a few rows: one number of state a row, and only those rows are touched."""
+"""Adagrad for tables of which a step reads a few rows: it updates only those, with one number of state per row."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-# Against division by zero, far below what a gradient's mean square comes to.
+# Avoids division by zero; far below the mean square of any gradient.
 _EPS = 1e-20
 
 
 class RowAdagrad(torch.optim.Optimizer):
-    """Duchi et al. 2011, equation 1, with one sum for a row of a table (R, D) instead of one for a number.
+    """Duchi et al. 2011, equation 1, with one sum per row of a table (R, D) instead of one per number.
 
-    A row r with the gradient g moves by ``lr g / sqrt(s)``, where s is the sum of the mean squares of the gradients
-    that the row has had, this one included: the slot ``sum`` (R,). The first step of a row is as long as `lr` says, and
-    a row that is seen often settles. Gradients may be sparse; there is no decay, for a row that is not read is left
-    alone.
+    A row with the gradient g moves by ``lr g / sqrt(s)``, where s is the sum of the mean squares of all gradients of
+    the row, including this one: the slot ``sum`` (R,). The root mean square of a row's first step is `lr`, and rows
+    that occur often take ever smaller steps. Gradients may be sparse. There is no decay, because a step changes only
+    the rows that it read.
     """
 
     dimensions: ClassVar = {"sum": (0,)}
-    """Which dimensions of its parameter a slot has, where it has not all."""
+    """The dimensions of the parameter that a slot has, for slots that do not have all of them."""
 
     def __init__(self, params: ParamsT, lr: float) -> None:
         super().__init__(params, {"lr": lr})
 
     def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        """The state of a parameter after a step: the shape of each slot."""
+        """The shape of each slot of a parameter after a step."""
         return {"sum": tuple(parameter.shape[:1])}
 
     @torch.no_grad()

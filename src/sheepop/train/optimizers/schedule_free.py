@@ -1,4 +1,4 @@
-"""Schedule-free AdamW: an average of the iterates takes the place of a decay of the rate (Defazio et al. 2024)."""
+"""Schedule-free AdamW, which averages its iterates instead of decaying the rate (Defazio et al. 2024)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sheepop.train.optimizers.groups import members_with_gradient
 class ScheduleFreeAdamW(torch.optim.Optimizer):
     """Defazio et al. 2024, "The road less scheduled", algorithm 1.
 
-    Three points move: z by plain steps, x, the average of all z, weighed by their squared rates, and
-    ``y = (1 - beta1) z + beta1 x`` between them, where gradients are taken. The parameters hold y; z is the slot
-    ``iterate``, and x, which the model is judged by, is computed from both (`move_to_average`). ``variance`` is
-    the second moment; ``step`` and ``weight_sum``, the sum of squared rates, are numbers.
+    There are three points: z takes plain steps, x is the average of all z weighted by their squared rates, and the
+    gradient is computed at ``y = (1 - beta1) z + beta1 x``. The parameters are y and the slot ``iterate`` is z; x, the
+    point for evaluation, is computed from both (`move_to_average`). ``variance`` is the second moment; ``step`` and
+    ``weight_sum``, the sum of squared rates, are numbers.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
                 torch._foreach_lerp_(moved, iterates, 1 - 1 / group["betas"][0])
 
     def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...] | None]:
-        """The state of a parameter after a step: the shape of each slot, None for a number."""
+        """The shape of each slot of a parameter after a step, None for a number."""
         shape = tuple(parameter.shape)
         return {"step": None, "weight_sum": None, "iterate": shape, "variance": shape}
 
@@ -72,7 +72,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
     def _update(
         self, parameters: list[Tensor], rate: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        """One step of parameters that have taken the same number of steps at the same rates."""
+        """Takes one step of parameters that have taken equally many steps at the same rates."""
         states = [self._state(parameter) for parameter in parameters]
         beta1, beta2 = betas
         step = states[0]["step"] + 1
@@ -91,7 +91,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
         torch._foreach_reciprocal_(updates)
         torch._foreach_mul_(updates, gradients)
         torch._foreach_add_(updates, parameters, alpha=weight_decay)
-        # Algorithm 1 solved for y: x is never stored.
+        # Algorithm 1, solved for y, because x is not stored.
         torch._foreach_lerp_(parameters, iterates, weight)
         torch._foreach_add_(parameters, updates, alpha=-rate * (1 - beta1 * (1 - weight)))
         torch._foreach_add_(iterates, updates, alpha=-rate)

@@ -1,4 +1,4 @@
-"""Where metrics go beside ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow; none can stop a run."""
+"""Sinks of metrics besides ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow; none can stop a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Sinks behind a bounded queue and a thread each, so that none can stop a run or slow it down.
+"""Runs each sink in a thread with a bounded queue, so that none can stop a run or slow it down.
 
-The loop only ever puts a row into a queue in memory. What opens, writes or closes the sink runs in the sink's own
-thread: if that raises, the row is tried again and at last the sink is given up; if it hangs, rows that do not fit the
-queue are counted, and the end of the run waits for a bounded time. ``metrics.jsonl`` holds every row in any case.
+The loop only puts rows into a queue in memory. The sink's own thread opens the sink, writes and closes it. If that
+raises an error, the thread tries the row again and finally gives up the sink. If it hangs, rows that do not fit into
+the queue are counted as lost, and the end of the run waits only for a bounded time. ``metrics.jsonl`` always has every
+row.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from sheepop.core.facts import counted
 
 CAPACITY = 1_000
 CLOSE_SECONDS = 10.0
-RETRY_SECONDS = (0.5, 2.0)  # pauses before a row is tried again; after the last try the sink is given up
+RETRY_SECONDS = (0.5, 2.0)  # pauses before further tries of a row; after the last try the sink is given up
 
 
 class Sink(Protocol):
-    """Something that wants every row of metrics."""
+    """A destination for the rows of metrics."""
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Hears one row."""
+        """Writes one row."""
 
     def close(self) -> None:
-        """Hears that no more rows come."""
+        """Ends the writing."""
 
 
 class GuardedSink:
@@ -59,7 +60,7 @@ class GuardedSink:
         self._thread.start()
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Hands one row to the thread, or counts it as lost when the sink is given up or does not keep up."""
+        """Hands one row to the thread, or counts it as lost if the sink is given up or its queue is full."""
         with self._changed:
             full = len(self._rows) >= self._capacity
             if self._given_up or full:
@@ -73,13 +74,13 @@ class GuardedSink:
         self._say_error()
 
     def ask_to_close(self) -> None:
-        """Tells the thread that no more rows come."""
+        """Tells the thread to end after the queued rows."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def wait(self, seconds: float) -> None:
-        """Waits at most so long for the thread to end, and says what is missing in the sink."""
+        """Waits at most `seconds` for the thread to end, and warns about rows that the sink lacks."""
         self._thread.join(max(0.0, seconds))
         self._say_error()
         with self._changed:
@@ -90,7 +91,7 @@ class GuardedSink:
             self._warn(f"{self.title} is missing {counted(missing, 'row')} of this run; metrics.jsonl has all of them.")
 
     def _say_error(self) -> None:
-        """Warns of the first error, from the thread that runs the loop."""
+        """Warns about the first error, in the thread of the loop."""
         if self._error is not None and not self._said_error:
             self._said_error = True
             self._warn(f"{self.title} failed; the run continues without it: {self._error}")
@@ -116,7 +117,7 @@ class GuardedSink:
             return self._rows.popleft() if self._rows else None
 
     def _write_with_retries(self, row: dict[str, Any]) -> bool:
-        """Whether the row was written at last; pauses between tries end early when the run does."""
+        """Writes the row with further tries; returns whether one succeeded. The end of the run cuts pauses short."""
         assert self._sink is not None
         for pause in (*self._retry_seconds, None):
             if self._succeeds(partial(self._sink.write, row)):
@@ -129,9 +130,9 @@ class GuardedSink:
         return False
 
     def _succeeds(self, action: Callable[[], None]) -> bool:
-        """Whether the action did not raise; the first error is kept for a warning.
+        """Runs the action; returns whether it raised no error. The first error is kept for a warning.
 
-        Everything is caught, an exit too: a library that gives up must not take the run with it.
+        Catches everything, even an exit, because a library must not end the run.
         """
         try:
             action()
@@ -143,7 +144,7 @@ class GuardedSink:
 
 
 class Sinks:
-    """All sinks of a run as one; leaving the block closes them side by side, within one bounded time."""
+    """All sinks of a run as one; the end of the block closes them in parallel, within one time limit."""
 
     def __init__(self, sinks: Sequence[GuardedSink], *, close_seconds: float = CLOSE_SECONDS) -> None:
         self._sinks = sinks
@@ -155,7 +156,7 @@ class Sinks:
             sink.write(row)
 
     def close(self) -> None:
-        """Ends every thread, or leaves it behind when the time is over."""
+        """Waits for every thread to end, until the time limit."""
         deadline = time.monotonic() + self._close_seconds
         for sink in self._sinks:
             sink.ask_to_close()

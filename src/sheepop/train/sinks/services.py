@@ -1,8 +1,8 @@
-"""TensorBoard, Weights & Biases and MLflow: what each is told of a run, and the table by which a run opens them.
+"""The sinks TensorBoard, Weights & Biases and MLflow.
 
-Weights & Biases: where the machine is logged in the rows go to the service; else they are recorded offline, to be sent
-later by ``wandb sync``. ``WANDB_MODE`` decides otherwise. MLflow: the place is its own choice, ``MLFLOW_TRACKING_URI``
-or else its default, so that ``mlflow ui`` finds it.
+Weights & Biases gets the rows online if the machine is logged in; otherwise they are recorded offline, and ``wandb
+sync`` sends them later. ``WANDB_MODE`` overrides this. MLflow writes to ``MLFLOW_TRACKING_URI``, or to its default
+place, so that ``mlflow ui`` finds the run.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sheepop.train.sinks.guard import GuardedSink, Sink, Sinks
 
 DIRECTORY = "tensorboard"
 IDENTITY_TAG = "sheepop.run"
-_NAME = "sheepop"  # of the project there, or the experiment, unless the environment names another
+_NAME = "sheepop"  # of the project or experiment, unless the environment names another
 _FINISH_SECONDS = 60.0
-_LONGEST_VALUE = 500  # characters of a parameter that every version of MLflow's server takes
+_LONGEST_VALUE = 500  # characters of a parameter that every version of MLflow's server accepts
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a sink is told about the run before its first row.
+    """A description of the run for a sink.
 
-    `identity` is the same for the whole life of the run, however often it is resumed; `first_step` is the step that
-    it starts or goes on with; `settings` is its configuration.
+    `identity` stays the same however often the run is resumed; `first_step` is the step at which this session starts;
+    `settings` is the configuration.
     """
 
     directory: Path
@@ -45,7 +45,7 @@ class RunDescription:
     settings: Mapping[str, Any]
 
     def flat_settings(self) -> dict[str, str]:
-        """The configuration without nesting: ``training.seed`` and the like, to the value as JSON."""
+        """The configuration as a flat table: keys such as ``training.max_steps``, and values as JSON."""
         return {
             path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             for path, value in leaves(self.settings)
@@ -62,11 +62,11 @@ class TensorBoard:
 
     @classmethod
     def open(cls, run: RunDescription, say: Callable[[str], None]) -> TensorBoard:
-        """The events of `run`; those of steps that are taken again are struck out."""
+        """Opens the events of `run`; TensorBoard drops those of steps that the run repeats."""
         return cls(run.directory / DIRECTORY, run.first_step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Adds the row's numbers. What came after a checkpoint that the run went back to is struck out."""
+        """Adds the row's numbers. After a rewind, TensorBoard drops the events after the restored checkpoint."""
         if "back_to" in row:
             self._strike_out(row["back_to"] + 1)
         for name, value in _numbers(row).items():
@@ -77,7 +77,7 @@ class TensorBoard:
         self._writer.close()
 
     def _strike_out(self, first_step: int) -> None:
-        """Marks that values from `first_step` on come again."""
+        """Makes TensorBoard drop the values from `first_step` on."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         start = Event(step=first_step, session_log=SessionLog(status=SessionLog.START))
@@ -85,14 +85,14 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The numbers of every row under ``split/name`` by step; a resumed run goes on with its own curve."""
+    """Logs the numbers of every row under ``split/name`` by step; a resumed run continues its curves."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
 
     @classmethod
     def open(cls, run: RunDescription, say: Callable[[str], None]) -> WeightsAndBiases:
-        """Begins the run there, or goes on with it; asks nothing of whoever sits before the terminal."""
+        """Starts or continues the run in the service, without questions on the terminal."""
         import wandb
 
         mode = os.environ.get("WANDB_MODE")
@@ -100,7 +100,7 @@ class WeightsAndBiases:
             mode = "offline"
             say(f"Weights & Biases: not logged in here, so the run is recorded in {run.directory / 'wandb'}.")
         settings = wandb.Settings(
-            console="off",  # the terminal is ours
+            console="off",  # SheepOp writes to the terminal
             silent=True,
             disable_git=True,
             finish_timeout=_FINISH_SECONDS,
@@ -119,24 +119,24 @@ class WeightsAndBiases:
         )
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Logs the row's numbers at its step; the service ignores steps that it has already."""
+        """Logs the row's numbers at its step; the service ignores steps that it already has."""
         self._run.log(_numbers(row), step=row["step"])
 
     def close(self) -> None:
-        """Sends what is left and ends the run."""
+        """Sends the remaining rows and ends the run."""
         self._run.finish()
 
 
 class MLflow:
-    """The numbers of every row under ``split/name`` by step; a resumed run goes on with its own curve."""
+    """Logs the numbers of every row under ``split/name`` by step; a resumed run continues its curves."""
 
     def __init__(self, client: Any, run_id: str) -> None:
         self._client, self._run_id = client, run_id
 
     @classmethod
     def open(cls, run: RunDescription, say: Callable[[str], None]) -> MLflow:
-        """Begins the run there, or goes on with the one that carries its identity."""
-        # What it tells of its tables would be written across the live view.
+        """Starts a run in MLflow, or continues the one with this identity."""
+        # Its messages about database tables would be printed over the live view.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow.tracking import MlflowClient
@@ -156,7 +156,7 @@ class MLflow:
         return sink
 
     def _log_settings(self, run: RunDescription) -> None:
-        """The configuration as parameters; those that are too long for one are kept as tags, whole."""
+        """Logs the configuration as parameters; values that are too long become tags."""
         for name, value in run.flat_settings().items():
             if len(value) <= _LONGEST_VALUE:
                 self._client.log_param(self._run_id, name, value)
@@ -187,7 +187,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SinkKind:
-    """One row of the table: what people call it, the module it needs, and how it is opened."""
+    """A kind of sink: its title, the module that it needs, the command that installs it, and how to open it."""
 
     title: str
     module: str
@@ -204,7 +204,7 @@ KINDS = {
 
 
 def require_sinks(names: Sequence[str]) -> None:
-    """Raises `ConfigError` for a sink whose package is missing, before any work is done."""
+    """Raises `ConfigError` for a sink whose package is missing."""
     for name in names:
         kind = KINDS[name]
         if find_spec(kind.module) is None:
@@ -215,6 +215,6 @@ def require_sinks(names: Sequence[str]) -> None:
 
 
 def open_sinks(names: Sequence[str], run: RunDescription, console: Console) -> Sinks:
-    """The sinks of `run`, each in its own thread, in which it is opened too."""
+    """The sinks of `run`; each is opened and written in a thread of its own."""
     kinds = [KINDS[name] for name in names]
     return Sinks([GuardedSink(kind.title, partial(kind.open, run, console.info), console.warn) for kind in kinds])

@@ -1,1 +1,1 @@
-"""One table per family of models."""
+"""One table for each model family."""

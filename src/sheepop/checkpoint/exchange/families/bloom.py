@@ -1,4 +1,4 @@
-"""BLOOM: linear biases on the distance (ALiBi) and a norm right behind the embedding."""
+"""BLOOM: linear distance biases (ALiBi) and a norm after the embedding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOOM = Family(
         size("hidden_size", "d_model", 64, "n_embed", "n_embd"),
         count("n_layer", "num_layers", 2, "num_hidden_layers"),
         size("n_head", "num_heads", 8, "num_attention_heads"),
-        # Biases on the distance have no last position; this is the length of the published models' training.
+        # ALiBi has no last position; this is the training length of the published models.
         context("seq_length", 2048),
         number("layer_norm_epsilon", "norm_eps", 1e-5),
         switch("tie_word_embeddings", "tie_weights", default=True),
@@ -30,8 +30,8 @@ BLOOM = Family(
         fixed("apply_residual_connection_post_layernorm", False),
         fixed("n_inner", None),
         fixed("skip_bias_add_qkv", False),
-        Fixed("slow_but_exact", (False,), "and then some of the biases are left out"),
-        # How the training program was divided and fused.
+        Fixed("slow_but_exact", (False,), "with which transformers leaves out some biases"),
+        # Parallelism and kernel fusion of the training program.
         unread(
             "pretraining_tp", "skip_bias_add", "bias_dropout_fusion", "masked_softmax_fusion",
             "attention_softmax_in_fp32", "offset_alibi",

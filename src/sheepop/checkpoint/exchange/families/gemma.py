@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 (text): norms around every sublayer that store their distance from 1, scaled embeddings."""
+"""Gemma 2 and 3 (text): norms before and after every sublayer, which scale by 1 + weight, and scaled embeddings."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _LARGEST_ROOT = 2.0**15
 
 
 class ScoreDivisor(Field):
-    """`query_pre_attn_scalar`, a whole number of which scores are divided by the root (Gemma)."""
+    """`query_pre_attn_scalar`, an integer; scores are divided by its root (Gemma)."""
 
     keys = ("query_pre_attn_scalar",)
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """One over the root."""
+        """Returns one over the root as the scale."""
         divisor = given.typed("query_pre_attn_scalar", int, 256)
         if divisor < 1:
             raise given.problem("query_pre_attn_scalar", "is not positive")
         return {"attention_scale": divisor**-0.5}
 
     def write(self, config: ModelConfig) -> Settings:
-        """The nearest whole number."""
+        """Returns the nearest integer."""
         return {"query_pre_attn_scalar": max(1, round(min(1 / score_scale(config), _LARGEST_ROOT) ** 2))}
 
 
@@ -71,7 +71,7 @@ _FIELDS: tuple[Field, ...] = (
     ScoreDivisor(),
     ATTENTION_DROPOUT,
     fixed("use_bidirectional_attention", False, None),
-    # transformers reads `hidden_activation` in its place, and the window under its own name.
+    # transformers reads `hidden_activation` and `sliding_window` instead of these.
     unread("hidden_act", "sliding_window_size"),
 )
 _NORMS = (
@@ -106,11 +106,11 @@ GEMMA3 = Family(
         size("vocab_size", "vocab_size", 262208),
         context("max_position_embeddings", 131072),
         *_FIELDS,
-        Fixed("attn_logit_softcapping", (None,), "but transformers does not cap scores in this family"),
+        Fixed("attn_logit_softcapping", (None,), "and transformers ignores this key in this family"),
         optional_number("final_logit_softcapping", "logit_soft_cap", None),
         windows_by_period(4096, 6, "sliding_window_pattern"),
         LayerRopeParameters(),
-        # A trace of the pattern, which `layer_types` has replaced.
+        # An older form of the pattern, which `layer_types` replaced.
         unread("_sliding_window_pattern"),
     ),
     tensors=_TENSORS,

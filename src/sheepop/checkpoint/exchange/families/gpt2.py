@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, matrices stored as (in, out), queries, keys and values in one."""
+"""GPT-2: learned positions, matrices stored as (in, out), one projection for queries, keys and values."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _LAYER = "transformer.h.{layer}"
 
 
 class ScoreScaling(Field):
-    """`scale_attn_weights`, true for a division by the root of the head's width and false for none (GPT-2)."""
+    """`scale_attn_weights`: whether scores are divided by the root of the head width (GPT-2)."""
 
     keys = ("scale_attn_weights",)
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The scale 1, or null for the usual one."""
+        """Returns the scale 1, or null for the usual one."""
         return {"attention_scale": None if given.typed("scale_attn_weights", bool, True) else 1.0}
 
     def write(self, config: ModelConfig) -> Settings:
-        """False for the scale 1."""
+        """Returns false if the scale is 1."""
         return {"scale_attn_weights": score_scale(config) != 1.0 or config.head_size == 1}
 
 
@@ -57,8 +57,7 @@ GPT2 = Family(
         ScoreScaling(),
         Dropouts("embd_pdrop", "attn_pdrop", "resid_pdrop", default=0.1),
         fixed("scale_attn_by_inverse_layer_idx", False),
-        # The precision in which scores are computed, a head for another task, a copy of n_positions, traces of the
-        # first versions.
+        # The precision of scores, a head for another task, a copy of n_positions, and keys of the first versions.
         unread(
             "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout",
             "summary_proj_to_labels", "summary_first_dropout", "n_ctx", "n_special",

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and feed-forward side by side, a quarter of each head rotated."""
+"""GPT-NeoX and Pythia: parallel attention and feed-forward, a quarter of each head rotated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM, TinyLlama and the many others that are stored as Llama; and what its descendants share."""
+"""Llama 2 and 3, SmolLM, TinyLlama and other models stored as Llama; and the tables that its descendants share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def llama_keys(
     num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
 ) -> tuple[Field, ...]:
-    """The keys that all descendants of Llama have, but for those of heads and positions; values are the defaults."""
+    """Returns the keys that all descendants of Llama share, except head and position keys, with these defaults."""
     return (
         size("vocab_size", "vocab_size", vocab_size),
         size("hidden_size", "d_model", d_model),
@@ -80,8 +80,7 @@ LLAMA = Family(
         ATTENTION_DROPOUT,
         switch("mlp_bias", "feed_forward_bias", default=False),
         RopeParameters(),
-        # How the training program was divided; a mark of SmolLM2; lengths that other programs left beside
-        # max_position_embeddings.
+        # Parallelism of the training program, a marker of SmolLM2, and lengths that other programs added.
         unread(
             "pretraining_tp",
             "is_llama_config",

@@ -1,4 +1,4 @@
-"""Mistral, which is Llama with a sliding window in every layer, and Mixtral, which is Mistral with experts in each."""
+"""Mistral (Llama with a sliding window in every layer) and Mixtral (Mistral with experts in every layer)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind the sublayers only, and over the whole width of queries and keys."""
+"""OLMo 2: norms only after the sublayers, and norms over the whole width of queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-3: Llama with the projections of attention, and those of the feed-forward network, in one tensor each."""
+"""Phi-3: Llama with fused tensors for queries, keys and values, and for gate and up projection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PHI3 = Family(
         fixed("attention_bias", False),
         fixed("mlp_bias", False),
         fixed("lm_head_bias", False),
-        # Of the program code that came with Phi-4-mini, at values that leave the network as it is.
+        # Keys of the program code of Phi-4-mini, at values without an effect.
         fixed("full_attn_mod", 1),
         fixed("interpolate_factor", 1),
     ),

@@ -1,4 +1,4 @@
-"""Qwen 2 (biases of queries, keys and values), Qwen 3 (normalised queries and keys) and its mixture of experts."""
+"""Qwen 2 (biases of queries, keys and values), Qwen 3 (norms of queries and keys) and Qwen 3 with experts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sheepop.model.config import ModelConfig
 
 
 class SparseLayers(Field):
-    """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it (Qwen).
+    """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` lists it (Qwen).
 
-    It stands behind the fields of the experts, and takes them away when no layer has any.
+    This field must follow the fields of the experts, and removes them if no layer has experts.
     """
 
     keys = ("decoder_sparse_step", "mlp_only_layers")
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The layers with experts."""
+        """Returns the layers with experts."""
         step = given.typed("decoder_sparse_step", int, 1)
         if step < 1:
             raise given.problem("decoder_sparse_step", "is not a number of layers")
@@ -40,7 +40,7 @@ class SparseLayers(Field):
         return {"experts.layers": None if len(layers) == num_layers else tuple(layers)}
 
     def write(self, config: ModelConfig) -> Settings:
-        """The layers without experts, by name."""
+        """Returns the list of layers without experts."""
         dense = [layer for layer in range(config.num_layers) if not config.has_experts(layer)]
         return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 

@@ -1,4 +1,4 @@
-"""How the ranks of one command find each other: what their environment says, and the store that they meet at."""
+"""How the ranks of one command find each other: the launcher's environment variables and the store of the ranks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ _POLL_SECONDS = 0.1
 
 
 def met(rank: int, size: int, within: timedelta) -> Store:
-    """The store that the launcher keeps, or the first rank where there is none that does."""
+    """Returns the store of the ranks, which the launcher hosts, or the first rank if the launcher does not.
+
+    Raises `DeviceError` if there is none after `within`.
+    """
     from torch._C._distributed_c10d import TCPStore
 
     port, address = variable("MASTER_PORT"), os.environ.get("MASTER_ADDR")
     if not address:
         raise ConfigError(_unset("MASTER_ADDR"))
-    keeps = rank == 0 and not has_agent()
+    hosts = rank == 0 and not has_agent()
     try:
-        if not keeps:
+        if not hosts:
             _await_listener(address, port, within)
-        # Nobody waits here for ranks that are to come: who does not is told in one voice.
-        store = TCPStore(address, port, size, keeps, within, wait_for_workers=False)
+        # `Ranks` waits for the other ranks itself, so that one error names those that are missing.
+        store = TCPStore(address, port, size, hosts, within, wait_for_workers=False)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise DeviceError(unfound(error)) from None
     store.set_timeout(timedelta(seconds=_ARRIVAL_SECONDS))
@@ -38,7 +41,7 @@ def met(rank: int, size: int, within: timedelta) -> Store:
 
 
 def _await_listener(address: str, port: int, within: timedelta) -> None:
-    """Waits until somebody listens there; torch, which would too, writes pages about it where nobody does."""
+    """Waits until the store accepts connections; torch would wait too, but prints pages of traces if it fails."""
     started = time.monotonic()
     while True:
         try:
@@ -51,12 +54,12 @@ def _await_listener(address: str, port: int, within: timedelta) -> None:
 
 
 def has_agent() -> bool:
-    """Whether the launcher keeps the store, and not the first rank."""
+    """Whether the launcher, and not the first rank, hosts the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def arrival() -> timedelta:
-    """How long ranks wait for each other when they start."""
+    """Returns how long ranks wait for each other at the start; raises `ConfigError` for an unusable setting."""
     text = os.environ.get(ARRIVAL, str(_ARRIVAL_SECONDS))
     try:
         found = timedelta(seconds=float(text))
@@ -68,16 +71,16 @@ def arrival() -> timedelta:
 
 
 def unfound(error: Exception) -> str:
-    """What to say where ranks do not meet."""
+    """Returns the message for ranks that do not find each other."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     return (
-        f"The {os.environ.get('WORLD_SIZE')} ranks did not find each other at {place}: {error}. See that all of them "
+        f"The {os.environ.get('WORLD_SIZE')} ranks did not find each other at {place}: {error}. Check that all of them "
         "were started, and that no other program uses the port."
     )
 
 
 def variable(name: str, default: int | None = None) -> int:
-    """A whole number of the environment; raises `ConfigError` for one that is missing and has no `default`."""
+    """Returns a whole number from the environment; raises `ConfigError` if it is missing and has no `default`."""
     text = os.environ.get(name)
     if text is None and default is not None:
         return default

@@ -1,4 +1,4 @@
-"""Runs programs that nobody has read, in isolation that was proven first, and never without it."""
+"""Runs untrusted Python programs under bubblewrap, after a probe has proven that its isolation holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,17 +21,16 @@ from typing import Any, Literal
 
 import psutil
 
+from sheepop.core import sandbox_child as inside
+from sheepop.core.bounded import descendants
 from sheepop.core.errors import UsageError
-from sheepop.evaluate import sandbox_child as inside
 
 Outcome = Literal["passed", "failed", "timeout", "memory", "output", "crashed"]
-Launcher = Literal["bubblewrap", "namespaces"]
-LAUNCHERS: tuple[Launcher, ...] = ("bubblewrap", "namespaces")
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0
 _WATCH_SECONDS = 0.05
-_PIECE = 2**16
-_FIRST_UNUSED_UID, _UNUSED_UIDS = 2_000_000_000, 100_000_000  # beyond what systems give to users and containers
+_READ_BYTES = 2**16
+_FIRST_UNUSED_UID, _UNUSED_UIDS = 2_000_000_000, 100_000_000  # above those of users and containers
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", "/gnu/store")
 _HARNESS = "/sandbox_child.py"
 _ENVIRONMENT = {
@@ -47,22 +45,25 @@ _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "2",
 }
 _TIME_IS_UP, _CRASHED = 128 + signal.SIGXCPU, 128
-_REMEDY = (
-    "Programs of models run only in isolation, on Linux (x86_64 or aarch64). Install bubblewrap (apt install "
-    "bubblewrap), or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and "
-    "kernel.apparmor_restrict_unprivileged_userns=0). In a container, become an ordinary user and start it with "
-    "--security-opt seccomp=unconfined, or as root with --privileged."
+_NEEDS = "Programs of models run only in isolation, on Linux (x86_64 or aarch64) with bubblewrap."
+_INSTALL = "Install it: apt-get install bubblewrap (Debian, Ubuntu), or dnf install bubblewrap (Fedora)."
+_ALLOW = (
+    "Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0). In a container, run as an ordinary user and start the container "
+    "with --security-opt seccomp=unconfined, or run as root and start it with --privileged."
 )
 
 
 class IsolationError(UsageError):
-    """This machine cannot isolate a program, or an isolated program could not be started."""
+    """This machine cannot isolate a program, or the sandbox could not start it."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use, with the tests. `memory_bytes` bounds each process, and, looked at 20 times a second,
-    all of them together; `tmp_bytes` all its files; `processes` count threads too.
+    """What a program and its tests may use together.
+
+    `memory_bytes` bounds each process, and the sum over all processes, which is checked 20 times a second. `tmp_bytes`
+    bounds the total size of files, `processes` the number of processes and threads, `output_bytes` what is printed.
     """
 
     seconds: float = 10.0
@@ -79,10 +80,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a program ended, what it printed (both streams, the first `output_bytes`), and how long it took.
+    """How a program ended, the first `output_bytes` of stdout and stderr, and the seconds that it ran.
 
-    ``passed``: it ran to its end, and so did its tests. ``failed``: an exception, or an exit of its own. ``crashed``: a
-    signal ended it. ``timeout``, ``memory`` and ``output`` are limits that it went over.
+    ``passed``: program and tests ran to their end. ``failed``: an exception or an early exit. ``crashed``: a signal
+    ended it. ``timeout``, ``memory`` and ``output``: it exceeded that limit.
     """
 
     outcome: Outcome
@@ -92,56 +93,53 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Where programs run: no network, no file but Python's and the system's, no process but their own.
+    """Runs programs without network, with no files but Python's and the system's, and no processes but their own.
 
-    What holds them, made by bubblewrap or by `sandbox_child`: namespaces of their own (mounts, processes, network, IPC,
-    host name, control groups, and for an ordinary user, users), a user without rights, resource limits, and a seccomp
-    filter that refuses what these leave open. When the time is up all processes are killed, with whatever they started.
+    Bubblewrap makes namespaces (mounts, processes, network, IPC, host name, control groups, and users if the caller is
+    an ordinary user). `sandbox_child` drops all privileges, sets resource limits and installs a seccomp filter for
+    what namespaces leave open. All processes are killed when the program ends or its time is up.
 
-    A verdict ``passed`` proves that nothing ended the program early: what runs the tests sends back a token that
-    it reads only then. It is no proof against a program that is written to deceive this very sandbox, because tests and
-    program share a process: one that looks for the token's socket, changes the functions that tests use, or returns
-    objects that are equal to everything, can pass. It cannot get out.
+    ``passed`` proves that the program did not end early: after the tests, `sandbox_child` reads a token and sends it
+    back. It does not prove that a program is honest, because program and tests share a process: one written against
+    this sandbox can look for the token's socket, replace functions that the tests use, or return objects that equal
+    everything. Such a program can pass; it cannot get out.
     """
 
-    launcher: Launcher
-    # (source, target) in order of depth; without a source an empty directory hides what would be seen there.
+    # (source, target) ordered by depth; None as source hides target under an empty directory.
     mounts: tuple[tuple[str | None, str], ...] = field(repr=False)
 
     @classmethod
-    def find(cls, launchers: Sequence[Launcher] = LAUNCHERS) -> Sandbox:
-        """The first of `launchers` that isolates, proven by a program that tries to get out.
+    def find(cls) -> Sandbox:
+        """Returns a sandbox after a probe program has failed to get out of it.
 
-        Raises `IsolationError` with all reasons and what to do where none does.
+        Raises `IsolationError` with the reason and the remedy if this machine has none.
         """
         if sys.platform != "linux" or platform.machine() not in inside.ARCHITECTURES:
-            raise IsolationError(f"This is {platform.system()} on {platform.machine()}. {_REMEDY}")
-        reasons = []
-        for launcher in launchers:
-            if launcher == "bubblewrap" and shutil.which("bwrap") is None:
-                reasons.append("bubblewrap: not installed")
-                continue
-            sandbox = cls(launcher, _mounts())
-            try:
-                verdict = sandbox._probed()
-            except IsolationError as error:
-                reasons.append(f"{launcher}: {error}")
-                continue
-            if verdict.outcome == "passed":
-                return sandbox
-            reasons.append(f"{launcher}: {(verdict.output.strip().splitlines() or [verdict.outcome])[-1]}")
-        raise IsolationError(f"No isolation can be had here ({'; '.join(reasons)}). {_REMEDY}")
+            raise IsolationError(
+                f"{_NEEDS} This is {platform.system()} on {platform.machine()}, where it cannot be had. Use a Linux "
+                "machine, or Linux in a virtual machine or container."
+            )
+        if shutil.which("bwrap") is None:
+            raise IsolationError(f"{_NEEDS} bubblewrap is not installed. {_INSTALL}")
+        sandbox = cls(_mounts())
+        try:
+            verdict = sandbox._probed()
+        except IsolationError as error:
+            raise IsolationError(f"{_NEEDS} bubblewrap does not work here: {error}. {_ALLOW}") from None
+        if verdict.outcome != "passed":
+            reason = (verdict.output.strip().splitlines() or [verdict.outcome])[-1]
+            raise IsolationError(f"{_NEEDS} bubblewrap does not isolate here: {reason}. {_ALLOW}")
+        return sandbox
 
     def run(self, program: str, *, tests: str = "", stdin: str = "", limits: Limits | None = None) -> Verdict:
-        """Runs `program` and then, in the same module, `tests`, both as Python, and says how that ended.
+        """Runs `program` and then `tests`, both Python source, in one module.
 
-        Without tests the module is ``__main__``. Safe to call from several threads. Raises `IsolationError` when it
-        could not be started.
+        Without tests the module is ``__main__``. Safe to call from several threads. Raises `IsolationError` if the
+        program could not be started.
         """
         limits = limits or Limits()
         uid = _FIRST_UNUSED_UID + secrets.randbelow(_UNUSED_UIDS) if _is_root() else None
         job: dict[str, Any] = {"program": program, "tests": tests, "stdin": stdin, "limits": asdict(limits), "uid": uid}
-        job["mounts"] = self.mounts if self.launcher == "namespaces" else None
         token, text = secrets.token_bytes(inside.TOKEN_BYTES), json.dumps(job).encode("ascii")
         ours, theirs = socket.socketpair()
         with ours:
@@ -159,7 +157,7 @@ class Sandbox:
             with process:
                 try:
                     ours.settimeout(_START_SECONDS)
-                    with suppress(OSError):  # it is gone already; what it printed says why
+                    with suppress(OSError):  # it is gone already; its output says why
                         ours.sendall(inside.HEADER.pack(len(text)) + text + token)
                     return _Watch(process, ours, limits).verdict(token)
                 finally:
@@ -167,17 +165,15 @@ class Sandbox:
 
     def _command(self, descriptor: int, limits: Limits, uid: int | None) -> list[str]:
         python = [os.path.realpath(sys.executable), "-P", "-s", "-S"]
-        if self.launcher == "namespaces":
-            return [*python, str(Path(inside.__file__).resolve()), str(descriptor)]
         command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
         command += [f"--unshare-{kind}" for kind in ("ipc", "pid", "net", "uts", "cgroup")]
         if uid is None:
             command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
-        else:  # the first process inside becomes that user
+        else:  # sandbox_child changes to that user
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         command += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
         for source, target in (*self.mounts, (str(Path(inside.__file__).resolve()), _HARNESS)):
-            # Without these, directories on the way could be entered by root only.
+            # Directories that bwrap makes on the way by itself can be entered by root only.
             command += [word for above in reversed(Path(target).parents[:-1]) for word in ("--dir", str(above))]
             command += ["--tmpfs", target] if source is None else ["--ro-bind", source, target]
         command += ["--dir", "/dev"]
@@ -187,7 +183,7 @@ class Sandbox:
         return [*command, "--chdir", "/tmp", *python, _HARNESS, str(descriptor)]
 
     def _probed(self) -> Verdict:
-        """How a program ends that fails when it finds anything open."""
+        """The verdict on a program that fails if it finds a way out."""
         seen = [Path(target) for _, target in self.mounts]
         home = Path.home()
         allowed = {path.relative_to(home).parts[0] for path in seen if home in path.parents}
@@ -238,20 +234,20 @@ import ast, collections, dataclasses, decimal, functools, hashlib, heapq, iterto
 
 
 class _Watch:
-    """Reads what an isolated process says until it ends or goes over a limit."""
+    """Watches an isolated process until it ends or exceeds a limit."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, limits: Limits) -> None:
         assert process.stdout is not None
         self._process, self._connection, self._limits = process, connection, limits
-        self._output, self._heard = bytearray(), bytearray()
+        self._output, self._received = bytearray(), bytearray()
         self._begun: float | None = None
         self._seconds = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(process.stdout.fileno(), selectors.EVENT_READ, self._output)
-        self._selector.register(connection.fileno(), selectors.EVENT_READ, self._heard)
+        self._selector.register(connection.fileno(), selectors.EVENT_READ, self._received)
 
     def verdict(self, token: bytes) -> Verdict:
-        """How it ended; whatever is left of it is killed."""
+        """Waits for the end of the process, kills it if it exceeded a limit, and returns the verdict."""
         with self._selector:
             over = self._watch()
         if over is not None:
@@ -261,32 +257,32 @@ class _Watch:
         if self._begun is None:
             raise IsolationError(f"It could not start: {text.strip()[-1000:] or f'exit status {status}'}")
         if over is None:
-            over = _outcome(status, bytes(self._heard) == inside.STARTED + token)
+            over = _outcome(status, bytes(self._received) == inside.STARTED + token)
         return Verdict(over, text, self._seconds)
 
     def _watch(self) -> Outcome | None:
-        """Reads until all is said; the limit that it went over, if it did."""
+        """Reads output and messages until both are closed; returns the limit that was exceeded, if any."""
         created = looked = time.monotonic()
         while self._selector.get_map():
             for key, _ in self._selector.select(_WATCH_SECONDS):
                 try:
-                    piece = os.read(key.fd, _PIECE)
-                except ConnectionResetError:  # it ended before it read everything
+                    piece = os.read(key.fd, _READ_BYTES)
+                except ConnectionResetError:  # it ended before it had read the job
                     piece = b""
                 key.data.extend(piece)
                 if not piece:
                     self._selector.unregister(key.fd)
             now = time.monotonic()
-            if self._begun is None and self._heard:
+            if self._begun is None and self._received:
                 self._begun = now
             self._seconds = now - (self._begun or now)
-            if len(self._output) > self._limits.output_bytes or len(self._heard) > _PIECE:
+            if len(self._output) > self._limits.output_bytes or len(self._received) > _READ_BYTES:
                 return "output"
             if self._seconds > self._limits.seconds or (self._begun is None and now - created > _START_SECONDS):
                 return "timeout"
             if now - looked >= _WATCH_SECONDS:
                 looked = now
-                if sum(map(_memory, _descendants(self._process.pid))) > self._limits.memory_bytes:
+                if sum(map(_memory, descendants(self._process.pid))) > self._limits.memory_bytes:
                     return "memory"
         return None
 
@@ -302,7 +298,7 @@ def _outcome(status: int, ran_to_the_end: bool) -> Outcome:
 
 
 def _mounts() -> tuple[tuple[str | None, str], ...]:
-    """The system's and Python's files; the home and the working directory are hidden where they lie among them."""
+    """Mounts of the system's and Python's files; hides the home and the working directory if they lie among them."""
     python = {sys.base_prefix, os.path.realpath(sys.base_prefix)}
     shown = {path for path in (*_SYSTEM, *python) if Path(path).exists()}
     executable = Path(os.path.realpath(sys.executable))
@@ -311,8 +307,8 @@ def _mounts() -> tuple[tuple[str | None, str], ...]:
     home = Path.home().resolve()
     if str(home) in shown or "/" in shown:
         raise IsolationError(
-            f"Python's own directory {sys.base_prefix} holds the home directory {home}, which programs must not see. "
-            "Install Python elsewhere."
+            f"Python's own directory {sys.base_prefix} contains the home directory {home}, which programs must not "
+            "see. Install Python elsewhere."
         )
     mounts: list[tuple[str | None, str]] = [(os.path.realpath(path), path) for path in shown]
     for secret in {home, Path.cwd().resolve()}:
@@ -322,26 +318,20 @@ def _mounts() -> tuple[tuple[str | None, str], ...]:
 
 
 def _is_root() -> bool:
-    """Whether this process is the system's root, and not one of a user namespace, who is an ordinary user."""
+    """Whether this process is the system's root, not the root of a user namespace."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process with all that it started."""
-    for pid in _descendants(process.pid) if process.poll() is None else []:
+    """Kills the process and its descendants."""
+    for pid in descendants(process.pid) if process.poll() is None else []:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     process.kill()
 
 
-def _descendants(pid: int) -> list[int]:
-    with suppress(psutil.Error):
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return []
-
-
 def _memory(pid: int) -> int:
-    """Its bytes, of which it shares some with others: its part of these where the system says that."""
+    """The proportional set size of a process in bytes, or its resident set size if that cannot be read."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         with suppress(psutil.AccessDenied):

@@ -1,7 +1,8 @@
-"""What ranks exchange in the middle of a pass, each with the gradient that belongs to it.
+"""Collectives with gradients, for the middle of a forward pass.
 
-x (B, T, D) has all tokens or this rank's part of them. A sum's gradient is the gradient on every rank; what every rank
-reads has the sum of their gradients (Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2).
+x (B, T, D) has all tokens or this rank's tokens. The gradient of a sum over ranks is the same on each rank; the
+gradient of a tensor that every rank reads is the sum of their gradients (Shoeybi et al. 2019, section 3; Korthikanti et
+al. 2022, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -16,61 +17,58 @@ from torch import Tensor
 # Later versions of torch warn of the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_Way = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 def entered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The same on every rank, to compute apart with it; its gradient is the sum of theirs."""
-    return _exchanged(x, group, _same, _sum)
+    """Returns x, which all ranks have, for ranks that compute different things with it; sums their gradients."""
+    return exchanged(x, _same, _sum, group)
 
 
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over ranks; each of them has its gradient."""
-    return _exchanged(x, group, _sum, _same)
+    """Returns the sum over ranks; each rank has the gradient of the sum."""
+    return exchanged(x, _sum, _same, group)
 
 
 def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All tokens, of which every rank had a part, to compute apart with them; the gradient is the ranks' sum."""
-    return _exchanged(x, group, _gather, _scatter)
+    """Gathers the tokens of all ranks, which compute different things with them; sums and scatters the gradients."""
+    return exchanged(x, _gather, _scatter, group)
 
 
 def scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part of the tokens of the sum over ranks."""
-    return _exchanged(x, group, _scatter, _gather)
+    """Returns this rank's tokens of the sum over ranks; gathers the gradients."""
+    return exchanged(x, _scatter, _gather, group)
 
 
 def part(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part of the tokens of what every rank has alike."""
-    return _exchanged(x, group, _part, _gather)
+    """Returns this rank's tokens of an x that all ranks have; gathers the gradients."""
+    return exchanged(x, _part, _gather, group)
 
 
 def whole(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All tokens, of which every rank had a part, to compute the same with them; the gradient is any rank's."""
-    return _exchanged(x, group, _gather, _part)
+    """Gathers the tokens of all ranks, which compute the same with them; each keeps its part of the gradient."""
+    return exchanged(x, _gather, _part, group)
 
 
 def alike(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The same, to compute alike with what others compute apart with; of gradients that are summed one counts."""
-    return _exchanged(x, group, _same, _of_the_first)
+    """Returns x for a layer that all ranks compute alike; of summed gradients only the first rank's counts."""
+    return exchanged(x, _same, _of_the_first, group)
 
 
-def _exchanged(x: Tensor, group: dist.ProcessGroup, there: _Way, back: _Way) -> Tensor:
-    found: Tensor = _Exchanged.apply(x, group, there, back)  # type: ignore[no-untyped-call]
+def exchanged(x: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor], *about: Any) -> Tensor:
+    """Returns `there(x, *about)`; the gradient of x is `back(gradient, *about)`."""
+    found: Tensor = _Exchanged.apply(x, there, back, *about)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Exchanged(torch.autograd.Function):
-    """One way forwards and another one for the gradient."""
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor], *about: Any) -> Tensor:
+        ctx.back, ctx.about = back, about
+        return there(x, *about)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: _Way, back: _Way) -> Tensor:
-        ctx.group, ctx.back = group, back
-        return there(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = gradients
-        return ctx.back(gradient, ctx.group), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.back(gradients[0], *ctx.about), None, None, *(None for _ in ctx.about)
 
 
 def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -106,4 +104,4 @@ def _part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _copied(x: Tensor) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)  # no view, which FSDP does not hand on well
+    return x.clone(memory_format=torch.contiguous_format)  # FSDP mishandles views

@@ -1,9 +1,9 @@
-"""Who all ranks wait for: how much later than the others a rank comes to what they do together.
+"""Finds the rank that all others wait for, by how much later than they it comes to their exchanges.
 
-An exchange ends on all ranks when the last one has come to it, so the steps of a slow rank are as long as those of the
-others. They differ in how much of a step is their own work. A thread looks now and then at what the thread of the steps
-is doing, which costs a step next to nothing and sees every exchange, whoever makes it. What a GPU computes is not seen:
-there it is hosts that are compared, which load data and start kernels.
+An exchange ends on all ranks when the last one has come to it, so all ranks have steps as long as the slowest one's.
+They differ in how much of a step is their own work. A thread samples what the thread of the steps is doing, which costs
+a step next to nothing and sees every exchange. It does not see what a GPU computes: with GPUs it compares the hosts,
+which load data and start kernels.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from sheepop.core.console import Console
 from sheepop.parallel.ranks import Ranks
 
 _LOOK_SECONDS = 0.02
-_FEWEST_LOOKS = 50  # that a share of the time is told from
+_FEWEST_LOOKS = 50  # samples that a measurement needs
 _CLEARLY = 0.2  # of a step
 _A_WHILE = 3  # measurements in a row
 _EXCHANGES = ("torch.distributed", "sheepop.parallel.ranks")
-_DEPTH = 2  # an exchange of a functional collective is one call further in
+_DEPTH = 2  # frames; a functional collective exchanges one call further in
 
 
 class OwnTime:
-    """How much of its steps the thread that makes this works itself; at `waits` it waits too, and in every exchange."""
+    """Samples how much of the steps is own work of the thread that creates this, and not waiting.
+
+    Waiting is every exchange and every function whose code is in `waits`.
+    """
 
     def __init__(self, waits: Collection[CodeType] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._waits, self._clock = frozenset(waits), clock
@@ -42,12 +45,12 @@ class OwnTime:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was seen."""
+        """Forgets all samples."""
         self._seconds, self._steps, self._looks, self._own = 0.0, 0, 0, 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Looks within the block."""
+        """Samples within the block."""
         threading.Thread(target=self._watch, name="own time", daemon=True).start()
         try:
             yield
@@ -56,7 +59,7 @@ class OwnTime:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """The work of a step."""
+        """Marks the block as a step."""
         self._since = self._clock()
         self._steps += 1
         try:
@@ -66,12 +69,12 @@ class OwnTime:
             self._since = None
 
     def seen(self) -> tuple[float, float, float]:
-        """Seconds of a step, the share of them that is own work, and how often was looked."""
+        """Returns the seconds of a step, the share of own work in them, and the number of samples."""
         running = 0.0 if self._since is None else self._clock() - self._since
         return (self._seconds + running) / max(1, self._steps), self._own / max(1, self._looks), self._looks
 
     def look(self, frame: FrameType | None) -> None:
-        """Counts what a thread is doing whose innermost call is `frame`."""
+        """Adds a sample of a thread whose innermost call is `frame`."""
         self._looks += 1
         for _ in range(_DEPTH):
             if frame is None:
@@ -88,9 +91,9 @@ class OwnTime:
 
 
 def latest(own: Sequence[float], group: int) -> tuple[int, float]:
-    """The rank that is waited for and how long, of the seconds of own work that each has in a step.
+    """Returns the rank that is waited for and how long, from each rank's seconds of own work in a step.
 
-    Only ranks that do the same are compared, `group` of them in a row: each with the median of the others.
+    A rank is compared with the median of the others that do the same: `group` neighbouring ranks.
     """
     waited = [0.0] * len(own)
     for rank in range(len(own)):
@@ -103,14 +106,17 @@ def latest(own: Sequence[float], group: int) -> tuple[int, float]:
 
 @dataclass
 class Suspicion:
-    """Tells when one rank has been waited for clearly and for a while: once, and again where it is another or twice."""
+    """Confirms a rank that was waited for clearly, several times in a row; later only another one, or twice as long.
+
+    `told` are the rank that was confirmed last and its seconds.
+    """
 
     rank: int = -1
     count: int = 0
     told: tuple[int, float] = (-1, 0.0)
 
     def confirmed(self, rank: int, waited: float, step: float) -> bool:
-        """Whether it is time to say so, of a rank that is waited for `waited` of the `step` seconds of a step."""
+        """Whether to report `rank`, which the others waited for `waited` of the `step` seconds of a step."""
         is_clear = waited > _CLEARLY * step
         self.count = (self.count + 1 if rank == self.rank else 1) if is_clear else 0
         self.rank = rank
@@ -122,7 +128,7 @@ class Suspicion:
 
 
 class Lateness:
-    """Compares the `ranks`, of which `group` in a row do the same, and warns on the console of one that is late."""
+    """Compares `ranks`, of which `group` neighbours do the same, and warns on the console of one that is late."""
 
     def __init__(self, ranks: Ranks, group: int, console: Console, waits: Collection[CodeType] = ()) -> None:
         self._ranks, self._group, self._console = ranks, group, console
@@ -130,10 +136,10 @@ class Lateness:
         self._hosts = ranks.gathered(socket.gethostname())
 
     def measured(self) -> dict[str, Any]:
-        """What a row of metrics says of it, once there is enough to tell; all ranks call this in the same step."""
-        told = torch.zeros(self._ranks.size, 3, dtype=torch.float64)
-        told[self._ranks.rank] = torch.tensor(self.own_time.seen(), dtype=torch.float64)
-        steps, shares, looks = self._ranks.total(told).T.tolist()
+        """Returns the slowest rank for a row of metrics, if there are enough samples; all ranks call it together."""
+        seen = torch.zeros(self._ranks.size, 3, dtype=torch.float64)
+        seen[self._ranks.rank] = torch.tensor(self.own_time.seen(), dtype=torch.float64)
+        steps, shares, looks = self._ranks.total(seen).T.tolist()
         if min(looks) < _FEWEST_LOOKS:
             return {}
         self.own_time.restart()

@@ -1,0 +1,244 @@
+"""Advantages of tokens from rewards of answers: GRPO and its relatives, and PPO.
+
+Shapes: N or B answers, T tokens of the longest. A `mask` (N, T) is True for tokens that the policy sampled; values
+elsewhere are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sheepop.posttrain.config import GRPOConfig, PPOConfig
+from sheepop.posttrain.policy import ADVANTAGES, RETURNS, WEIGHTS
+from sheepop.posttrain.written import Written
+
+_LARGEST_ERROR = 0.2
+_EPS = 1e-8
+
+
+class RewardMethod(Protocol):
+    """How rewards of a rollout become advantages, in PPO or GRPO. The last four methods have defaults."""
+
+    def advantages(self, written: Written) -> list[float | None]:
+        """The advantage of each answer as a whole; None for answers to leave out."""
+
+    def numbers(
+        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The numbers (N, T) that the objective reads per token, by name, except the log-probabilities."""
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether answers that are left out are replaced by answers to other prompts."""
+        return False
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last rollout."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """The state for a checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Restores the state of a checkpoint, or resets it if `state` is empty."""
+        return
+
+
+class GroupPolicy(RewardMethod):
+    """GRPO (Shao et al. 2024), RLOO (Ahmadian et al. 2024), Dr. GRPO (Liu et al. 2025) and DAPO (Yu et al. 2025).
+
+    They differ in the baseline, in how a step averages, and in which answers are left out; `GRPOConfig` has a key for
+    each.
+    """
+
+    def __init__(self, config: GRPOConfig) -> None:
+        self._config = config
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether groups of equal rewards are replaced by others."""
+        return self._config.equal_groups == "draw_again"
+
+    def advantages(self, written: Written) -> list[float | None]:
+        """The advantage of each answer over its group; None for answers to leave out."""
+        config = self._config
+        penalty = config.missing_eos_penalty
+        rewards = torch.tensor(
+            [
+                reward - (0.0 if is_finished else penalty)
+                for reward, is_finished in zip(written.rewards, written.is_finished, strict=True)
+            ]
+        ).view(-1, config.group_size)
+        if config.baseline == "leave_one_out":
+            found = leave_one_out_advantages(rewards)
+        else:
+            found = group_advantages(rewards, scaled=config.baseline == "scaled")
+        is_equal = (rewards == rewards[:, :1]).all(1, keepdim=True).expand_as(rewards).flatten()
+        return [
+            None
+            if (equal and config.equal_groups != "keep")
+            or (not is_finished and config.truncated_answers == "leave_out")
+            else advantage
+            for advantage, equal, is_finished in zip(
+                found.flatten().tolist(), is_equal.tolist(), written.is_finished, strict=True
+            )
+        ]
+
+    def numbers(
+        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Gives every token the advantage of its answer, and the weight of `loss_type`."""
+        advantages = torch.tensor(written.advantages)[:, None] * mask
+        weights = mask.float()
+        if self._config.loss_type == "grpo":
+            weights = weights / mask.sum(1, keepdim=True).clamp(min=1)
+        elif self._config.loss_type == "dr_grpo":
+            weights = weights / self._config.max_new_tokens
+        return {ADVANTAGES: advantages, WEIGHTS: weights}
+
+
+def group_advantages(rewards: Tensor, *, scaled: bool = True, eps: float = 1e-6) -> Tensor:
+    """Rewards (groups, answers) minus the mean of their group, divided by its standard deviation (Shao et al. 2024).
+
+    Without `scaled` they are not divided (Dr. GRPO, Liu et al. 2025). Equal rewards have advantages of 0.
+    """
+    centred = rewards.float() - rewards.float().mean(dim=1, keepdim=True)
+    if not scaled:
+        return centred
+    return centred / (rewards.float().std(dim=1, keepdim=True) + eps)
+
+
+def leave_one_out_advantages(rewards: Tensor) -> Tensor:
+    """Rewards (groups, answers) minus the mean of the others in their group (RLOO, Ahmadian et al. 2024)."""
+    count = rewards.shape[1]
+    if count < 2:
+        raise ValueError(f"the baseline is the mean of the other answers, so a group needs at least two, got {count}")
+    rewards = rewards.float()
+    return rewards - (rewards.sum(dim=1, keepdim=True) - rewards) / (count - 1)
+
+
+class ProximalPolicy(RewardMethod):
+    """PPO (Schulman et al. 2017): a value model, trained along with the policy, gives the baseline of every token.
+
+    The last token of an answer gets its reward; every token gets a penalty for its divergence from the reference
+    (Ziegler et al. 2019, eq. 2). `kl_target` adapts the coefficient of the penalty.
+    """
+
+    def __init__(self, config: PPOConfig) -> None:
+        self._config = config
+        self._kl_coef, self._seen = config.kl_coef, Moments()
+
+    def advantages(self, written: Written) -> list[float | None]:
+        """Keeps all answers; `numbers` computes the advantages of their tokens."""
+        return [0.0] * len(written)
+
+    def numbers(
+        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Advantages and returns of every token."""
+        config = self._config
+        assert values is not None
+        divergence = torch.zeros_like(log_p) if reference is None else torch.where(mask, log_p - reference, 0)
+        judged = torch.tensor(written.rewards, dtype=torch.float64)
+        if config.normalise_rewards:
+            self._seen = self._seen.and_more(judged)
+            judged = self._seen.normalised(judged)
+        penalties = torch.where(torch.tensor(written.is_finished), 0.0, config.missing_eos_penalty)
+        rewards = token_rewards(judged - penalties, mask, self._kl_coef * divergence)
+        advantages, returns = generalised_advantages(
+            rewards, values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda
+        )
+        if config.kl_target is not None:
+            self._adapt(float(divergence.sum() / len(written)), config.kl_target, len(written))
+        if config.whiten:
+            advantages = whitened(advantages, mask)
+        return {ADVANTAGES: advantages, RETURNS: returns, WEIGHTS: mask.float()}
+
+    def _adapt(self, found: float, target: float, count: int) -> None:
+        """Changes the coefficient in proportion to the error (Ziegler et al. 2019, section 2.2)."""
+        error = min(max(found / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
+        self._kl_coef *= 1 + error * count / self._config.kl_horizon
+
+    def metrics(self) -> dict[str, float]:
+        """The coefficient of the divergence."""
+        return {"kl_coef": self._kl_coef}
+
+    def state(self) -> dict[str, Tensor]:
+        """The coefficient of the divergence, and the moments of the rewards so far."""
+        numbers = {"price": self._kl_coef, **asdict(self._seen)}
+        return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Restores both, or resets them if `state` is empty."""
+        numbers = {name: float(number) for name, number in state.items()}
+        self._kl_coef = numbers.pop("price", self._config.kl_coef)
+        self._seen = Moments(**numbers)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared distances from the mean of numbers seen so far."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def and_more(self, values: Tensor) -> Moments:
+        """The moments after adding `values` (N,) (Chan et al. 1979, eq. 2.1)."""
+        number, mean = len(values), float(values.mean())
+        count, apart = self.count + number, mean - self.mean
+        squares = self.squares + float((values - mean).square().sum()) + apart**2 * self.count * number / count
+        return Moments(count, self.mean + apart * number / count, squares)
+
+    def normalised(self, values: Tensor) -> Tensor:
+        """`values` minus the mean, divided by the standard deviation of the sample; 0 if all are equal."""
+        deviation = math.sqrt(self.squares / max(1.0, self.count - 1))
+        return (values - self.mean) / (deviation + _EPS)
+
+
+def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor) -> Tensor:
+    """Rewards (N, T) of tokens: minus the `penalty` (N, T), plus the answer's `rewards` (N,) at its last token."""
+    found = torch.where(mask, -penalty, 0)
+    last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
+    found[torch.arange(len(mask)), last] += rewards.to(found)
+    return found
+
+
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, gae_lambda: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns (B, T) of tokens with `rewards` and estimated `values` (B, T).
+
+    ``A_t = d_t + gamma gae_lambda A_{t+1}`` with ``d_t = r_t + gamma V_{t+1} - V_t``, where V is 0 after the last
+    token (Schulman et al. 2016, eq. 16); returns are ``A + V``. Tokens of the mask need not be adjacent.
+    """
+    rewards, values = (torch.where(mask, x.float(), 0) for x in (rewards, values))
+    advantages = torch.zeros_like(rewards)
+    next_value, next_advantage = (rewards.new_zeros(len(rewards)) for _ in range(2))
+    for t in reversed(range(rewards.shape[1])):
+        error = rewards[:, t] + gamma * next_value - values[:, t]
+        found = error + gamma * gae_lambda * next_advantage
+        advantages[:, t] = torch.where(mask[:, t], found, 0)
+        next_advantage = torch.where(mask[:, t], found, next_advantage)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+    return advantages, advantages + values
+
+
+def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """Normalises values to mean 0 and variance 1 over all tokens of the mask; 0 elsewhere.
+
+    The variance is that of the sample, divided by n - 1. Fewer than two tokens are only centred.
+    """
+    count = mask.sum()
+    kept = torch.where(mask, values.float(), 0)
+    mean = kept.sum() / count.clamp(min=1)
+    centred = torch.where(mask, kept - mean, 0)
+    deviation = (centred.square().sum() / (count - 1).clamp(min=1)).sqrt()
+    return centred / (deviation + eps) if count > 1 else centred

@@ -1,0 +1,124 @@
+"""What a start measures is used by the next one, from a file that may be missing, damaged or refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from sheepop.core.measurements import measurement_key, recall, remember
+from sheepop.core.speed import matrix_peak, measure_matrix_peak
+from sheepop.jobs.bench import training_speed
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache" / "measurements.json"
+    monkeypatch.setenv("SHEEPOP_MEASUREMENTS", str(path))
+    return path
+
+
+@dataclass(frozen=True)
+class Timed:
+    seconds: float
+    name: str
+
+
+def test_a_value_is_remembered_under_its_key(file: Path) -> None:
+    assert recall("a", float) is None
+    remember("a", 1.5)
+    remember("b", Timed(2.0, "x"))
+    assert (recall("a", float), recall("b", Timed), recall("c", float)) == (1.5, Timed(2.0, "x"), None)
+    assert json.loads(file.read_text()) == {"a": 1.5, "b": {"seconds": 2.0, "name": "x"}}
+    assert [path.name for path in file.parent.iterdir()] == ["measurements.json"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "null", "\x00", '{"a": "fast"}', '{"a": null}', '{"a": [1.5]}', "[" * 9999]
+)
+def test_a_damaged_file_is_ignored_and_replaced(file: Path, content: str) -> None:
+    file.parent.mkdir()
+    file.write_text(content)
+    assert recall("a", float) is None
+    remember("a", 2.5)
+    assert recall("a", float) == 2.5
+
+
+def test_a_file_of_other_bytes_is_ignored(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_bytes(b"\xff\xfe")
+    assert recall("a", float) is None
+
+
+def test_a_file_that_cannot_be_written_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blocked").write_text("a file, not a directory")
+    monkeypatch.setenv("SHEEPOP_MEASUREMENTS", str(tmp_path / "blocked" / "measurements.json"))
+    remember("a", 1.5)
+    assert recall("a", float) is None
+
+
+def test_a_user_without_a_home_directory_remembers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SHEEPOP_MEASUREMENTS")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    remember("a", 1.5)
+    assert recall("a", float) is None
+
+
+def test_the_file_is_in_the_users_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHEEPOP_MEASUREMENTS")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remember("a", 1.5)
+    assert (tmp_path / "sheepop" / "measurements.json").is_file()
+
+
+def test_the_oldest_of_many_measurements_are_dropped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sheepop.core.measurements._MOST_ENTRIES", 2)
+    for key in "abac":
+        remember(key, 1.0)
+    assert list(json.loads(file.read_text())) == ["a", "c"]
+
+
+def test_a_key_depends_on_details_threads_versions_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {measurement_key("peak", "cpu", "a"), measurement_key("peak", "cpu", "b"), measurement_key("x", "cpu", "a")}
+    assert measurement_key("peak", "cpu", "a") in keys
+    for name, value in [
+        ("torch.get_num_threads", 99),
+        ("torch.get_float32_matmul_precision", "other"),
+        ("sheepop.core.measurements.processor_name", "another processor"),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(name, lambda value=value: value)
+            keys.add(measurement_key("peak", "cpu", "a"))
+    monkeypatch.setattr("sheepop.core.measurements.installed_versions", lambda names: {"torch": "9.9"})
+    keys.add(measurement_key("peak", "cpu", "a"))
+    assert len(keys) == 7
+
+
+def test_the_matrix_peak_of_an_earlier_start_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sheepop.core.speed._SECONDS", 0.02)
+    peak = measure_matrix_peak(torch.float32, "cpu")
+    assert list(json.loads(file.read_text()).values()) == [peak]
+
+    def measuring(*arguments: object) -> float:
+        raise AssertionError("it was measured before")
+
+    monkeypatch.setattr("sheepop.core.speed._best_rate", measuring)
+    matrix_peak.cache_clear()
+    assert matrix_peak(torch.float32, "cpu") == peak
+    matrix_peak.cache_clear()
+
+
+def test_the_training_speed_of_an_earlier_start_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([2e9, 3e9])
+    monkeypatch.setattr("sheepop.jobs.bench.candidates", lambda precision, device: ["fp32"])
+    monkeypatch.setattr("sheepop.jobs.bench.measure_training", lambda *rest: {"flops_per_second": next(speeds)})
+    assert [training_speed("cpu"), training_speed("cpu")] == [2e9, 2e9]
+    file.unlink()
+    assert training_speed("cpu") == 3e9
