@@ -102,7 +102,7 @@ def perplexity(
     """Measure how well models predict text: bits per byte, perplexity, accuracy, calibration.
 
     A window slides over each text, and every token is predicted once. The report shows the scores by source, by context
-    length and by text length, and the bits per byte of gzip and xz, and of xz after it has read the training text.
+    length and by text length, and the bits per byte of gzip, of xz, and of xz that has read the training text.
 
     Examples:
 

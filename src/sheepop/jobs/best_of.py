@@ -58,8 +58,8 @@ def best_of(
 ) -> BestOf:
     """Generates `count` answers to every prompt in `data` and writes the best ones to `output`, as JSON lines.
 
-    Only answers that are finished and not empty count; `least` is the lowest reward of a best answer. With `pairs`, a
-    line has the best and the worst answer to a prompt, if their rewards differ. Raises `DataError` for a prompt that
+    Written answers are finished and not empty, and the best one has a reward of at least `least`. With `pairs`, a line
+    has the best and the worst answer to a prompt, if their rewards differ. Raises `DataError` for a prompt that
     cannot be encoded, `OutputError` if `output` exists, and whatever `open_reward` and rewards raise.
     """
     if output.exists() and not overwrite:

@@ -126,9 +126,8 @@ def with_current_keys(tree: Mapping[str, Any], section: str = "") -> dict[str, A
     """A copy of a stored configuration with the present names of keys and values that were renamed."""
     renamed, result = _RENAMED.get(section, {}), {}
     for key, value in tree.items():
-        name = (
-            key if renamed.get(key) in tree else renamed.get(key, key)
-        )  # if both are given, validation rejects the old one
+        # If both are given, validation rejects the old one.
+        name = key if renamed.get(key) in tree else renamed.get(key, key)
         path = f"{section}.{name}" if section else name
         if isinstance(value, Mapping):
             result[name] = with_current_keys(value, path)
