@@ -336,7 +336,7 @@ def _how(
         checkpoints=checkpoints,
         records=not no_record,
         tensor_parallel=tensor_parallel,
-        asked={"command": typed_command()},
+        requested={"command": typed_command()},
     )
 
 
@@ -347,7 +347,7 @@ def _evaluate(models: list[Path], kind: Callable[[Console], Evaluate], how: How,
     from sheepop.parallel.ranks import Ranks
 
     with Ranks.joined() as ranks:
-        require_agreement(ranks, how.asked)
+        require_agreement(ranks, how.requested)
         console = make_console(quiet or as_json) if ranks.is_first else Console.silent()
         outcome = run_evaluations(models, kind(console), how, console, ranks)
     if ranks.is_first:

@@ -70,7 +70,7 @@ class How:
 
     `checkpoints` evaluates every checkpoint of a run instead of its best one. `records` writes the scores into the
     model directories: ``provenance.json`` and the model card. `tensor_parallel` is the number of processes that each
-    model is split over. `asked` is shown in the report.
+    model is split over. `requested` is shown in the report.
     """
 
     output: Path | None = None
@@ -80,7 +80,7 @@ class How:
     checkpoints: bool = False
     records: bool = True
     tensor_parallel: int = 1
-    asked: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
         for found in compare(one.model, one.evaluations, other.model, other.evaluations)
     ]
     about = {
-        **how.asked,
+        **how.requested,
         "version": f"SheepOp {sheepop.__version__}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }

@@ -42,7 +42,7 @@ class Judging:
     workers: int
 
 
-def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Console) -> Outcome:
+def judge_models(models: Sequence[Path], requested: Judging, how: How, console: Console) -> Outcome:
     """Lets the models answer, lets the judge compare each pair in both orders, and writes the report.
 
     Verdicts are kept in a file beside the output until the report is written, so that an interrupted evaluation can
@@ -51,10 +51,13 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
     if len(models) < 2:
         raise UsageError("A judge compares the answers of at least two models. Name another model.")
     output = output_of(how)
-    prompts = read_prompts(asked.data)[: asked.limit]
+    prompts = read_prompts(requested.data)[: requested.limit]
     answers: dict[str, list[str]] = {}
     config = GenerationConfig(
-        max_new_tokens=asked.max_new_tokens, temperature=asked.temperature, seed=asked.seed, on_overflow="window"
+        max_new_tokens=requested.max_new_tokens,
+        temperature=requested.temperature,
+        seed=requested.seed,
+        on_overflow="window",
     )
     for place in found_models(models):
         generator = load_generator(place.directory, device=how.device, dtype=how.dtype)
@@ -64,12 +67,12 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
             answers[place.name] = answers_of(generator, texts, config, on_done=progress.advance)
         generator.close()
     # The mark keeps verdicts of different judges apart. A last line that was cut off by a kill is judged again.
-    judge_mark = blake2b(f"{asked.judge} {asked.judge_model}".encode(), digest_size=4).hexdigest()
+    judge_mark = blake2b(f"{requested.judge} {requested.judge_model}".encode(), digest_size=4).hexdigest()
     known_rows = output.with_name(f"{output.name}.{judge_mark}.verdicts.jsonl")
     known, _ = read_json_lines(known_rows)
     pairs = len(prompts) * len(models) * (len(models) - 1) // 2
     with (
-        open_judge(asked.judge, asked.judge_model, asked.api_key, how) as judge,
+        open_judge(requested.judge, requested.judge_model, requested.api_key, how) as judge,
         storage_errors(known_rows),
         _made(known_rows).open("a", encoding="utf-8") as file,
         console.progress("Judging", pairs, "pairs") as progress,
@@ -80,9 +83,9 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
             file.flush()
             progress.advance()
 
-        verdicts = judge_pairs(judge, prompts, answers, workers=asked.workers, known=known, on_done=keep)
-    about = {"judge": asked.judge, "judge_model": asked.judge_model}
-    found = zip(verdicts.models, judged(verdicts, asked.data.stem), strict=True)
+        verdicts = judge_pairs(judge, prompts, answers, workers=requested.workers, known=known, on_done=keep)
+    about = {"judge": requested.judge, "judge_model": requested.judge_model}
+    found = zip(verdicts.models, judged(verdicts, requested.data.stem), strict=True)
     outcome = finished([ModelResults(name, [each], about) for name, each in found], output, how)
     known_rows.unlink(missing_ok=True)
     return outcome
