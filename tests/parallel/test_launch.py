@@ -128,7 +128,7 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
         run = RunDirectory.open(tmp_path / "runs" / "two")
         assert (run.plots / "layout.png").exists() == (steps == 10)
         report = run.report.read_text(encoding="utf-8")
-        assert (f"<p>{words}" in report) == ('alt="What each rank has' in report) == (steps == 10)
+        assert (f"<p>{words}" in report) == ('alt="What each rank holds' in report) == (steps == 10)
     ended = together.launcher.run(*ring.split(), directory=tmp_path)
     assert ended.code == 0, ended.err
     assert "2 ranks: 2 context" in ended.err
