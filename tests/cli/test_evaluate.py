@@ -109,7 +109,7 @@ def test_reports_are_compared_without_asking_again(
     assert run("eval", "perplexity", models[1], "--output", tmp_path / "two", "--no-record", "--quiet").code == 0
     ended = run("eval", "compare", report, tmp_path / "two", "--output", tmp_path / "both")
     assert ended.code == 0, ended.err
-    assert f"held-out text, bits_per_byte: {models[0]} less {models[1]} is 0 (0 to 0), p = 1" in ended.out
+    assert f"held-out text, bits_per_byte: {models[0]} minus {models[1]} is 0 (0 to 0), p = 1" in ended.out
     assert "no difference beyond chance" in ended.out
     page = (tmp_path / "both/report.html").read_text()
     assert "Compared item by item" in page
@@ -135,7 +135,7 @@ def test_every_checkpoint_of_a_run(run: Run, models: tuple[Path, Path], tmp_path
         (["perplexity", "{one}", "--data", "{one}/nothing"], "does not exist", 3),
         (["perplexity", "{one}", "--stride", "10000"], "at most the model's context", 2),
         (["perplexity", "{one}", "--data", "{weights}"], "is not UTF-8 text", 3),
-        (["tasks", "{directory}", "--checkpoints"], "is no run", 2),
+        (["tasks", "{directory}", "--checkpoints"], "is not a run", 2),
         (["tasks", "{one}", "--tasks", "none.jsonl"], "neither a file of questions", 2),
         (["compare", "{one}"], "Give two models or more", 2),
         (["tasks", "{one}/nothing"], "does not exist", 3),

@@ -92,9 +92,9 @@ def test_an_interrupted_judgement_goes_on(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["{one}", "--by", "http://127.0.0.1:9"], "two models or more"),
+        (["{one}", "--by", "http://127.0.0.1:9"], "at least two models"),
         (["{one}", "{one}", "--by", "http://127.0.0.1:9"], "is given twice"),
-        (["{one}", "{two}", "--by", "{one}", "--judge-model", "x"], "are for a judge behind an address"),
+        (["{one}", "{two}", "--by", "{one}", "--judge-model", "x"], "are only for a judge on a server"),
         (["{one}", "{two}", "--by", "{one}"], "chat template"),
     ],
 )
@@ -119,9 +119,9 @@ def test_a_judge_says_what_answers_to_requests_do(
     requests.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = ("eval", "tasks", trained, "--tasks", requests, "--no-record", "--device", "cpu", "--quiet")
     ended = run(*given, "--output", tmp_path / "without")
-    assert ended.code == 2 and "Name one with sheepop eval tasks --by" in ended.err
+    assert ended.code == 2 and "sheepop eval tasks --by" in ended.err
     ended = run(*given, "--output", tmp_path / "without", "--judge-model", "j")
-    assert ended.code == 2 and "--judge-model is for a judge" in ended.err
+    assert ended.code == 2 and "--judge-model needs a judge" in ended.err
     judged = run(*given, "--output", tmp_path / "out", "--by", url, "--judge-model", "j")
     assert judged.code == 0, judged.err
     assert len(asked) == 2 and "Sheep" in asked[0] + asked[1]

@@ -63,11 +63,11 @@ def test_json_has_what_is_shown(run: Run, trained: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
-        ((), 2, "Give one prompt, behind the model or with --prompt"),
+        ((), 2, "Give one prompt, as TEXT or with --prompt"),
         (("a", "--prompt", "b"), 2, "Give one prompt"),
         (("",), 2, "empty"),
         (("Sheep" * 20,), 2, "The prompt has 100 tokens, but the model reads 32"),
-        (("Sheep", "--position", "5"), 2, "--position 5 is none of the 5 tokens"),
+        (("Sheep", "--position", "5"), 2, "--position 5 is outside the prompt"),
         (("Sheep", "--token", "no"), 2, "'no' is 2 tokens of this model, not one"),
         (("Sheep", "--temperature", "-1"), 2, "temperature"),
         (("Sheep", "--compare", "nowhere"), 3, "nowhere"),

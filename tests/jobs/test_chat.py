@@ -128,7 +128,7 @@ def test_a_model_with_a_template_answers_as_in_python(models: dict[str, Path]) -
     # The oldest messages are left out where they do not fit, the system prompt stays.
     older = [message("user", "long " * 9), message("assistant", "words " * 5)]
     assert "".join(speaker.answer([messages[0], *older, messages[1]], config)) == expected
-    assert "does not read the first 2 messages" in speaker.note
+    assert "no longer reads the first 2 messages" in speaker.note
     with pytest.raises(UsageError, match="the model's context holds 96"):
         list(speaker.answer([message("user", "x" * 100)], config))
     speaker.close()

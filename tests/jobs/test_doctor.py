@@ -56,7 +56,7 @@ def test_what_is_there_is_ok():
     [
         (check_memory(with_(memory_available=3_900_000_000)), "warning", "up to 4 GB"),
         (check_disk(with_(disk_free=100)), "warning", "may not fit"),
-        (check_compiler(with_(compiler=None)), "missing", "steps run uncompiled"),
+        (check_compiler(with_(compiler=None)), "missing", "training is not compiled"),
         (check_headers(False), "missing", "cannot build"),
         (check_accelerator(LAPTOP), "missing", "run on the CPU"),
         (check_platform(with_(platform="Windows-11")), "warning", "Windows is not supported"),
@@ -101,7 +101,7 @@ def test_nothing_missing_says_so():
 def test_without_isolation_no_program_of_a_model_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.platform", "darwin")
     found = check_sandbox()
-    assert (found.status, found.consequence) == ("missing", "sheepop eval code runs nothing here.")
+    assert (found.status, found.consequence) == ("missing", "sheepop eval code does not work here.")
     assert "only in isolation, on Linux" in found.remedy
 
 

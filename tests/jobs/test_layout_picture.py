@@ -218,4 +218,4 @@ def _as_a_run(path: Path, settings: list[str]) -> None:
 def test_a_plan_goes_into_a_png_and_not_with_print(more: list[str]) -> None:
     done = in_process("launch", "-n", 2, "--plan", "layout.png", *more, "train")
     assert done.code == 2
-    assert "--plan draws into a file FILE.png" in done.err
+    assert "--plan needs a file name FILE.png" in done.err

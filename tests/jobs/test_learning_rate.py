@@ -68,7 +68,7 @@ def test_a_place_that_holds_a_run_is_refused(configured: Configured, tmp_path: P
 
 def test_several_ranks_and_layouts_are_refused(configured: Configured, tmp_path: Path) -> None:
     config = configured(tmp_path / "out")
-    with pytest.raises(UsageError, match="--find-learning-rate tests in one process"):
+    with pytest.raises(UsageError, match="--find-learning-rate runs in one process"):
         find_rate(RunRequest.exactly(config, ranks=Ranks(1, 2)))
     with pytest.raises(ConfigError, match=r"parallel\.tensor = 2 asks for .*2 processes, and there is one"):
         find_rate(RunRequest.exactly(configured(tmp_path / "out", "parallel.tensor=2")))

@@ -146,7 +146,7 @@ def test_all_keys_that_are_chosen_are_known(completed: Completer) -> None:
     found = completed({"training": {"max_minutes": 5}}).chosen
     whole = {"model.ngrams" if key.startswith("model.ngrams.") else key for key in found}
     assert whole | {"tokenizer.algorithm"} == recipe.chosen_keys()
-    assert "left open" not in render(all_settings("model.norm_eps"))
+    assert "if not set" not in render(all_settings("model.norm_eps"))
     assert "train and quickstart choose it" in render(all_settings("model.d_model"))
 
 

@@ -67,7 +67,7 @@ def test_all_about_one_key():
         "  meaning    Steps between two rows of training metrics.",
         "  on resume  may change",
     ]
-    assert "on resume  stays as it was" in render(all_settings("training.learning_rate"))
+    assert "on resume  cannot change" in render(all_settings("training.learning_rate"))
     assert "default    none, it is required" in render(all_settings("model.experts.count"))
 
 

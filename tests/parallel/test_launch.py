@@ -128,7 +128,7 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
         run = RunDirectory.open(tmp_path / "runs" / "two")
         assert (run.plots / "layout.png").exists() == (steps == 10)
         report = run.report.read_text(encoding="utf-8")
-        assert (f"<p>{words}" in report) == ('alt="What each rank has' in report) == (steps == 10)
+        assert (f"<p>{words}" in report) == ('alt="What each rank holds' in report) == (steps == 10)
     ended = together.launcher.run(*ring.split(), directory=tmp_path)
     assert ended.code == 0, ended.err
     assert "2 ranks: 2 context" in ended.err
@@ -140,9 +140,9 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
     [
         (["generate", "x"], "sheepop generate runs in one process"),
         (["-n", "2", "eval", "judge", "x"], "sheepop eval judge runs in one process. Only train, and eval perplexity"),
-        (["--restarts", "1", "eval", "tasks", "x"], "An evaluation has no checkpoint to go on from"),
-        (["--machines", "2", "-n", "2", "train"], "--engine local is this machine alone"),
-        (["train", "--device", "cpu"], "Say how many: --processes N"),
+        (["--restarts", "1", "eval", "tasks", "x"], "An evaluation has no checkpoint to restart from"),
+        (["--machines", "2", "-n", "2", "train"], "--engine local uses only this machine"),
+        (["train", "--device", "cpu"], "Give the number of processes: --processes N"),
         (["--engine", "slurm", "-n", "2", "train", "--device", "cpu"], "no sbatch"),
     ],
 )

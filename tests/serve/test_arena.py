@@ -229,11 +229,11 @@ def test_pairs_and_orders_come_equally_often_and_cannot_be_foretold() -> None:
 
 def test_an_arena_needs_two_models_and_prompts_that_are_texts(tmp_path: Path) -> None:
     console, config = Console(quiet=True), load_config()
-    with pytest.raises(UsageError, match="needs two models, and there is a"):
+    with pytest.raises(UsageError, match="needs two models; given: a"):
         serve_arena({"a": tmp_path}, config, prompts=None, dtype=None, console=console)
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": [{"role": "user", "content": "Hi?"}]}) + "\n")
-    with pytest.raises(DataError, match=r"prompts.jsonl, line 1: prompt: an arena asks texts"):
+    with pytest.raises(DataError, match=r"prompts.jsonl, line 1: prompt: an arena takes texts"):
         serve_arena({"a": tmp_path, "b": tmp_path}, config, prompts=file, dtype=None, console=console)
 
 

@@ -25,9 +25,11 @@ def arena(
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts in JSON lines to draw from.", show_default="the voters' own")
     ] = None,
-    votes: Annotated[Path | None, typer.Option(help="Where votes are kept.", show_default="server.votes")] = None,
+    votes: Annotated[
+        Path | None, typer.Option(help="The file that stores the votes.", show_default="server.votes")
+    ] = None,
     standings: Annotated[
-        Path | None, typer.Option(metavar="VOTES", help="Show who is ahead in a file of votes; start no server.")
+        Path | None, typer.Option(metavar="VOTES", help="Show the ranking from a file of votes; start no server.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
@@ -37,9 +39,9 @@ def arena(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Let people vote in the browser between answers of two models, without knowing whose they are.
+    """Let people vote in the browser between the answers of two models that are not named.
 
-    Votes are preferences that `sheepop tune reward` and `sheepop tune dpo` read, and make a ranking.
+    The votes make a ranking, and are preferences for `sheepop tune reward` and `sheepop tune dpo`.
 
     Examples:
 
@@ -57,7 +59,7 @@ def arena(
         _show_standings(read_standings(standings), as_json=as_json)
         return
     if as_json:
-        raise UsageError("--json is for --standings.")
+        raise UsageError("--json is only for --standings.")
     from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.jobs.config import load_config
 
@@ -75,7 +77,7 @@ def arena(
 
 
 def _show_standings(rated: Sequence[Rated], *, as_json: bool) -> None:
-    """The models of a ranking, the strongest first."""
+    """Prints a ranking of models, the strongest first."""
     from sheepop.report import MISSING
 
     if as_json:
@@ -84,7 +86,7 @@ def _show_standings(rated: Sequence[Rated], *, as_json: bool) -> None:
     lines = [f"{'strength':>8}  {'95 % interval':>15}  {'win rate':>8}  {'games':>6}  model"]
     for each in rated:
         low, high = each.interval
-        # Votes that all agree have no spread to draw from.
+        # If all votes agree, the interval is empty.
         interval = f"{low:.0f} to {high:.0f}" if high > low else MISSING
         lines.append(f"{each.strength:8.0f}  {interval:>15}  {each.win_rate:8.1%}  {each.games:6,}  {each.name}")
     print_text("\n".join([*lines, ""]))

@@ -11,10 +11,10 @@ from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
 
 def bench(
     name: Annotated[
-        Literal["train", "generate"] | None, typer.Argument(help="Which benchmark to run.", show_default="both")
+        Literal["train", "generate"] | None, typer.Argument(help="The benchmark to run.", show_default="both")
     ] = None,
-    preset: Annotated[str, typer.Option(help="The model to measure.")] = "llama-4m",
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time for each measurement.")] = 10.0,
+    preset: Annotated[str, typer.Option(help="The model preset to measure.")] = "llama-4m",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for each measurement.")] = 10.0,
     device: Device = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from sheepop.jobs.chat import Conversation, Speaker
 
 _COMMANDS = {
-    "/help": "these commands",
+    "/help": "list these commands",
     "/system [TEXT]": "set the system prompt, or show it; - removes it",
-    "/again": "another answer to the last message",
+    "/again": "generate another answer to the last message",
     "/clear": "forget the conversation; the system prompt stays",
     "/save FILE": "write the conversation to a JSON file",
-    "/load FILE": "take up a conversation from a file",
-    "/quit": "leave; Ctrl-D does the same, and Ctrl-C stops an answer",
+    "/load FILE": "load a conversation from a file",
+    "/quit": "end the chat, as Ctrl-D does; Ctrl-C only stops an answer",
 }
 
 
 def chat(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL|URL", help="A run, checkpoint or model directory; or a server.")
+        str, typer.Argument(metavar="MODEL|URL", help="A run, checkpoint or model directory; or the URL of a server.")
     ],
-    system: Annotated[str | None, typer.Option(help="What the model is told first.", show_default="nothing")] = None,
-    load: Annotated[Path | None, typer.Option(help="Take up a conversation that was saved.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.", show_default="none")] = None,
+    load: Annotated[Path | None, typer.Option(help="Continue a saved conversation.")] = None,
     name: Annotated[
-        str | None, typer.Option("--model", help="Which model of a server.", show_default="its first")
+        str | None, typer.Option("--model", help="The model of a server.", show_default="its first")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for a server.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The API key for a server.")] = None,
     max_new_tokens: option.MaxNewTokens = None,
     temperature: option.Temperature = None,
     top_p: option.TopP = None,
@@ -75,14 +75,14 @@ def chat(
         if speaker.note:
             console.info(speaker.note)
 
-        def obey(line: str) -> bool:
+        def handle(line: str) -> bool:
             try:
-                return _obey(conversation, line, console)
+                return _handle(conversation, line, console)
             except SheepOpError as error:
                 console.warn(str(error))
                 return True
 
-        for_each_line(obey, words=[command.split()[0] for command in _COMMANDS])
+        for_each_line(handle, words=[command.split()[0] for command in _COMMANDS])
     finally:
         speaker.close()
 
@@ -97,14 +97,14 @@ def _speaker(
     device: str | None,
     dtype: str | None,
 ) -> Speaker:
-    """Whoever `model` names; what is meant for the other kind is refused before anything is loaded."""
+    """The chat partner that `model` names. Refuses options of the other kind before anything is loaded."""
     from sheepop.checkpoint.run_directory import resolve_model_directory
 
     if model.startswith(("http://", "https://")):
         if device is not None or dtype is not None:
-            raise UsageError("A server has chosen its --device and --dtype. Leave them out.")
+            raise UsageError("A server has its own --device and --dtype. Leave them out.")
         if adapters:
-            raise UsageError("A server serves its own adapters, as models: --model NAME. Leave --adapter out.")
+            raise UsageError("A server has its own adapters; choose one with --model NAME. Leave out --adapter.")
         from sheepop.jobs.chat import ServerSpeaker
 
         return ServerSpeaker(model, model=name, api_key=api_key)
@@ -118,8 +118,8 @@ def _speaker(
     return ModelSpeaker(model, device=device or "auto", dtype=dtype, adapters=adapters)
 
 
-def _obey(conversation: Conversation, line: str, console: Console) -> bool:
-    """Does what a line says; whether the chat goes on."""
+def _handle(conversation: Conversation, line: str, console: Console) -> bool:
+    """Runs a command or sends a message; returns whether the chat continues."""
     command, _, rest = line.strip().partition(" ")
     rest = rest.strip()
     if not command.startswith("/"):
@@ -148,7 +148,7 @@ def _obey(conversation: Conversation, line: str, console: Console) -> bool:
         for name, meaning in _COMMANDS.items():
             console.info(f"  {name:<{width}}  {meaning}")
     else:
-        raise UsageError(f"There is no command {command}. /help lists those that there are.")
+        raise UsageError(f"There is no command {command}. /help lists the commands.")
     return True
 
 
@@ -161,7 +161,7 @@ def _path(command: str, rest: str) -> Path:
 
 
 def _show(pieces: Iterator[str], speaker: Speaker, console: Console) -> None:
-    """Prints an answer as it comes; Ctrl-C ends it, and what was said of it stays."""
+    """Prints an answer as it arrives; Ctrl-C stops it, and its text so far stays in the conversation."""
     begun = False
     try:
         for piece in pieces:

@@ -10,12 +10,12 @@ from sheepop.cli.options import Json, print_json
 
 
 def config(
-    key: Annotated[str | None, typer.Argument(help="A setting or a section.", metavar="[KEY]")] = None,
+    key: Annotated[str | None, typer.Argument(help="A key or a section.", metavar="[KEY]", show_default="all")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what can be set: every key with its default, the values it takes and its meaning.
+    """Show the settings: every key with its default, the values it takes and its meaning.
 
-    A section, or everything, is printed as a config file.
+    A section or the whole configuration is printed as a config file.
 
     Examples:
 

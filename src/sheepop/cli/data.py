@@ -11,7 +11,7 @@ import typer
 from sheepop.cli.options import ConfigFile, Group, Json, Quiet, make_console, print_json
 from sheepop.core.facts import counted, visible, visible_line
 
-app = typer.Typer(cls=Group, help="Turn files into a corpus for training, and inspect it.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Build a training corpus from files, and inspect it.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus directory, or a run that has one.")]
 
@@ -22,7 +22,7 @@ def build(
         list[str],
         typer.Argument(
             metavar="INPUT... [KEY=VALUE]...",
-            help="Files, folders, git+PATH@REVISION, or a database address with --query; also settings.",
+            help="Files, folders, git+PATH@REVISION, or a database address with --query; and settings.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The corpus directory to write.")],
@@ -33,11 +33,11 @@ def build(
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", min=0, help="Worker processes; 0 uses this process alone.", show_default="one per core"
+            "--workers", min=0, help="Worker processes; 0 uses only this process.", show_default="one per core"
         ),
     ] = None,
     query: Annotated[
-        str | None, typer.Option("--query", help="What to read from the database: a SELECT with ORDER BY.")
+        str | None, typer.Option("--query", help="The query that reads the database: a SELECT with ORDER BY.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the corpus at --output.")] = False,
     quiet: Quiet = False,
@@ -45,9 +45,9 @@ def build(
 ) -> None:
     """Build a corpus directory: clean documents, tokenizer, token shards, manifest and report.
 
-    Files of every kind are read by their content: text, code, PDF, images, HTML, office files, notebooks, tables,
-    databases, archives. What cannot be read is listed in quarantine.jsonl, what is removed in removed.jsonl.zst. To
-    resume a build that was stopped, run the same command again.
+    The kind of a file is recognised by its content: text, code, PDF, images, HTML, office files, notebooks, tables,
+    databases, archives. Unreadable files are listed in quarantine.jsonl, removed documents in removed.jsonl.zst. To
+    resume an interrupted build, run the same command again.
 
     Example:  sheepop data build notes/ book.pdf --output corpora/mine tokenizer.vocab_size=2048
 
@@ -56,7 +56,8 @@ def build(
     from sheepop.core.machine import usable_cores
     from sheepop.jobs.data import build
 
-    if workers is None and engine == "local" and not _names_workers(inputs):
+    has_workers = workers is not None or any(text.startswith("data.num_workers=") for text in inputs)
+    if not has_workers and engine == "local":
         workers = max(1, int(usable_cores()))
     result = build(
         inputs,
@@ -73,14 +74,14 @@ def build(
     elif not quiet:
         typer.echo(
             f"{result['path']}: {_size(result, 'train')} for training, {_size(result, 'validation')} held out. "
-            f"{counted(result['skipped_files'], 'file')} and {counted(result['refused_parts'], 'place')} in files "
+            f"{counted(result['skipped_files'], 'file')} and {counted(result['refused_parts'], 'part')} of files "
             f"left out, {counted(result['removed_documents'], 'document')} removed; report.html shows why."
         )
 
 
 @app.command("stats")
 def stats(directory: Directory, as_json: Json = False) -> None:
-    """Print what is in a corpus and what became of its input.
+    """Show the contents of a corpus, and what was left out or removed.
 
     Example:  sheepop data stats corpora/mine
     """
@@ -100,11 +101,11 @@ def show(
     step: Annotated[int | None, typer.Option("--step", help="A training step of a run, from 1.")] = None,
     split: Annotated[
         Literal["train", "validation"] | None,
-        typer.Option("--split", help="The split that --tokens means.", show_default="train"),
+        typer.Option("--split", help="The split for --tokens.", show_default="train"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print which documents, files and pages some tokens came from.
+    """Show the documents, files and pages that tokens came from.
 
     Example:  sheepop data show corpora/mine --tokens 1000:1100
 
@@ -114,7 +115,7 @@ def show(
     from sheepop.jobs.data import show_tokens
 
     if (tokens is None) == (step is None):
-        raise UsageError("Say what to show: --tokens A:B, or --step N of a run.")
+        raise UsageError("Give one of --tokens A:B, or --step N of a run.")
     if step is not None and split is not None:
         raise UsageError("--split is only for --tokens: a step takes its rows from the training split.")
     if tokens is not None:
@@ -137,7 +138,7 @@ def download(
         str, typer.Argument(metavar="NAME", help="A name listed above, or hub:OWNER/DATASET[:SPLIT][:COLUMN].")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to make a folder with the name of the dataset.")
+        Path, typer.Option("--output", "-o", help="The parent directory of the dataset's folder.")
     ] = Path("data"),
     limit: Annotated[
         str | None, typer.Option("--limit", help="Stop after downloading about this much, for example 100MB.")
@@ -148,7 +149,7 @@ def download(
     """Download a dataset from the Hugging Face hub, ready for 'sheepop data build'.
 
     Names: wikitext-2, wikitext-103, tinyshakespeare, tinystories, openwebtext, fineweb-edu, wikipedia, amazon-reviews,
-    bookcorpus. To resume a download that was stopped, run the same command again.
+    bookcorpus. To resume an interrupted download, run the same command again.
 
     Example:  sheepop data download tinystories --output data --limit 50MB
     """
@@ -160,10 +161,6 @@ def download(
     elif not quiet:
         typer.echo(result["path"])
         typer.echo(f"Next: {result['next']}")
-
-
-def _names_workers(inputs: list[str]) -> bool:
-    return any(text.startswith("data.num_workers=") for text in inputs)
 
 
 def _size(result: dict[str, Any], split: str) -> str:

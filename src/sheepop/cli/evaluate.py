@@ -29,33 +29,33 @@ from sheepop.core.errors import UsageError
 if TYPE_CHECKING:
     from sheepop.jobs.evaluate import Evaluate, How, Outcome
 
-app = typer.Typer(help="Measure models: text, tasks, programs, judges and people.", no_args_is_help=True)
+app = typer.Typer(help="Measure models on text, tasks and programs, by judges and by people.", no_args_is_help=True)
 
 Models = Annotated[
-    list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; two are compared.")
+    list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; several are compared.")
 ]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="A new directory for the report.", show_default="evaluations/<date>"),
 ]
 NoRecord = Annotated[
-    bool, typer.Option("--no-record", help="Leave the scores out of the models' provenance and model cards.")
+    bool, typer.Option("--no-record", help="Do not write the scores into the models' provenance and model cards.")
 ]
 Checkpoints = Annotated[bool, typer.Option("--checkpoints", help="Evaluate every checkpoint of a run, with curves.")]
 Stride = Annotated[
     int | None,
-    typer.Option(min=1, help="Tokens that each window predicts anew.", show_default="half the model's context"),
+    typer.Option(min=1, help="New tokens that each window predicts.", show_default="half the model's context"),
 ]
 DataToPredict = Annotated[
     list[Path] | None,
-    typer.Option("--data", help="Text files, folders, JSON lines or corpora.", show_default="what the run held out"),
+    typer.Option("--data", help="Text files, folders, JSON lines or corpora.", show_default="the run's held-out text"),
 ]
 TaskNames = Annotated[
     list[str] | None,
     typer.Option(
         "--tasks",
         metavar="NAME|FILE.jsonl",
-        help="copying, brackets, arithmetic, cloze, a file of questions, or a task of lm-eval.",
+        help="copying, brackets, arithmetic, cloze, a file of questions, or a task of lm-eval; repeatable.",
         show_default="the first four",
     ),
 ]
@@ -65,19 +65,19 @@ Include = Annotated[
 Fewshot = Annotated[
     int | None, typer.Option("--fewshot", min=0, help="Examples before each question.", show_default="the task's own")
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Repeat with so many seeds; intervals are over them.")]
-Robustness = Annotated[bool, typer.Option("--robustness", help="Ask every question in other words, too.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Repeat with N seeds; intervals are over the seeds.")]
+Robustness = Annotated[bool, typer.Option("--robustness", help="Also ask every question in other words.")]
 Training = Annotated[
     Path | None,
     typer.Option(
-        "--training-data", help="The corpus to look for the questions in.", show_default="that of the model's run"
+        "--training-data", help="The corpus to search for the questions.", show_default="that of the model's run"
     ),
 ]
 JudgeModel = Annotated[
-    str | None, typer.Option("--judge-model", help="A model of the judge's server.", show_default="its first")
+    str | None, typer.Option("--judge-model", help="The model of the judge's server.", show_default="its first")
 ]
-ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key of the judge's server.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The API key of the judge's server.")]
 
 
 @app.command()
@@ -87,9 +87,9 @@ def perplexity(
     output: Output = None,
     stride: Stride = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Read about so many texts, evenly from the whole.", show_default="all")
+        int | None, typer.Option(min=1, help="Read about N texts, evenly spaced.", show_default="all")
     ] = None,
-    compressors: Annotated[bool, typer.Option(help="Set gzip and xz beside the models.")] = True,
+    compressors: Annotated[bool, typer.Option(help="Compare the models with gzip and xz.")] = True,
     checkpoints: Checkpoints = False,
     no_record: NoRecord = False,
     tensor_parallel: TensorParallel = 1,
@@ -101,8 +101,8 @@ def perplexity(
 ) -> None:
     """Measure how well models predict text: bits per byte, perplexity, accuracy, calibration.
 
-    A window slides over each text, and every token is predicted once. The report shows scores by source, by how much
-    the model sees, and by length, and what gzip and xz need, both cold and having read the training text.
+    A window slides over each text, and every token is predicted once. The report shows the scores by source, by context
+    length and by text length, and the bits per byte of gzip, of xz, and of xz that has read the training text.
 
     Examples:
 
@@ -130,7 +130,7 @@ def tasks(
     tasks: TaskNames = None,
     output: Output = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Questions of each task.", show_default="all; 500 of those made up")
+        int | None, typer.Option(min=1, help="Questions of each task.", show_default="all; 500 of a generated task")
     ] = None,
     fewshot: Fewshot = None,
     chat: Chat = False,
@@ -143,7 +143,7 @@ def tasks(
         typer.Option(
             "--by",
             metavar="URL|MODEL",
-            help="The judge of answers to requests: a server, or a chat model.",
+            help="The judge of answers to requests: a server's address, or a chat model.",
             show_default="none",
         ),
     ] = None,
@@ -158,12 +158,11 @@ def tasks(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Ask models questions: small tasks that come with SheepOp, your own, and all of lm-eval.
+    """Ask models questions: small tasks of SheepOp, your own questions, and all tasks of lm-eval.
 
-    A question of your own is a line of JSON with prompt, choices and answer. Questions are looked for in the text that
-    the model was trained on, and scores on those found there stand apart. A file of requests, lines of JSON with prompt
-    and should (answer, refuse or abstain), needs a judge. Tasks of lm-eval need the extra eval:
-    pip install "sheepop[eval]"
+    Your own questions are lines of JSON with prompt, choices and answer. Questions that occur in the model's training
+    text are scored separately. A file of requests, lines of JSON with prompt and should (answer, refuse or abstain),
+    needs a judge. Tasks of lm-eval need the extra eval: pip install "sheepop\\[eval]"
 
     Examples:
 
@@ -186,7 +185,7 @@ def tasks(
         from sheepop.jobs.judging import open_judge
 
         if by is None and judge_model is not None:
-            raise UsageError("--judge-model is for a judge. Name one with --by.")
+            raise UsageError("--judge-model needs a judge. Name one with --by.")
         harness = Harness(include or (), fewshot, limit, chat, console)
         judge = None if by is None else partial(open_judge, by, judge_model, api_key, how)
         return Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console, judge)
@@ -197,16 +196,18 @@ def tasks(
 @app.command()
 def code(
     models: Models,
-    data: Annotated[list[Path], typer.Option("--data", help="Problems in the shape of HumanEval or MBPP, JSON lines.")],
+    data: Annotated[list[Path], typer.Option("--data", help="Problems as in HumanEval or MBPP, in JSON lines.")],
     output: Output = None,
-    samples: Annotated[int, typer.Option(min=1, help="Programs that are written for each problem.")] = 1,
-    k: Annotated[list[int] | None, typer.Option("-k", min=1, help="The k of pass@k.", show_default="1")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.2,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
-    seconds: Annotated[float, typer.Option(min=0.1, help="The longest that a program may run.")] = 10.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many problems.", show_default="all")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Programs to generate for each problem.")] = 1,
+    k: Annotated[
+        list[int] | None, typer.Option("-k", min=1, help="The k of pass@k; repeatable.", show_default="1")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.2,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of a program.")] = 512,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a program in seconds.")] = 10.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.", show_default="all")] = None,
     chat: Chat = False,
-    seed: Annotated[int, typer.Option(help="Of what is written.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     no_record: NoRecord = False,
     tensor_parallel: TensorParallel = 1,
     adapter: Adapter = None,
@@ -215,9 +216,9 @@ def code(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Let models write programs, and run their tests in a sandbox: without network, files, or time to waste.
+    """Let models write programs, and run their tests in a sandbox without network and files, with a time limit.
 
-    Where the system cannot isolate a program, nothing is run.
+    If the system cannot isolate programs, nothing is run.
 
     Examples:
 
@@ -238,21 +239,24 @@ def code(
 @app.command()
 def compare(
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL... | REPORT...", help="Two models or more, or evaluations of them.")
+        list[Path], typer.Argument(metavar="MODEL... | REPORT...", help="Two or more models, or evaluations of them.")
     ],
     data: DataToPredict = None,
     tasks: TaskNames = None,
     output: Output = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Texts, and questions of each task.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Texts, and questions of each task.", show_default="all; 500 of a generated task"),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say which of two models is better, item by item, and whether chance explains the difference.
+    """Compare models item by item, and test whether chance explains the differences.
 
-    Models are asked the same tasks and predict the same text, by default what the run of the first held out.
-    Directories that `sheepop eval` wrote are compared without asking again.
+    All models answer the same tasks and predict the same text, by default the held-out text of the first one's run.
+    Directories that `sheepop eval` wrote are compared without running the models.
 
     Examples:
 
@@ -270,26 +274,30 @@ def compare(
 
 @app.command()
 def judge(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Two models or more.")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Two or more models.")],
     data: Annotated[Path, typer.Option("--data", help="Prompts in JSON lines, with prompt or messages.")],
-    by: Annotated[str, typer.Option("--by", metavar="URL|MODEL", help="Who judges: a server, or a chat model.")],
+    by: Annotated[
+        str, typer.Option("--by", metavar="URL|MODEL", help="The judge: a server's address, or a chat model.")
+    ],
     judge_model: JudgeModel = None,
     api_key: ApiKey = None,
     output: Output = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many prompts.", show_default="all")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer of a model.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the models; the judge draws nothing.")] = 0.7,
-    seed: Annotated[int, typer.Option(help="Of what is written.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Questions to the judge at a time.")] = 4,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.", show_default="all")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 512,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature of the models; the judge is greedy.")
+    ] = 0.7,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Parallel requests to the judge.")] = 4,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Let a judge say whose answers are better: any server that speaks OpenAI's API, or a chat model.
+    """Let a judge decide whose answers are better: any server with OpenAI's API, or a chat model.
 
-    Each pair of answers is judged in both orders, and verdicts that disagree are a tie. The report has win rates, as
-    they are and with length taken out, the judge's bias to a place, and a ranking with intervals.
+    Each pair of answers is judged in both orders, and verdicts that disagree count as a tie. The report has win rates,
+    raw and corrected for length, the judge's position bias, and a ranking with intervals.
 
     Examples:
 
@@ -300,8 +308,8 @@ def judge(
     from sheepop.jobs.judging import Judging, judge_models
 
     how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
-    asked = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, workers)
-    outcome = judge_models(models, asked, how, make_console(quiet or as_json))
+    requested = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, workers)
+    outcome = judge_models(models, requested, how, make_console(quiet or as_json))
     _show(outcome, quiet=quiet, as_json=as_json)
 
 
@@ -328,18 +336,18 @@ def _how(
         checkpoints=checkpoints,
         records=not no_record,
         tensor_parallel=tensor_parallel,
-        asked={"command": typed_command()},
+        requested={"command": typed_command()},
     )
 
 
 def _evaluate(models: list[Path], kind: Callable[[Console], Evaluate], how: How, *, quiet: bool, as_json: bool) -> None:
-    """Asks what `kind` gives, with the other ranks where there are several, and shows what was found."""
+    """Runs the evaluation that `kind` returns, together with the other ranks if any, and prints the scores."""
     from sheepop.jobs.evaluate import run_evaluations
     from sheepop.jobs.run.ranks import require_agreement
     from sheepop.parallel.ranks import Ranks
 
     with Ranks.joined() as ranks:
-        require_agreement(ranks, how.asked)
+        require_agreement(ranks, how.requested)
         console = make_console(quiet or as_json) if ranks.is_first else Console.silent()
         outcome = run_evaluations(models, kind(console), how, console, ranks)
     if ranks.is_first:
@@ -347,7 +355,7 @@ def _evaluate(models: list[Path], kind: Callable[[Console], Evaluate], how: How,
 
 
 def _show(outcome: Outcome, *, quiet: bool, as_json: bool) -> None:
-    """The scores as a table or as JSON, and where the report is."""
+    """Prints the scores as a table or as JSON, and the path of the report."""
     if as_json:
         print_json({"output": str(outcome.directory), **outcome.to_dict()})
         return
@@ -375,6 +383,6 @@ def _difference(found: Any) -> str:
     low, high = found.difference.interval
     verdict = "no difference beyond chance" if found.better is None else f"{found.better} is better"
     return (
-        f"{found.name}, {found.measure}: {found.first} less {found.second} is {shown(found.difference.value)} "
+        f"{found.name}, {found.measure}: {found.first} minus {found.second} is {shown(found.difference.value)} "
         f"({shown(low)} to {shown(high)}), p = {shown(found.difference.p)}: {verdict}"
     )

@@ -9,8 +9,10 @@ import typer
 
 from sheepop.cli.options import Dtype, Json, Quiet, make_console, print_json
 
-ShardSize = Annotated[str | None, typer.Option(help="Split larger weights into several files.", show_default="5GB")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier command wrote there.")]
+ShardSize = Annotated[
+    str | None, typer.Option(help="Split weights larger than this into several files.", show_default="5GB")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier command.")]
 
 
 def import_model(
@@ -25,7 +27,7 @@ def import_model(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Import a model from another program.
+    """Import a model in the format of another program.
 
     Families: GPT-2, Llama, SmolLM, Mistral, Mixtral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, OLMo 2, GPT-NeoX, BLOOM.
 
@@ -54,7 +56,9 @@ def export_model(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf, peft) or file (gguf) for the export.")],
     format: Annotated[
         Literal["hf", "gguf", "peft"],
-        typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama, peft for a LoRA change alone."),
+        typer.Option(
+            help="hf for transformers and vLLM, gguf for llama.cpp and Ollama, peft for a LoRA adapter alone."
+        ),
     ] = "hf",
     dtype: Dtype = None,
     quantize: Annotated[str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="none")] = None,
@@ -64,7 +68,7 @@ def export_model(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Export a model for other programs. What is written is read back and compared with the model.
+    """Export a model for other programs. The export is read back and compared with the model.
 
     Examples:
 
@@ -76,7 +80,7 @@ def export_model(
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
 
-    resolve_model_directory(model)  # a name that is mistyped is refused before torch is loaded
+    resolve_model_directory(model)  # refuses a mistyped path before torch is loaded
     from sheepop.jobs.exchange import export_model
 
     result = export_model(

@@ -30,9 +30,7 @@ def generate(
         list[str] | None,
         typer.Option("--prompt", "-p", help="Text to continue, or an encoder-decoder's source; repeatable."),
     ] = None,
-    file: Annotated[
-        list[Path] | None, typer.Option("--file", "-f", help="A file that is a prompt; repeatable.")
-    ] = None,
+    file: Annotated[list[Path] | None, typer.Option("--file", "-f", help="A file with a prompt; repeatable.")] = None,
     max_new_tokens: option.MaxNewTokens = None,
     min_new_tokens: option.MinNewTokens = None,
     stop: option.Stop = None,
@@ -69,9 +67,9 @@ def generate(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Continue text with a trained model; an encoder-decoder writes the target of a source.
+    """Continue text with a trained model; an encoder-decoder generates the target of a source.
 
-    Without a prompt, on a terminal, it asks for one after the other until Ctrl-D.
+    Without a prompt on a terminal, it asks for prompts until Ctrl-D.
 
     Examples:
 
@@ -128,9 +126,9 @@ def generate(
         batch_invariant=batch_invariant,
     )
     if top_logprobs is not None and not as_json:
-        raise UsageError("Only --json shows what --top-logprobs asks for. Add --json, or leave it out.")
+        raise UsageError("Only --json shows the result of --top-logprobs. Add --json, or leave it out.")
     if draft_model is not None and not guesses:
-        raise UsageError("--draft-model makes the guesses that --guesses asks for. Add --guesses 4, for example.")
+        raise UsageError("--draft-model needs the number of guesses. Add --guesses 4, for example.")
     resolve_model_directory(model)
     if draft_model is not None:
         resolve_model_directory(draft_model)
@@ -146,27 +144,27 @@ def generate(
         tensor_parallel=tensor_parallel,
     )
 
-    def write(asked: Sequence[str], *, echo: bool) -> None:
-        streams = len(asked) == 1 and config.num_completions == 1 and config.best_of is None and not as_json
+    def write(requested: Sequence[str], *, echo: bool) -> None:
+        streams = len(requested) == 1 and config.num_completions == 1 and config.best_of is None and not as_json
         on_text = print_text if streams else None
-        written = write_texts(generator, asked, config, batched=not apart, on_text=on_text, echo=echo)
+        written = write_texts(generator, requested, config, batched=not apart, on_text=on_text, echo=echo)
         if as_json:
             print_json([asdict(completion) for completion in written])
         elif streams:
             print_text("\n")
         else:
             _show_apart(written, with_prompts=echo)
-        _say_where_the_context_ended(written, config, console)
+        _tell_if_context_is_full(written, config, console)
 
     if prompts:
         write(prompts, echo=not quiet)
     else:
-        console.info("Type a text to continue. Ctrl-C ends what is being written, Ctrl-D ends the program.")
+        console.info("Type a text to continue. Ctrl-C stops the generation, Ctrl-D ends the program.")
         for_each_line(_warning(lambda line: write([line], echo=False), console))
 
 
 def _warning(write: Callable[[str], None], console: Console) -> Callable[[str], None]:
-    """Writes for a prompt; one that is refused is no reason to end."""
+    """Wraps `write` so that a refused prompt prints a warning and does not end the program."""
 
     def write_or_warn(line: str) -> None:
         try:
@@ -178,7 +176,7 @@ def _warning(write: Callable[[str], None], console: Console) -> Callable[[str], 
 
 
 def _show_apart(completions: Sequence[Completion], *, with_prompts: bool) -> None:
-    """Several texts, each below its number; with its prompt in front where that is wanted."""
+    """Prints several texts, each below its number and optionally after its prompt."""
     for number, completion in enumerate(completions, start=1):
         between = "" if completion.continues_prompt else "\n"
         prompt = f"{completion.prompt}{between}" if with_prompts else ""
@@ -186,7 +184,7 @@ def _show_apart(completions: Sequence[Completion], *, with_prompts: bool) -> Non
         print_text(f"{head}{prompt}{completion.text}\n")
 
 
-def _say_where_the_context_ended(completions: Sequence[Completion], config: GenerationConfig, console: Console) -> None:
+def _tell_if_context_is_full(completions: Sequence[Completion], config: GenerationConfig, console: Console) -> None:
     for completion in completions:
         if completion.finish_reason == "length" and len(completion.token_ids) < config.max_new_tokens:
             remedy = "; use --window to continue without the oldest tokens" if completion.continues_prompt else ""
@@ -195,9 +193,9 @@ def _say_where_the_context_ended(completions: Sequence[Completion], config: Gene
 
 
 def _read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: BinaryIO | None) -> list[str]:
-    """All prompts of a command: arguments, then files, then standard input when it is given.
+    """All prompts of a command: arguments, then files, then standard input if given.
 
-    One line end at the end of a file or of standard input is not part of the prompt; line ends in it stay as they are.
+    One line end at the end of a file or of standard input is not part of the prompt; the others stay as they are.
     """
     prompts = list(texts)
     for file in files:

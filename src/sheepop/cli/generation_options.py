@@ -1,7 +1,8 @@
-"""The options that say how a text is written, as ``generate`` and ``chat`` take them: one for each setting."""
+"""The options of ``generate`` and ``chat`` that control generation."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,196 +10,134 @@ import typer
 
 from sheepop.core.errors import UsageError
 
-_ENDING = "Length and end"
-_DRAWING = "Choice of each token"
-_SEARCHING = "Several texts"
-_GRAMMAR = "Form of the text"
-_SPEED = "Speed"
+_ending = partial(typer.Option, rich_help_panel="Length and end")
+_sampling = partial(typer.Option, rich_help_panel="Sampling")
+_searching = partial(typer.Option, rich_help_panel="Several texts")
+_format = partial(typer.Option, rich_help_panel="Output format")
+_speed = partial(typer.Option, rich_help_panel="Speed")
 
 MaxNewTokens = Annotated[
-    int | None,
-    typer.Option(help="The most tokens to write.", show_default="generation.max_new_tokens", rich_help_panel=_ENDING),
+    int | None, _ending(help="Maximum number of tokens to generate.", show_default="generation.max_new_tokens")
 ]
 MinNewTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="Do not end before this many tokens.", show_default="generation.min_new_tokens", rich_help_panel=_ENDING
-    ),
+    int | None, _ending(help="Minimum number of tokens to generate.", show_default="generation.min_new_tokens")
 ]
 Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="End before this text ($'\\n' is a line end); repeatable.", rich_help_panel=_ENDING),
+    list[str] | None, _ending("--stop", help="Stop before this text ($'\\n' is a line break); repeatable.")
 ]
-Window = Annotated[
-    bool,
-    typer.Option("--window", help="Drop the oldest tokens when the context is full.", rich_help_panel=_ENDING),
-]
+Window = Annotated[bool, _ending("--window", help="Drop the oldest tokens when the context is full.")]
 
-Greedy = Annotated[
-    bool,
-    typer.Option("--greedy", help="Always take the likeliest token (temperature 0).", rich_help_panel=_DRAWING),
-]
+Greedy = Annotated[bool, _sampling("--greedy", help="Always take the most likely token (temperature 0).")]
 Temperature = Annotated[
     float | None,
-    typer.Option(
-        help="Above 1 is wilder, below 1 tamer, 0 is greedy.",
-        show_default="generation.temperature",
-        rich_help_panel=_DRAWING,
+    _sampling(
+        help="Above 1 makes the text more varied, below 1 less; 0 is greedy.", show_default="generation.temperature"
     ),
 ]
-TopK = Annotated[
-    int | None,
-    typer.Option(help="Draw from the K likeliest tokens.", show_default="all", rich_help_panel=_DRAWING),
-]
+TopK = Annotated[int | None, _sampling(help="Sample from the K most likely tokens.", show_default="all")]
 TopP = Annotated[
     float | None,
-    typer.Option(
-        help="Draw from the likeliest tokens whose probabilities add up to P.",
-        show_default="generation.top_p",
-        rich_help_panel=_DRAWING,
+    _sampling(
+        help="Sample from the most likely tokens whose probabilities add up to P.", show_default="generation.top_p"
     ),
 ]
 MinP = Annotated[
     float | None,
-    typer.Option(
-        help="Draw from tokens at least this many times as likely as the likeliest.",
+    _sampling(
+        help="Sample from tokens at least this fraction as likely as the most likely one.",
         show_default="generation.min_p",
-        rich_help_panel=_DRAWING,
     ),
 ]
 TypicalP = Annotated[
     float | None,
-    typer.Option(
-        help="Draw from the tokens that surprise about as much as the average one, until they add up to P.",
+    _sampling(
+        help="Sample from the tokens closest to the average surprise whose probabilities add up to P.",
         show_default="generation.typical_p",
-        rich_help_panel=_DRAWING,
     ),
 ]
 RepetitionPenalty = Annotated[
     float | None,
-    typer.Option(
+    _sampling(
         help="Above 1 discourages tokens already in the prompt or the text.",
         show_default="generation.repetition_penalty",
-        rich_help_panel=_DRAWING,
     ),
 ]
 PresencePenalty = Annotated[
     float | None,
-    typer.Option(
-        help="Above 0 discourages tokens already in the text.",
-        show_default="generation.presence_penalty",
-        rich_help_panel=_DRAWING,
-    ),
+    _sampling(help="Above 0 discourages tokens already in the text.", show_default="generation.presence_penalty"),
 ]
 FrequencyPenalty = Annotated[
     float | None,
-    typer.Option(
-        help="Above 0 discourages tokens the more, the more often they are in the text.",
+    _sampling(
+        help="Above 0 discourages tokens in proportion to their count in the text.",
         show_default="generation.frequency_penalty",
-        rich_help_panel=_DRAWING,
     ),
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="The same seed gives the same text.", show_default="random", rich_help_panel=_DRAWING),
-]
+Seed = Annotated[int | None, _sampling(help="The same seed gives the same text.", show_default="random")]
 
 NumCompletions = Annotated[
     int | None,
-    typer.Option(
+    _searching(
         "--num-completions",
         "-n",
-        help="Write this many texts for each prompt.",
+        help="Number of texts to generate for each prompt.",
         show_default="generation.num_completions",
-        rich_help_panel=_SEARCHING,
     ),
 ]
 BestOf = Annotated[
     int | None,
-    typer.Option(
-        help="Write this many, and keep the likeliest.",
-        show_default="as many as are kept",
-        rich_help_panel=_SEARCHING,
-    ),
+    _searching(help="Generate this many texts, and keep the most likely.", show_default="as --num-completions"),
 ]
 Beams = Annotated[
     int | None,
-    typer.Option(
-        help="Search for the likeliest text, following this many at a time.",
-        show_default="generation.num_beams",
-        rich_help_panel=_SEARCHING,
-    ),
+    _searching(help="Search for the most likely text with this many beams.", show_default="generation.num_beams"),
 ]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(
-        help="How much --beams favours long texts; 0 compares probabilities.",
+    _searching(
+        help="How much --beams favours long texts; 0 compares plain probabilities.",
         show_default="generation.length_penalty",
-        rich_help_panel=_SEARCHING,
     ),
 ]
 TopLogprobs = Annotated[
     int | None,
-    typer.Option(
-        help="With --json, the N likeliest tokens at each position.", show_default="none", rich_help_panel=_SEARCHING
-    ),
+    _searching(help="With --json, list the N most likely tokens at each position.", show_default="none"),
 ]
 
 JsonSchema = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|TEXT", help="Write JSON that fits this schema; '{}' is any JSON.", rich_help_panel=_GRAMMAR
-    ),
+    str | None, _format(metavar="FILE|TEXT", help="Generate JSON that fits this schema; '{}' allows any JSON.")
 ]
-Regex = Annotated[str | None, typer.Option(help="Write what this expression matches.", rich_help_panel=_GRAMMAR)]
-Choice = Annotated[
-    list[str] | None,
-    typer.Option("--choice", help="Write one of these texts; repeatable.", rich_help_panel=_GRAMMAR),
-]
-Grammar = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write what this Lark grammar allows.", rich_help_panel=_GRAMMAR),
-]
+Regex = Annotated[str | None, _format(help="Generate text that matches this regular expression.")]
+Choice = Annotated[list[str] | None, _format("--choice", help="Generate one of these texts; repeatable.")]
+Grammar = Annotated[Path | None, _format(metavar="FILE", help="Generate text that this Lark grammar allows.")]
 
-TensorParallel = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help="Split the model over N processes, one a GPU.", rich_help_panel=_SPEED),
-]
+TensorParallel = Annotated[int, _speed(min=1, metavar="N", help="Split the model over N processes, one per GPU.")]
 Guesses = Annotated[
     int | None,
-    typer.Option(
+    _speed(
         help="Guess N tokens ahead and check them in one pass; the text stays the same.",
         show_default="generation.guesses",
-        rich_help_panel=_SPEED,
     ),
 ]
 DraftModel = Annotated[
     Path | None,
-    typer.Option(
-        metavar="MODEL", help="A smaller model that guesses; needs --guesses.", show_default="the text itself",
-        rich_help_panel=_SPEED,
+    _speed(
+        metavar="MODEL",
+        help="A smaller model that makes the guesses; needs --guesses.",
+        show_default="repeats in the text",
     ),
-]  # fmt: skip
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Recompute everything for each token.", rich_help_panel=_SPEED)
 ]
+NoCache = Annotated[bool, _speed("--no-cache", help="Recompute keys and values for each token.")]
 CacheDtype = Annotated[
     Literal["auto", "int8"] | None,
-    typer.Option(
-        help="int8 caches keys and values in 8 bits.", show_default="generation.cache_dtype", rich_help_panel=_SPEED
-    ),
+    _speed(help="int8 caches keys and values in 8 bits.", show_default="generation.cache_dtype"),
 ]
-BatchInvariant = Annotated[
-    bool,
-    typer.Option("--batch-invariant", help="No text depends on the others, to the last bit.", rich_help_panel=_SPEED),
-]
-Apart = Annotated[
-    bool, typer.Option("--apart", help="Run several prompts one by one, not as a batch.", rich_help_panel=_SPEED)
-]
+BatchInvariant = Annotated[bool, _speed("--batch-invariant", help="Each text is bit for bit the same in any batch.")]
+Apart = Annotated[bool, _speed("--apart", help="Run the prompts one by one, not as a batch.")]
 
 
 def read_text(file: Path, what: str) -> str:
-    """The text of a file that an option names; raises `UsageError` where it cannot be read."""
+    """The text of a file; raises `UsageError` if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -208,7 +147,7 @@ def read_text(file: Path, what: str) -> str:
 
 
 def read_schema(given: str) -> dict[str, object]:
-    """The JSON schema of ``--json-schema``: a text that begins with a brace, or else the name of a file."""
+    """The schema of ``--json-schema``: JSON text that starts with a brace, or else the name of a file."""
     from sheepop.core.config import parse_config
 
     if given.lstrip().startswith("{"):

@@ -22,7 +22,7 @@ _SHARED = (["perplexity"], ["tasks"], ["code"])
 
 
 class Engine(StrEnum):
-    """What starts the processes."""
+    """The ways to start the processes."""
 
     local = "local"
     slurm = "slurm"
@@ -31,13 +31,13 @@ class Engine(StrEnum):
 
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="train|eval ...", help="The command with all its options.")],
-    engine: Annotated[Engine, typer.Option(help="What starts the processes.")] = Engine.local,
+    engine: Annotated[Engine, typer.Option(help="How to start the processes.")] = Engine.local,
     processes: Annotated[
-        int | None, typer.Option("--processes", "-n", min=1, help="Processes a machine.", show_default="one a GPU")
+        int | None, typer.Option("--processes", "-n", min=1, help="Processes per machine.", show_default="one per GPU")
     ] = None,
-    machines: Annotated[int, typer.Option(min=1, help="Machines, with slurm or ray.")] = 1,
+    machines: Annotated[int, typer.Option(min=1, help="Number of machines, with --engine slurm or ray.")] = 1,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often a run whose process was lost goes on from its last checkpoint.")
+        int, typer.Option(min=0, help="How often to restart from the last checkpoint after a process was lost.")
     ] = 0,
     prints: Annotated[bool, typer.Option("--print", help="Print what would be run, and run nothing.")] = False,
     plan: Annotated[
@@ -45,14 +45,14 @@ def launch(
         typer.Option(
             "--plan",
             metavar="FILE.png",
-            help="Say what each process would hold and send, draw who has what, and run nothing.",
+            help="Print what each process would hold and send, draw the layout to a file, and run nothing.",
             show_default="none",
         ),
     ] = None,
 ) -> None:
-    """Train and evaluate on several processes or machines.
+    """Train or evaluate on several processes or machines.
 
-    Options of launch stand before the command, those of the command behind it.
+    Give the options of launch before the command, and the options of the command after it.
 
     Examples:
 
@@ -72,16 +72,16 @@ def launch(
     if not trains and (command[0] != "eval" or command[1:2] not in _SHARED):
         words = " ".join(command[: 2 if command[0] == "eval" else 1])
         raise UsageError(
-            f"sheepop {words} runs in one process. Only train, and eval perplexity, tasks and code run over several."
+            f"sheepop {words} runs in one process. Only train, and eval perplexity, tasks and code run in several."
         )
     if restarts and not trains:
-        raise UsageError("An evaluation has no checkpoint to go on from. Leave --restarts out.")
+        raise UsageError("An evaluation has no checkpoint to restart from. Leave out --restarts.")
     if plan is not None and not trains:
-        raise UsageError("--plan is for train.")
+        raise UsageError("--plan is only for train.")
     if plan is not None and (prints or plan.suffix != ".png"):
-        raise UsageError("--plan draws into a file FILE.png and prints words; leave --print out.")
+        raise UsageError("--plan needs a file name FILE.png, and cannot be combined with --print.")
     if machines > 1 and engine is Engine.local and plan is None:
-        raise UsageError("--engine local is this machine alone. Use --engine slurm or ray for several machines.")
+        raise UsageError("--engine local uses only this machine. Use --engine slurm or ray for several machines.")
     from sheepop.parallel.launch import Launch, run_on_ray, run_on_this_machine, submit_to_slurm
 
     gpus = 0
@@ -90,7 +90,7 @@ def launch(
 
         gpus = torch.cuda.device_count()
     if processes is None and not gpus:
-        raise UsageError("No GPU was found to start a process for. Say how many: --processes N.")
+        raise UsageError("No GPU was found. Give the number of processes: --processes N.")
     made = Launch(
         _with_output(command) if trains else command, processes or gpus, machines, restarts, has_gpus=gpus > 0
     )
@@ -111,7 +111,7 @@ def launch(
 
 
 def _plan(launch: Launch, picture: Path) -> None:
-    """Prints and draws what the command would be over the ranks of the launch."""
+    """Prints and draws the layout of the command over the ranks of the launch."""
     given = _parsed(launch.command)
     from sheepop.jobs.run.plan import plan_run
     from sheepop.jobs.run.request import RunRequest
@@ -144,7 +144,7 @@ def _parsed(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_output(command: list[str]) -> list[str]:
-    """The command with a run directory if it names none: all ranks must know it, also after a restart."""
+    """Adds a run directory to a command without one, because all ranks must know it, also after a restart."""
     from sheepop.jobs.config import read_settings
 
     given = _parsed(command)
@@ -156,9 +156,9 @@ def _with_output(command: list[str]) -> list[str]:
 
 
 def _value(command: list[str], name: str) -> str | None:
-    """What the command gives as an option or setting, in one word or in two."""
-    for word, behind in zip(command, [*command[1:], ""], strict=True):
+    """The value of an option or setting in the command, written as one word or as two."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
         key, _, value = word.partition("=")
         if key == name:
-            return value or behind
+            return value or following
     return None

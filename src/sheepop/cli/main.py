@@ -1,4 +1,4 @@
-"""The ``sheepop`` program: its verbs, and how an error becomes one paragraph and an exit code."""
+"""The ``sheepop`` program: its commands, and how an error becomes one paragraph and an exit code."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _COMMANDS_OF_PLUGINS: dict[str, Callable[..., None]] = {}
 app = typer.Typer(
     name="sheepop",
     cls=Group,
-    help="A language model's whole life: a folder of files becomes a model that writes.",
-    epilog="Start with: sheepop quickstart   |   Any verb: --debug shows the traceback of an error, --plugin FILE "
-    "runs a Python file of yours first.",
+    help="Train, tune, measure and serve language models: from a folder of files to a model that writes.",
+    epilog="Start with: sheepop quickstart   |   With any command: --debug shows the traceback of an error, "
+    "--plugin FILE first runs a Python file of yours.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -79,8 +79,8 @@ app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 
-for place in (app, *(group.typer_instance for group in app.registered_groups)):
-    for registered in place.registered_commands if place is not None else ():
+for group in (app, *(nested.typer_instance for nested in app.registered_groups)):
+    for registered in group.registered_commands if group is not None else ():
         if not issubclass(registered.cls or TyperCommand, Command):
             registered.cls = Command
 
@@ -109,7 +109,7 @@ def main() -> None:
             arguments = _without_plugins([argument for argument in arguments if argument != "--debug"])
             app(args=arguments, prog_name="sheepop")
     except SystemExit as end:
-        # Typer turns Ctrl-C into this exit without a word.
+        # Typer turns Ctrl-C into this exit without a message.
         if isinstance(end.code, int) and end.code in ENDINGS and not isinstance(end, EndedWithOthers):
             _report(ENDINGS[end.code], end.code)
         raise
@@ -124,7 +124,7 @@ def main() -> None:
         if debug:
             raise
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            # Whichever of a command's paths it is, the first look at it fails.
+            # Any path of a command may be too long; its first use fails.
             sys.exit(_report(f"The name {_cut(str(error.filename))} is too long. Give a shorter one.", 2))
         fault = (
             f"Unexpected {type(error).__name__}: {error}\nRun the command again with --debug to see where it came from."
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def _without_plugins(arguments: list[str]) -> list[str]:
-    """The arguments without every ``--plugin FILE``, whose files are run."""
+    """Runs the file of every ``--plugin FILE`` and returns the other arguments."""
     left, paths, rest = [], [], iter(arguments)
     for argument in rest:
         name, has_value, value = argument.partition("=")
@@ -157,17 +157,17 @@ def _add_commands() -> None:
         if _COMMANDS_OF_PLUGINS.get(name) is function:
             continue
         if name in known:
-            raise UsageError(f"A plugin registers the command {name!r}, which exists already. Give it another name.")
+            raise UsageError(f"A plugin registers the command {name!r}, which already exists. Give it another name.")
         _COMMANDS_OF_PLUGINS[name] = function
         app.command(name, cls=Command)(function)
 
 
 @contextmanager
 def _terminating_cleanly() -> Iterator[None]:
-    """Within the block signals that end the command unwind it, so that half-written directories are removed.
+    """Makes signals that end the command unwind the block, so that half-written directories are removed.
 
-    Ctrl-C as well: a KeyboardInterrupt that passes through an `exec`, as libraries use while they are loaded, makes
-    Python kill itself by the signal in the end, whatever exit code was asked for.
+    Ctrl-C is one of them: if a KeyboardInterrupt passes through an `exec`, which libraries call while they load, Python
+    finally kills itself with the signal, whatever the exit code.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -188,7 +188,7 @@ def _terminating_cleanly() -> Iterator[None]:
 
 @contextmanager
 def _watching_output() -> Iterator[None]:
-    """Within the block a write to standard output that fails ends the command as `ResultStream` says."""
+    """Within the block, a failed write to standard output ends the command as described in `ResultStream`."""
     standard = sys.stdout
     sys.stdout = cast(TextIO, ResultStream(standard))
     try:

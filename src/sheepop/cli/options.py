@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the console they write to."""
+"""Options that several commands share, and how commands print."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.", show_default="as stored")]
 Adapter = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="An adapter (PEFT, or a model with one); several add up.", show_default="none"),
+    typer.Option(metavar="DIR", help="Add an adapter (PEFT, or a model with one); repeatable.", show_default="none"),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
 RunOutput = Annotated[
@@ -31,7 +31,7 @@ RunOutput = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume", metavar="auto|PATH", help="Resume the run at PATH; auto: the run at --output, or start it."
+        "--resume", metavar="auto|PATH", help="Resume the run at PATH; auto: resume the run at --output, or start it."
     ),
 ]
 OverwriteRun = Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")]
@@ -41,12 +41,12 @@ Overrides = Annotated[
 ]
 
 
-# What stands for the value of an option in the help, by the type of the value.
+# The placeholder for the value of an option in the help, by the type of the value.
 _METAVARS = {"bool": "", "str": "TEXT", "int": "N", "float": "X", "path": "PATH"}
 
 
 def _with_metavars(params: list[Any], ctx: Any) -> list[Any]:
-    """`params`; where newer versions of Typer would show an option's type in Python, its value gets a name."""
+    """Names the values of options for which newer versions of Typer would show the Python type."""
     for param in params:
         if param.param_type_name == "option" and param.metavar is None and hasattr(param, "display_type"):
             words = re.findall(r"\w+", (param.display_type(ctx) or "").lower())
@@ -55,29 +55,29 @@ def _with_metavars(params: list[Any], ctx: Any) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose help says what an option takes: nothing for a flag, ``PATH``, ``N`` or the like for others."""
+    """A command whose help shows nothing for the value of a flag, and ``PATH``, ``N`` or the like for other options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, as click asks for them."""
+        """The parameters, with named values."""
         return _with_metavars(super().get_params(ctx), ctx)
 
 
 class Group(TyperGroup):
-    """As `Command`, for what holds commands."""
+    """Like `Command`, for a group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, as click asks for them."""
+        """The parameters, with named values."""
         return _with_metavars(super().get_params(ctx), ctx)
 
 
 class ConfiguredCommand(Command):
     """A command whose options set keys of the configuration.
 
-    Such an option names its key as ``show_default``; the help shows the default of the key, or none if that is null.
+    Such an option has its key as ``show_default``; the help shows the default of the key unless it is null.
     """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help; the arguments are those of click, which newer versions of Typer bring along."""
+        """Writes the help. The types of the arguments are click's, which newer versions of Typer bundle."""
         from sheepop.jobs.config_help import default_of
 
         for parameter in self.params:
@@ -94,16 +94,16 @@ def make_console(quiet: bool) -> Console:
 
 
 def typed_command() -> str:
-    """The command line of this process, as it could be typed again."""
+    """The command line of this process, quoted for a shell."""
     return shlex.join(["sheepop", *sys.argv[1:]])
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; numbers that are not finite become null, which JSON can hold."""
+    """Prints a JSON document on standard output; numbers that are not finite become null."""
     typer.echo(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_text(text: str) -> None:
-    """Text of a model as it comes, on standard output: byte for byte into a file, harmless on a terminal."""
+    """Prints generated text at once: unchanged into a file or pipe, with visible control characters on a terminal."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -16,16 +16,16 @@ def quickstart(
     minutes: Annotated[float | None, typer.Option(help="Minutes of training.", show_default="5")] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", help="Your own files instead of Python's standard library; may be repeated."),
+        typer.Option("--data", help="Your own files instead of Python's standard library; repeatable."),
     ] = None,
     device: Device = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives another model.", show_default="0")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The seed of every random choice.", show_default="0")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Make a small language model from real files, read what it writes, and see how good it is.
+    """Train a small language model on real files, show what it writes, and measure how good it is.
 
     Examples:
 

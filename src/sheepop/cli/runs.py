@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sort(StrEnum):
-    """What runs are sorted by."""
+    """The keys to sort runs by."""
 
     bits = "bits"
     loss = "loss"
@@ -34,7 +34,7 @@ def runs(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare all runs of a folder.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The folder for the page and the pictures of a comparison.")
+        Path | None, typer.Option("--output", "-o", help="Directory for the page and the pictures of a comparison.")
     ] = None,
     sort: Annotated[
         Sort, typer.Option(help="bits and loss: lowest first; name: A to Z; the rest: highest first.")
@@ -42,7 +42,7 @@ def runs(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """List runs with their scores, or compare them: settings that differ, and curves.
+    """List runs with their scores, or compare their settings and curves.
 
     Examples:
 
@@ -97,7 +97,7 @@ def _print_settings(comparison: Comparison) -> None:
 
 
 def _print_columns(rows: list[tuple[str, ...]], left: int) -> None:
-    """Cells under each other: the first `left` columns flush left, the rest flush right."""
+    """Prints aligned columns: the first `left` ones flush left, the rest flush right."""
     rows = [tuple(visible_line(cell) for cell in cells) for cells in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:

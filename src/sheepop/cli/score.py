@@ -15,7 +15,7 @@ from sheepop.cli.terminal import print_styled
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 
-# How a token looks on a terminal whose probability is at least so high.
+# The style of a token on a terminal by its lowest probability.
 _STYLES = ((0.5, "green"), (0.05, "yellow"), (0.0, "red"))
 
 
@@ -23,7 +23,7 @@ def score(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE|-", help="The text; a dash, or nothing, is standard input.", show_default=False),
+        typer.Argument(metavar="FILE|-", help="The text; a dash or nothing: standard input.", show_default=False),
     ] = "-",
     adapter: Adapter = None,
     device: Device = None,
@@ -33,8 +33,8 @@ def score(
 ) -> None:
     """Show how well a model predicts a text: the probability of every token, and bits per byte.
 
-    A rank of 1 means that no other token was likelier. The first token is not predicted, unless the tokenizer puts one
-    in front of every text.
+    A rank of 1 means that no other token was likelier. The first token is not predicted, unless the tokenizer puts a
+    special token in front of every text.
 
     Examples:
 

@@ -17,16 +17,19 @@ def serve(
     ],
     adapter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="Serve MODEL with this adapter too, as NAME.", show_default="none"),
+        typer.Option(
+            metavar="NAME=DIR", help="Also serve MODEL with this adapter, as NAME; repeatable.", show_default="none"
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
     api_keys: Annotated[
-        Path | None, typer.Option(help="A JSON file of keys that may ask.", show_default="server.api_keys")
+        Path | None,
+        typer.Option(help="A JSON file of the API keys that clients may use.", show_default="server.api_keys"),
     ] = None,
-    ui: Annotated[bool, typer.Option("--ui", help="Also serve the page that looks inside, at /ui.")] = False,
+    ui: Annotated[bool, typer.Option("--ui", help="Also serve the web page of sheepop ui, at /ui.")] = False,
     votes: Annotated[
-        Path | None, typer.Option(help="Where the page keeps votes on answers.", show_default="server.votes")
+        Path | None, typer.Option(help="The file that stores the votes given on the page.", show_default="server.votes")
     ] = None,
     engine: Annotated[
         Literal["local", "ray"] | None,
@@ -38,12 +41,13 @@ def serve(
     tensor_parallel: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Split models over N processes, one a GPU.", show_default="server.tensor_parallel"
+            metavar="N", help="Split models over N processes, one per GPU.", show_default="server.tensor_parallel"
         ),
     ] = None,
     config: ConfigFile = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting such as server.max_running=8.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting such as server.max_running=8; repeatable."),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -81,7 +85,7 @@ def serve(
     places = named_places(models)
     adapted = _adapted(adapter or [], places)
     for place in places.values():
-        # The page shows a run from its first step on; an adapter needs its model.
+        # The page also shows a run without a checkpoint; an adapter needs one.
         if adapted or not (chosen.server.ui and RunDirectory(place).holds_run()):
             resolve_model_directory(place)
     try:
@@ -92,22 +96,22 @@ def serve(
 
 
 def _adapted(given: list[str], places: dict[str, Path]) -> dict[str, Path]:
-    """The adapters by the names that they are served as."""
+    """The directories of the adapters by the names that they are served as."""
     found: dict[str, Path] = {}
     if given and len(places) > 1:
-        raise UsageError("--adapter is for a server of one MODEL. Serve the others in a process of their own.")
+        raise UsageError("--adapter is only for a server of one MODEL. Serve the others in another process.")
     for text in given:
         name, equals, place = text.partition("=")
         if not equals or not name or not place or "/" in name:
-            raise UsageError(f"--adapter {text} does not say NAME=DIR, for example polite=adapters/polite.")
+            raise UsageError(f"--adapter {text} is not NAME=DIR, for example polite=adapters/polite.")
         if name in found or name in places:
-            raise UsageError(f"--adapter {text}: {name} is the name of something else that is served. Choose another.")
+            raise UsageError(f"--adapter {text}: the name {name} is already taken. Choose another.")
         found[name] = Path(place).absolute()
     return found
 
 
 def named_places(models: list[str]) -> dict[str, Path]:
-    """Where models lie by the names that they are served as; raises `UsageError` for a name that two of them have."""
+    """The directories of models by the names that they are served as; raises `UsageError` if two names are equal."""
     places = dict(_named(model) for model in models)
     if len(places) < len(models):
         raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
@@ -115,7 +119,7 @@ def named_places(models: list[str]) -> dict[str, Path]:
 
 
 def _named(model: str) -> tuple[str, Path]:
-    """The name of a model and its place, which is absolute so that other machines find it too."""
+    """The name of a model and its directory, absolute so that other machines find it too."""
     name, equals, place = model.partition("=")
     if not equals or not name or "/" in name:
         name, place = Path(model).name or model, model

@@ -1,4 +1,4 @@
-"""A person at a terminal: lines that are typed, with editing, and Ctrl-C that ends an answer and not the program."""
+"""Input from a terminal: editable lines, and Ctrl-C that stops an answer but not the program."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _ESCAPE = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def at_terminal() -> bool:
-    """Whether a person types and reads here."""
+    """Whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def print_styled(text: str, style: str) -> None:
-    """`text` on standard output, on a terminal in a style of Rich."""
+    """Prints `text` on standard output, on a terminal in a Rich style."""
     sys.stdout.write(_styled(text, style) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def for_each_line(do: Callable[[str], bool | None], *, words: Sequence[str] = ()) -> None:
-    """Calls `do` with every line that is typed and not empty, until Ctrl-D, or until it returns False.
+    """Calls `do` with every line that is not empty, until Ctrl-D or until it returns False.
 
-    On a terminal lines can be edited and called back, a pasted text is one line, and Tab completes `words` at the
-    beginning of a line. Ctrl-C ends what `do` does, or drops a line, and not the program. Elsewhere the lines are read
-    without a prompt.
+    On a terminal, lines can be edited and recalled, a pasted text is one line, and Tab completes `words` at the start
+    of a line. Ctrl-C stops `do` or drops the line, but does not end the program. Elsewhere, lines are read without a
+    prompt.
     """
     prompt = _edited(_styled("> ", "bold green"), words) if at_terminal() else ""
     with _interruptible() if prompt else nullcontext():
@@ -51,7 +51,7 @@ def for_each_line(do: Callable[[str], bool | None], *, words: Sequence[str] = ()
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Within the block Ctrl-C raises KeyboardInterrupt, where the program would otherwise end."""
+    """Within the block, Ctrl-C raises KeyboardInterrupt instead of ending the program."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -70,7 +70,7 @@ def _styled(text: str, style: str) -> str:
 
 
 def _edited(prompt: str, words: Sequence[str]) -> str:
-    """Prepares `input` for editing; the prompt in the form that it takes."""
+    """Sets up line editing for `input`; returns the prompt in the form that readline needs."""
     try:
         import readline
     except ImportError:  # Python can be built without it
@@ -80,5 +80,5 @@ def _edited(prompt: str, words: Sequence[str]) -> str:
         readline.set_completer_delims("")
         readline.set_completer(lambda text, state: [word for word in words if text and word.startswith(text)][state])
         readline.parse_and_bind("tab: complete")
-    # What lies between these marks takes no room on the screen.
+    # Readline does not count the text between these marks as width.
     return _ESCAPE.sub("\001\\1\002", prompt)

@@ -12,12 +12,12 @@ from sheepop.cli.options import ConfiguredCommand, Group, Json, Quiet, make_cons
 from sheepop.core.errors import UsageError
 
 app = typer.Typer(
-    cls=Group, help="Train a vocabulary, turn text into tokens, and look at a vocabulary.", no_args_is_help=True
+    cls=Group, help="Train, convert and inspect tokenizers, and turn text into tokens.", no_args_is_help=True
 )
 
 Pattern = Annotated[
     str | None,
-    typer.Option(help="How a tiktoken rank file cuts text: r50k, p50k, cl100k, o200k, or a regular expression."),
+    typer.Option(help="How a tiktoken rank file splits text: r50k, p50k, cl100k, o200k, or a regular expression."),
 ]
 Source = Annotated[Path, typer.Argument(help="A tokenizer file or directory, or a model, run or corpus directory.")]
 
@@ -36,12 +36,12 @@ def train(
         ),
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option(help="How bpe cuts text: llama3, sheepop or gpt2.", show_default="tokenizer.pattern")
+        str | None, typer.Option(help="How bpe splits text: llama3, sheepop or gpt2.", show_default="tokenizer.pattern")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a vocabulary on files.
+    """Train a tokenizer on files.
 
     Example:  sheepop tokenizer train notes/ --output tokenizers/notes --algorithm unigram --vocab-size 2048
     """
@@ -85,7 +85,7 @@ def encode(
     tokenizer: Source,
     text: Annotated[str | None, typer.Argument(help="The text to encode.", show_default="standard input")] = None,
     allow_special: Annotated[
-        bool, typer.Option("--allow-special", help="Read <eos> and the like as special tokens.")
+        bool, typer.Option("--allow-special", help="Encode <eos> and the like as special tokens.")
     ] = False,
     pattern: Pattern = None,
     as_json: Json = False,
@@ -118,7 +118,7 @@ def show(
     pattern: Pattern = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a vocabulary contains.
+    """Show the size, special tokens, chat templates and longest tokens of a tokenizer.
 
     Example:  sheepop tokenizer show runs/quickstart
     """

@@ -22,24 +22,24 @@ _PARTS = 8
 def trace(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The prompt.", show_default=False)] = None,
-    prompt: Annotated[str | None, typer.Option(help="The prompt, too.", show_default=False)] = None,
+    prompt: Annotated[str | None, typer.Option(help="The prompt, instead of TEXT.", show_default=False)] = None,
     target: Annotated[
-        str | None, typer.Option(help="What an encoder-decoder has written so far.", show_default="nothing")
+        str | None, typer.Option(help="The start of an encoder-decoder's target.", show_default="nothing")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new directory for tensors, pictures and their data.")
     ] = None,
-    position: Annotated[int, typer.Option(help="The token whose prediction is explained; -1 is the last.")] = -1,
+    position: Annotated[int, typer.Option(help="Explain the prediction after this token; -1 is the last.")] = -1,
     token: Annotated[
         str | None, typer.Option(help="Explain the logit of this token.", show_default="the likeliest")
     ] = None,
-    against: Annotated[str | None, typer.Option(help="Less the logit of this one.", show_default="none")] = None,
+    against: Annotated[str | None, typer.Option(help="Subtract the logit of this token.", show_default="none")] = None,
     compare: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="Show how far this model is from the first.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the picture of the next token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Likewise.", show_default="all")] = None,
-    top_p: Annotated[float, typer.Option(help="Likewise.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Temperature in the picture of the next token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Top-k in that picture.", show_default="all")] = None,
+    top_p: Annotated[float, typer.Option(help="Top-p in that picture.")] = 1.0,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -47,11 +47,11 @@ def trace(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Follow a prompt through the network, and show every number on the way.
+    """Trace a prompt through the network.
 
-    It shows how each token is predicted, what each layer would say, which heads and layers make the likeliest next
-    token likely, and whether the sums hold that must hold. With --output all tensors are kept, with pictures of
-    attention, lens, embeddings, probabilities and attribution, and the data of each picture.
+    Shows how each token is predicted, what each layer would predict, which heads and layers contribute most to the
+    likeliest next token, and whether the equations of the network hold. --output also writes the tensors, and pictures
+    of attention, lens, embeddings, probabilities and attribution with their data.
 
     Examples:
 
@@ -65,7 +65,7 @@ def trace(
 
     given = text if prompt is None else prompt
     if given is None or (text is not None and prompt is not None):
-        raise UsageError("Give one prompt, behind the model or with --prompt.")
+        raise UsageError("Give one prompt, as TEXT or with --prompt.")
     for place in (model, *([] if compare is None else [compare])):
         resolve_model_directory(place)
     from sheepop.core.config import validate
@@ -100,7 +100,7 @@ def trace(
 
 
 def _tokens(outcome: TraceOutcome) -> list[str]:
-    """A line for each token with how it was predicted; of a long prompt the last ones."""
+    """A line for each token with its prediction; only the last tokens of a long prompt."""
     trace = outcome.trace
     lines = []
     if trace.source_tokens:
@@ -122,9 +122,9 @@ def _tokens(outcome: TraceOutcome) -> list[str]:
 
 
 def _layers(outcome: TraceOutcome) -> list[str]:
-    """What each layer would say comes behind the explained position."""
+    """The predictions of each layer after the explained position."""
     trace, lens, position = outcome.trace, outcome.lens, outcome.attribution.position
-    lines = [f"Behind token {position} each layer would say (and is so many nats from the last):"]
+    lines = [f"Predictions of each layer after token {position} (with the divergence from the last layer in nats):"]
     for layer in range(trace.num_layers + 1):
         name = "embedding" if layer == 0 else f"block {layer - 1}"
         rows = zip(lens.ids[layer, position].tolist(), lens.probabilities[layer, position].tolist(), strict=True)
@@ -134,12 +134,12 @@ def _layers(outcome: TraceOutcome) -> list[str]:
 
 
 def _parts(outcome: TraceOutcome) -> list[str]:
-    """The parts of the network that add most to a logit."""
+    """The parts of the network that contribute most to a logit."""
     found, trace = outcome.attribution, outcome.trace
     against = "" if found.rival is None else f" against {visible_line(trace.text_of(found.rival))!r}"
     ranked = sorted(zip(found.values, found.names, strict=True), key=lambda part: -abs(part[0]))
     word = visible_line(trace.text_of(found.token_id))
-    lines = [f"What adds most to {word!r}{against} there, of {found.total:.2f} nats in {len(ranked)} parts:"]
+    lines = [f"Largest contributions to {word!r}{against}, of {found.total:.2f} nats in {len(ranked)} parts:"]
     return lines + [f"  {value:+8.3f}  {name}" for value, name in ranked[:_PARTS]]
 
 
@@ -148,7 +148,7 @@ def _changes(outcome: TraceOutcome) -> list[str]:
     found = outcome.comparison
     if found is None:
         return []
-    lines = ["How far the second model's residual stream is from the first's, over its length (mean of the tokens):"]
+    lines = ["Distance of the second model's residual stream from the first's, over its length (mean of the tokens):"]
     for layer, distance in enumerate(found.distance.mean(1).tolist()):
         lines.append(f"  {'embedding' if layer == 0 else f'block {layer - 1}':>10} {distance:8.4f}")
     total = counted(len(found.divergence), "position")

@@ -33,7 +33,7 @@ def train(
     overrides: Overrides = None,
     config: ConfigFile = None,
     data: Annotated[
-        list[Path] | None, typer.Option("--data", help="A file, folder or corpus directory; may be repeated.")
+        list[Path] | None, typer.Option("--data", help="A file, folder or corpus directory; repeatable.")
     ] = None,
     output: RunOutput = None,
     device: Device = None,
@@ -46,16 +46,14 @@ def train(
     ] = None,
     overwrite: OverwriteRun = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Trace a few steps and list their most expensive operations.")
+        bool, typer.Option("--profile", help="Profile a few steps and list their most expensive operations.")
     ] = False,
     profile_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps that --profile records.", show_default=str(_PROFILE_STEPS))
     ] = None,
     find_rate: Annotated[
         bool,
-        typer.Option(
-            "--find-learning-rate", help="Try higher and higher learning rates and suggest one; starts no run."
-        ),
+        typer.Option("--find-learning-rate", help="Test increasing learning rates and suggest one; starts no run."),
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -104,7 +102,7 @@ def train(
 
 
 def options_of(data: Sequence[Path] | None, device: str | None) -> dict[str, Any]:
-    """The tree of settings made from ``--data`` and ``--device``."""
+    """The tree of settings from ``--data`` and ``--device``."""
     found: dict[str, Any] = {}
     if data:
         found["data"] = {"paths": [str(path) for path in data]}
@@ -116,7 +114,7 @@ def options_of(data: Sequence[Path] | None, device: str | None) -> dict[str, Any
 def run_command(options: dict[str, Any], *, quiet: bool, as_json: bool, **request: Any) -> None:
     """Starts or resumes a run of any kind and prints the outcome.
 
-    `options` is the tree of settings made from the options of the command, `request` the rest of `RunRequest.of`.
+    `options` is the tree of settings from the command's options; `request` has the other arguments of `RunRequest.of`.
     """
     from sheepop.jobs.run.request import RunRequest
     from sheepop.jobs.run.train import train

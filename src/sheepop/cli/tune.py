@@ -1,4 +1,4 @@
-"""``sheepop tune``: a finished model learns to answer."""
+"""``sheepop tune``: post-training of a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from sheepop.core.errors import UsageError
 if TYPE_CHECKING:
     from sheepop.posttrain.config import Method
 
-app = typer.Typer(help="Teach a finished model to answer.", no_args_is_help=True)
+app = typer.Typer(help="Post-train a model on conversations, preferences or rewards.", no_args_is_help=True)
 
 Model = Annotated[
-    Path | None, typer.Argument(metavar="MODEL", help="The model to begin with: a model directory or a run.")
+    Path | None, typer.Argument(metavar="MODEL", help="The model to start from: a model directory or a run.")
 ]
 Data = Annotated[
     list[Path] | None,
-    typer.Option("--data", help="Examples in JSON lines, a JSON list or Parquet; may be repeated."),
+    typer.Option("--data", help="Examples in JSON lines, a JSON list or Parquet; repeatable."),
 ]
 Validation = Annotated[
     list[Path] | None, typer.Option("--validation", help="Held-out examples, instead of a share of --data.")
@@ -42,11 +42,11 @@ RewardSource = Annotated[
     typer.Option(
         "--reward",
         metavar="MODEL|FILE.py|URL",
-        help="What judges answers: a reward model, a Python file with a function reward, or a service.",
+        help="What scores answers: a reward model, a Python file with a function reward, or a service.",
     ),
 ]
 Show = Annotated[
-    int | None, typer.Option("--show", min=1, help="Show N examples with what is learnt of them; start no run.")
+    int | None, typer.Option("--show", min=1, help="Show N examples with the learnt tokens marked; start no run.")
 ]
 
 
@@ -54,8 +54,8 @@ _HELP: dict[Method, str] = {
     "sft": """\
 Fine-tune a model on conversations, or on prompts with their answers.
 
-Only the answers are learnt. A line of DATA has messages, or prompt and completion; the shapes of ShareGPT, Alpaca, \
-Dolly and FLAN are read, too.
+The model learns only from the answers. A line of the data has messages, or prompt and completion; the formats of \
+ShareGPT, Alpaca, Dolly and FLAN work, too.
 
 Examples:
 
@@ -68,10 +68,10 @@ Examples:
   sheepop tune sft --resume runs/chat
 """,
     "dpo": """\
-Teach a model which of two answers is the better one.
+Train a model to prefer the better of two answers.
 
-A line of DATA has prompt, chosen and rejected. Rankings and the shapes of UltraFeedback and HH are read, too; with \
-tuning.dpo.loss_type=kto a line has prompt, completion and label. The model stays close to the one that it begins with.
+A line of the data has prompt, chosen and rejected. Rankings and the formats of UltraFeedback and HH work, too; with \
+tuning.dpo.loss_type=kto, a line has prompt, completion and label. The model stays close to the one that it starts from.
 
 Examples:
 
@@ -82,9 +82,9 @@ Examples:
   sheepop tune dpo runs/chat --data judged.jsonl --output runs/polite tuning.dpo.loss_type=kto
 """,
     "reward": """\
-Make a reward model, which says by a number what an answer is worth.
+Train a reward model, which scores answers.
 
-A line of DATA has prompt, chosen and rejected, as for `sheepop tune dpo`.
+A line of the data has prompt, chosen and rejected, as for `sheepop tune dpo`.
 
 Examples:
 
@@ -93,9 +93,9 @@ Examples:
   sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge tuning.reward.center_rewards_coefficient=0.01
 """,
     "ppo": """\
-Let a model learn from rewards of what it writes, with a value model that learns along.
+Train a model on rewards for its answers, together with a value model.
 
-A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it.
+A line of the data has a prompt, or messages that end with a question, and any other fields that the reward needs.
 
 Examples:
 
@@ -104,9 +104,9 @@ Examples:
   sheepop tune ppo runs/chat --data prompts.jsonl --reward check.py --output runs/better tuning.ppo.epochs=2
 """,
     "grpo": """\
-Let a model learn from rewards of several answers to each prompt.
+Train a model on rewards for several answers to each prompt.
 
-A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it, \
+A line of the data has a prompt, or messages that end with a question, and any other fields that the reward needs, \
 such as the right answer.
 
 Examples:
@@ -177,7 +177,7 @@ def best_of(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model that answers: a model directory or a run.")],
     data: Annotated[list[Path], typer.Option("--data", help="Prompts in JSON lines, a JSON list or Parquet.")],
     reward: Annotated[
-        str, typer.Option("--reward", metavar="MODEL|FILE.py|URL", help="What judges answers, as for sheepop tune ppo.")
+        str, typer.Option("--reward", metavar="MODEL|FILE.py|URL", help="What scores answers, as for sheepop tune ppo.")
     ],
     output: Annotated[Path, typer.Option("--output", help="The file of examples to write, in JSON lines.")],
     count: Annotated[int, typer.Option("--count", min=1, help="Answers to each prompt.")] = 8,
@@ -185,19 +185,21 @@ def best_of(
         bool, typer.Option("--pairs", help="Write the best and the worst answer, as examples for sheepop tune dpo.")
     ] = False,
     least: Annotated[
-        float | None, typer.Option("--least", help="Leave out prompts whose best answer is worth less than this.")
+        float | None, typer.Option("--least", help="Leave out prompts whose best answer has a lower reward.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.01, help="How freely answers are drawn.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides the draws.")] = 0,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="Maximum number of tokens of an answer.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.01, help="Sampling temperature.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for sampling.")] = 0,
     device: Device = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --output.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file at --output.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write the best of several answers to each prompt, as examples to learn from.
+    """Generate several answers to each prompt, and write the best ones as training examples.
 
-    What comes out is read by sheepop tune sft, or with --pairs by sheepop tune dpo and reward.
+    The output is for sheepop tune sft, or with --pairs for sheepop tune dpo and reward.
 
     Examples:
 
@@ -227,7 +229,7 @@ def best_of(
         return
     typer.echo(
         f"Wrote {output}: {found.written:,} of {found.prompts:,} prompts, {found.left_out:,} left out because no "
-        f"answer would do. Mean reward {found.reward:.4f}, of the best answers {found.best_reward:.4f}."
+        f"answer was good enough. Mean reward {found.reward:.4f}, of the best answers {found.best_reward:.4f}."
     )
 
 
@@ -247,8 +249,8 @@ def _tune(
     as_json: bool,
     reward: str | None = None,
 ) -> None:
-    """Starts or resumes a run of a method, or shows what it would learn from."""
-    if model is not None and "=" in str(model) and not model.exists():  # settings without a model before them
+    """Starts or resumes a run of a method, or shows its examples."""
+    if model is not None and "=" in str(model) and not model.exists():  # a setting, and no model
         overrides, model = [str(model), *(overrides or ())], None
     options: dict[str, Any] = {"tuning": {"method": method}}
     if data:
@@ -260,9 +262,9 @@ def _tune(
     if device is not None:
         options["device"] = device
     if model is None and resume in (None, "auto"):
-        raise UsageError(f"Say which model to begin with: sheepop tune {method} MODEL --data FILE")
+        raise UsageError(f"Give the model to start from: sheepop tune {method} MODEL --data FILE")
     if model is not None and resume not in (None, "auto"):
-        raise UsageError("--resume continues a run, which has its model; leave out MODEL.")
+        raise UsageError("--resume continues a run, which has its own model; leave out MODEL.")
     if show is not None:
         if output is not None or resume is not None or overwrite:
             raise UsageError("--show starts no run, so it cannot be combined with --output, --resume or --overwrite.")
@@ -284,7 +286,7 @@ def _tune(
 def _show(
     model: Path | None, options: dict[str, Any], overrides: list[str], config: Path | None, count: int, as_json: bool
 ) -> None:
-    """Prints the first examples with what is learnt of them marked."""
+    """Prints the first examples with the learnt tokens marked."""
     from rich.console import Console as RichConsole
 
     from sheepop.checkpoint import RunDirectory

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Dtype, Quiet
+from sheepop.cli.options import ConfigFile, Device, Dtype, Quiet
 from sheepop.cli.serve import serve
 
 
@@ -17,17 +17,17 @@ def ui(
     ],
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
     votes: Annotated[
-        Path | None, typer.Option(help="Where votes on answers are kept.", show_default="server.votes")
+        Path | None, typer.Option(help="The file that stores the votes given on the page.", show_default="server.votes")
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")] = None,
+    config: ConfigFile = None,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
 ) -> None:
-    """Look inside models and runs with a browser: traces, number by number, chats, curves, texts and data.
+    """Look inside models and runs in the browser: traces, chats, training curves, samples and data.
 
-    The page comes from this machine and asks no other; it is `sheepop serve --ui` on an address that only this machine
-    can reach.
+    The same as `sheepop serve --ui` on an address that only this machine can reach. The page loads nothing from other
+    machines.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""How well general compressors do on the held-out text: the marks a language model should beat."""
+"""Bits per byte of general compressors on the held-out text, which a language model should beat."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sheepop.data import Corpus
 from sheepop.data.split import SplitName
 
 _GZIP_WINDOW = 31  # zlib's window of 2^15 bytes with a gzip header
-_XZ_WINDOW = 2**26  # the bytes that xz -9 looks back on
+_XZ_WINDOW = 2**26  # bytes in the dictionary of xz -9
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """Bits per byte of compressors on all `bytes` of the held-out documents, one after the other.
+    """Bits per byte of compressors on the held-out documents, compressed as one stream of `bytes` bytes.
 
-    `warm_xz` is ``xz -9`` once it has read the `training_bytes` that come before: as the model, it knows the training
-    text; None where that is not at hand. The other two begin with nothing.
+    `warm_xz` is ``xz -9`` after it has read `training_bytes` of training text, so that it knows that text as the model
+    does; None if there is no training text. The other two start cold.
     """
 
     warm_xz: float | None
@@ -32,14 +32,14 @@ class Baselines:
 
     @property
     def named(self) -> dict[str, float]:
-        """Bits per byte by what a reader calls it, the fairest one first."""
+        """Bits per byte by display name, the fairest comparison first."""
         warm = {} if self.warm_xz is None else {"xz -9 that has read the training text": self.warm_xz}
         return {**warm, "xz -9": self.xz, "gzip -9": self.gzip}
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts that can be read several times, and their bytes in all."""
+    """Texts that can be read several times, and their total size in bytes."""
 
     num_bytes: int
     read: Callable[[], Iterator[bytes]]
@@ -52,15 +52,15 @@ class Texts:
 
 
 def compress_validation(corpus: Corpus, console: Console) -> Baselines:
-    """Streams the held-out documents of a corpus through the compressors."""
+    """Compresses the held-out documents of a corpus, cold and after its training documents."""
     return compress(Texts.of(corpus, "validation"), Texts.of(corpus, "train"), console)
 
 
 def compress(held_out: Texts, training: Texts | None, console: Console) -> Baselines:
-    """Streams texts through the compressors; memory does not grow with them.
+    """Compresses `held_out` as a stream, in constant memory.
 
-    What warm xz needs is the difference of two sizes: training and held-out text together, and training text alone.
-    Of a long training text it reads the end, all that its window holds.
+    The size for warm xz is that of training and held-out text together, minus that of the training text alone. Of a
+    long training text only the end is read, as much as the dictionary of xz holds.
     """
     skipped = 0 if training is None else max(0, training.num_bytes - _XZ_WINDOW)
     known = 0 if training is None else training.num_bytes - skipped

@@ -1,4 +1,4 @@
-"""First measurements of a machine: training and generation speed beside its matrix peak."""
+"""Measures the training and generation speed of a machine, also as a share of its peak matrix speed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sheepop.train.precision import apply_precision, candidates, torch_dtype
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 
-_VOCABULARY = 4096  # of presets that leave it to the tokenizer
+_VOCABULARY = 4096  # for presets without a vocabulary size
 _BATCH = 8
 _PROMPT = 16
 _PROBE_SECONDS = 1.0
@@ -97,7 +97,7 @@ def measure_training(
     compiled: bool = False,
     activation_checkpointing: Mode = "none",
 ) -> dict[str, Any]:
-    """Whole optimizer steps: forward, loss, backward, clipping, AdamW; on `rows` rows of at most `longest` tokens."""
+    """Measures optimizer steps (forward, loss, backward, clipping, AdamW) on `rows` rows of up to `longest` tokens."""
     keep_freed_memory(device)  # as a run does
     seq_len = min(config.max_seq_len, longest)
     model = build_model(config, 0, device)
@@ -124,7 +124,7 @@ def measure_training(
 
 
 def training_speed(device: str) -> float:
-    """Operations a second of a small model's training steps on `device`, in the precision that is fastest there.
+    """FLOP/s of a small model's training steps on `device`, in the fastest precision.
 
     A speed that an earlier start measured is used again.
     """
@@ -141,14 +141,14 @@ def training_speed(device: str) -> float:
 
 @dataclass(frozen=True)
 class RandomBatches:
-    """Rows of random tokens, each a function of its index, in the place of a corpus."""
+    """Rows of random tokens in place of a corpus; each row depends only on its index."""
 
     vocab_size: int
     max_length: int
     num_samples: int = 1 << 30
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
-        """The rows with these indices, every position of which has a label."""
+        """The rows with these indices; every position has a label."""
         shape = (len(sample_indices), self.max_length)
         tokens = np.stack(
             [
@@ -166,7 +166,7 @@ class RandomBatches:
 
 
 def measure_generation(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
-    """One sequence as the engine writes it, the likeliest token each time: the time between streamed tokens."""
+    """Measures greedy generation of one sequence with the engine: the time between streamed tokens."""
     model = build_model(config, 0, device).to(torch_dtype(precision))
     length = min(config.max_seq_len, 256)
     generator, prompt = Generator(model, CharTokenizer()), [CharTokenizer().bos_id] * _PROMPT
@@ -184,7 +184,7 @@ BENCHES: dict[str, Callable[[ModelConfig, str, str, float], dict[str, Any]]] = {
 
 
 def _median_seconds(work: Callable[[], Any], device: str, seconds: float) -> float:
-    """Median time of `work` after one untimed call, over about `seconds` and at least three calls."""
+    """Median time of a call of `work`, over about `seconds` and at least three calls, after one untimed call."""
     work()
     times: list[float] = []
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Rejection sampling: of several answers of a model the best become examples, or the best and the worst pairs."""
+"""Rejection sampling: writes the best of several answers as examples, or the best and the worst as pairs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sheepop.posttrain.rewards import open_reward
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
 from sheepop.posttrain.written import Question, Writer, Written
 
-_TOGETHER = 32
+_BATCH_SIZE = 32
 
 
 @dataclass
 class BestOf:
-    """What became of the prompts: lines written, and those left out because no answer was good enough."""
+    """Counts of prompts and mean rewards. A prompt is left out if no answer is good enough."""
 
     prompts: int = 0
     written: int = 0
@@ -35,7 +35,7 @@ class BestOf:
     best_reward: float = 0.0  # mean over the best answer to each prompt
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The fields as plain data."""
         return asdict(self)
 
 
@@ -56,31 +56,32 @@ def best_of(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> BestOf:
-    """Writes `count` answers to every prompt of files, and the best ones, finished and judged `least`, to `output`.
+    """Generates `count` answers to every prompt in `data` and writes the best ones to `output`, as JSON lines.
 
-    With `pairs` a line has the best and the worst answer of a prompt, where they differ in worth. Raises `DataError`
-    for prompts that cannot be asked, and what `open_reward` and rewards raise.
+    Written answers are finished and not empty, and the best one has a reward of at least `least`. With `pairs`, a line
+    has the best and the worst answer to a prompt, if their rewards differ. Raises `DataError` for a prompt that
+    cannot be encoded, `OutputError` if `output` exists, and whatever `open_reward` and rewards raise.
     """
     if output.exists() and not overwrite:
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
     loaded, console = load_model(model, resolve_device(device)), console or Console.silent()
     found, tokenizer = BestOf(), loaded.tokenizer
-    judge = open_reward(reward, reward_seconds, tokenizer, device=str(loaded.model.device), batch_size=_TOGETHER)
+    judge = open_reward(reward, reward_seconds, tokenizer, device=str(loaded.model.device), batch_size=_BATCH_SIZE)
     writer = Writer(tokenizer, judge, max_new_tokens, temperature, loaded.end_ids)
     total = sum(1 for _ in read_rows(data, Prompt))
     with (
         template_of(tokenizer) as template,
-        atomic_file(output, replace=overwrite) as place,
-        place.open("wb") as file,
+        atomic_file(output, replace=overwrite) as temporary,
+        temporary.open("wb") as file,
         console.progress("Answers", total * count, "answers") as progress,
     ):
         encoder = ExampleEncoder(tokenizer, template)
         remaining, number = read_rows(data, Prompt), 0
-        while rows := list(islice(remaining, _TOGETHER)):
+        while rows := list(islice(remaining, _BATCH_SIZE)):
             questions = [_question(encoder, row) for row in rows]
             written = writer(loaded.model, questions, count, derive_seed(seed, "best of", number))
-            for place_of, row in enumerate(rows):
-                line = _line(row, written, range(place_of * count, (place_of + 1) * count), pairs, least, found)
+            for index, row in enumerate(rows):
+                line = _line(row, written, range(index * count, (index + 1) * count), pairs, least, found)
                 if line is not None:
                     file.write(orjson.dumps(line) + b"\n")
             progress.advance(len(rows) * count)
@@ -99,15 +100,15 @@ def _question(encoder: ExampleEncoder, row: Prompt) -> Question:
 
 
 def _line(
-    row: Prompt, written: Written, places: Sequence[int], pairs: bool, least: float | None, found: BestOf
+    row: Prompt, written: Written, indices: Sequence[int], pairs: bool, least: float | None, found: BestOf
 ) -> dict[str, Any] | None:
-    """What is written for a prompt, counted in `found`; None where no answer will do."""
-    ranked = sorted(places, key=lambda place: written.rewards[place], reverse=True)
+    """The line of a prompt with its answers at `indices`, or None if no answer is good enough; counted in `found`."""
+    ranked = sorted(indices, key=lambda index: written.rewards[index], reverse=True)
     found.prompts += 1
-    found.reward += sum(written.rewards[place] for place in places)
+    found.reward += sum(written.rewards[index] for index in indices)
     found.best_reward += written.rewards[ranked[0]]
-    # An answer that says nothing is no example, nor one without its end.
-    finished = [place for place in ranked if written.is_finished[place] and written.answers[place].completion.strip()]
+    # Empty and unfinished answers make bad examples.
+    finished = [index for index in ranked if written.is_finished[index] and written.answers[index].completion.strip()]
     best, worst = (finished[0], finished[-1]) if finished else (ranked[0], ranked[0])
     margin = written.rewards[best] - written.rewards[worst]
     too_low = least is not None and written.rewards[best] < least
@@ -115,7 +116,7 @@ def _line(
         found.left_out += 1
         return None
     found.written += 1
-    answers = [_answer(row.prompt, written.answers[place].completion) for place in (best, worst)]
+    answers = [_answer(row.prompt, written.answers[index].completion) for index in (best, worst)]
     prompt = row.prompt if isinstance(row.prompt, str) else list(row.prompt)
     if pairs:
         return {"prompt": prompt, "chosen": answers[0], "rejected": answers[1], "margin": margin}

@@ -1,4 +1,4 @@
-"""Conversations with a model, of this machine or of a server that speaks OpenAI's protocol."""
+"""Conversations with a local model or with a server that has OpenAI's API."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.messages import MessageError, plain_messages
 
 Message = dict[str, str]
-_CUT_OFF = "The answer is cut off. --max-new-tokens N allows more, as far as the model's context goes."
-# What a server is asked for, by the settings that were given here; the others are as it has them.
-_ASKED = {"max_new_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed"}
+_CUT_OFF = "The answer is cut off. --max-new-tokens N allows longer answers, up to the model's context."
+# Our settings by their names in OpenAI's API; only those that the user gave are sent.
+_API_NAMES = {"max_new_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed"}
 
 
 class Speaker(Protocol):
-    """Who answers."""
+    """A chat partner: a local model or a server."""
 
     name: str
     note: str
-    """What the user should know of it, perhaps nothing; an answer may change it."""
+    """A message for the user, or empty; an answer may change it."""
     takes_turns: bool
-    """Whether it answers; else it writes on where the user's text ends."""
+    """Whether it answers messages; otherwise it continues the user's text."""
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:
-        """The answer to a conversation, piece by piece."""
+        """Yields the answer to a conversation, piece by piece."""
 
     def close(self) -> None:
-        """Ends what was started."""
+        """Releases resources."""
 
 
 class ModelSpeaker:
-    """A model directory or run. Without a chat template it continues the conversation as one text."""
+    """A model from disk. Without a chat template it continues the conversation as one text."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ModelSpeaker:
     ) -> None:
         self._generator = load_generator(model, device=device, dtype=dtype, adapters=adapters)
         if not self._generator.continues_prompts:
-            raise UsageError("An encoder-decoder writes targets of sources and does not chat. Use sheepop generate.")
+            raise UsageError("An encoder-decoder model cannot chat. Use sheepop generate.")
         self.name = Path(model).resolve().name
         self._template: ChatTemplate | None = None
         self.note, self.takes_turns = "", True
@@ -60,7 +60,7 @@ class ModelSpeaker:
             self.note = "This model has no chat template: it was not trained on conversations and continues your text."
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:
-        """Writes on behind the conversation, or behind as much of its end as the context holds."""
+        """Yields the answer; the model reads only the end of a conversation that exceeds its context."""
         self.note = ""
         if self._template is None:
             yield from self._generator.stream(_as_text(messages), config.replace(on_overflow="window"))
@@ -77,7 +77,7 @@ class ModelSpeaker:
             self._template.close()
 
     def _fitting(self, template: ChatTemplate, messages: list[Message], config: GenerationConfig) -> list[int]:
-        """The prompt, without the oldest messages where the context has no room for them and an answer."""
+        """The tokens of the prompt, without the oldest messages if they and an answer do not fit the context."""
         longest = self._generator.model.config.max_seq_len
         room = longest - min(config.max_new_tokens, longest // 4)
         first = 1 if messages[0]["role"] == "system" else 0
@@ -90,44 +90,44 @@ class ModelSpeaker:
             left_out += 2
         if len(prompt) >= longest:
             raise UsageError(
-                f"With your message there are {len(prompt)} tokens to read, but the model's context holds {longest}. "
-                "Shorten the message, or the system prompt."
+                f"With your message, the prompt has {len(prompt)} tokens, but the model's context holds {longest}. "
+                "Shorten the message or the system prompt."
             )
         if left_out:
-            self.note = f"The model's context is full: it does not read the first {left_out} messages any more."
+            self.note = f"The model's context is full, so it no longer reads the first {left_out} messages."
         return prompt
 
 
 def _as_text(messages: list[Message]) -> str:
-    """A conversation as a screen shows it: each answer goes on where its message ends, and ends its line."""
+    """The conversation as one text: an answer directly continues its message, and ends with a line break."""
     return "".join(message["content"] + ("" if message["role"] == "user" else "\n") for message in messages)
 
 
 class ServerSpeaker:
-    """A server with ``/v1/chat/completions`` below `url`; `model` is its first one when None."""
+    """A server with ``/v1/chat/completions`` below `url`; if `model` is None, the server's first model answers."""
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self.note, self.takes_turns = "", True
-        # Whoever waits for an answer hears at once that there is none, and decides whether to ask again.
+        # No retries: the user sees a failure at once and decides whether to try again.
         self._endpoint = Endpoint(url, model=model, api_key=api_key, attempts=1)
         self.name = self._endpoint.model
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:
         """Streams the answer as server-sent events."""
         self.note = ""
-        asked = {_ASKED[name]: getattr(config, name) for name in _ASKED.keys() & config.model_fields_set}
-        for piece in self._endpoint.stream(messages, **asked):
+        settings = {_API_NAMES[name]: getattr(config, name) for name in _API_NAMES.keys() & config.model_fields_set}
+        for piece in self._endpoint.stream(messages, **settings):
             if piece.finish_reason == "length":
                 self.note = _CUT_OFF
             if piece.text:
                 yield piece.text
 
     def close(self) -> None:
-        """Nothing is open between answers."""
+        """Does nothing: no connection is open between answers."""
 
 
 class Conversation:
-    """The messages so far, with an optional system prompt in front."""
+    """The messages so far, and an optional system prompt."""
 
     def __init__(self, speaker: Speaker, config: GenerationConfig, *, system: str | None = None) -> None:
         self.speaker, self._config = speaker, config
@@ -137,11 +137,11 @@ class Conversation:
         self._file: Path | None = None
 
     def say(self, text: str) -> Iterator[str]:
-        """The answer to a new message. Both are kept, unless the answer ends before its first word."""
+        """Yields the answer to a new message. Keeps both, unless the answer stops before its first piece."""
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def regenerate(self) -> Iterator[str]:
-        """Another answer to the last message, in the place of the one before."""
+        """Yields another answer to the last message, which replaces the previous one."""
         messages = list(self.messages)
         while messages and messages[-1]["role"] == "assistant":
             messages.pop()
@@ -154,10 +154,10 @@ class Conversation:
         self.messages = []
 
     def save(self, path: Path) -> None:
-        """Writes the conversation as JSON, in the form that fine-tuning reads.
+        """Writes the conversation as JSON that `sheepop tune sft` can read.
 
-        Raises `UsageError` for a file that cannot be written, or exists and is not where this conversation was saved or
-        loaded from.
+        Raises `UsageError` if the file cannot be written, or exists and this conversation was neither saved to it nor
+        loaded from it.
         """
         if path.exists() and path.resolve() != self._file:
             raise UsageError(f"{path} exists. Choose another name.")
@@ -168,7 +168,7 @@ class Conversation:
         self._file = path.resolve()
 
     def load(self, path: Path) -> None:
-        """Takes up a conversation that `save` wrote; raises `DataError` for a file that holds none."""
+        """Loads a conversation that `save` wrote; raises `DataError` for any other file."""
         found = read_json(path, DataError)
         try:
             messages = plain_messages(found.get("messages") if isinstance(found, dict) else None, "messages")
@@ -185,7 +185,7 @@ class Conversation:
 
     def _answer(self, messages: list[Message]) -> Iterator[str]:
         config, pieces, whole = self._config, list[str](), False
-        if config.seed is not None:  # another answer to the same message is another text
+        if config.seed is not None:  # so that `regenerate` gives a different answer
             config = config.model_copy(update={"seed": config.seed + self._num_answers})
         self._num_answers += 1
         try:

@@ -1,4 +1,4 @@
-"""The whole configuration tree, and how a command's file, presets and overrides become one."""
+"""The whole configuration tree, and how a command's file, options and overrides are merged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _RENAMED = {
     },
     "tuning.grpo": {**_ROLLOUT, "divergence_estimator": "kl_estimator", "mean_over": "loss_type"},
 }
-"""By section, keys under the names that they had before, with those of now."""
+"""By section, the old names of keys and their present ones."""
 _RENAMED_VALUES = {
     "tuning.ppo.value_model": {"apart": "separate"},
     "tuning.grpo.loss_type": {"answers": "grpo", "tokens": "dapo", "longest": "dr_grpo"},
@@ -59,7 +59,7 @@ _RENAMED_VALUES = {
 
 
 class SheepOpConfig(Config):
-    """Every setting of a run. What is null is derived or measured once and written to the run's config.yaml."""
+    """Every setting of a run. What is left null is derived or measured once and written to the run's config.yaml."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The network: sizes, positions, norms, attention, initial weights."""
@@ -68,23 +68,23 @@ class SheepOpConfig(Config):
     data: DataConfig = Field(default_factory=DataConfig)
     """Which text to use, what a document is, and how it is cleaned, split and cut into rows."""
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    """How the weights are trained: budget, batches, optimizer, schedule, precision, and what is written when."""
+    """How the weights are trained: budget, batches, optimizer, schedule, precision, logging and checkpoints."""
     tuning: TuningConfig = Field(default_factory=TuningConfig)
-    """What a finished model is taught in post-training, and how."""
+    """Post-training: the method, its objective and its data."""
     generation: MayChange[GenerationConfig] = Field(default_factory=GenerationConfig)
-    """How text is written; the samples that a run writes during training use these settings too."""
+    """How text is generated, also for the samples during training."""
     trace: MayChange[TraceConfig] = Field(default_factory=TraceConfig)
-    """What is looked into while a run trains."""
+    """Which prompt is traced during training."""
     evaluation: MayChange[EvaluationConfig] = Field(default_factory=EvaluationConfig)
-    """What a model is asked while it trains."""
+    """Which tasks and texts the model is evaluated on during training."""
     server: MayChange[ServerConfig] = Field(default_factory=ServerConfig)
     """How models are served over HTTP."""
     parallel: MayChange[ParallelConfig] = Field(default_factory=ParallelConfig)
-    """How a run is laid out over several processes."""
+    """How a run is distributed over several processes."""
     device: MayChange[DeviceName] = "auto"
-    """What to compute on: `cpu`, `cuda`, `mps`, or `auto` for the best one present; an absent one is refused."""
+    """The device to compute on: `cpu`, `cuda`, `mps`, or `auto` for the best one present; a missing one is an error."""
     seed: int = Field(0, ge=0)
-    """Decides every random choice: initial weights, order of the data, dropout, samples."""
+    """The seed of every random choice: initial weights, order of the data, dropout, samples."""
     deterministic: bool = True
     """Use only algorithms that give the same bits every time; `false` allows faster ones."""
     output_dir: MayChange[PathText | None] = None
@@ -98,7 +98,7 @@ def load_config(
     base: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> SheepOpConfig:
-    """The validated tree of `read_settings`; raises `ConfigError` for anything unknown or out of range."""
+    """The validated result of `read_settings`; raises `ConfigError` for unknown keys and invalid values."""
     return validate(SheepOpConfig, read_settings(path, overrides, base=base, options=options))
 
 
@@ -109,10 +109,10 @@ def read_settings(
     base: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The tree of `base`, then the file at `path`, then `options`, then ``key=value`` overrides, as it was given.
+    """Merges `base`, the file at `path`, `options` and ``key=value`` overrides; later ones win. Validates nothing.
 
-    A ``config.json`` of the original system, and keys that were renamed, are translated first. Raises `ConfigError`
-    for what cannot be read.
+    A ``config.json`` of the original system and renamed keys are translated first. Raises `ConfigError` for what cannot
+    be read.
     """
     tree: dict[str, Any] = dict(base or {})
     if path is not None:
@@ -123,10 +123,11 @@ def read_settings(
 
 
 def with_current_keys(tree: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """A copy of a stored configuration in which keys and values that were renamed since have their present names."""
+    """A copy of a stored configuration with the present names of keys and values that were renamed."""
     renamed, result = _RENAMED.get(section, {}), {}
     for key, value in tree.items():
-        name = key if renamed.get(key) in tree else renamed.get(key, key)  # with both, validation names the old one
+        # If both are given, validation rejects the old one.
+        name = key if renamed.get(key) in tree else renamed.get(key, key)
         path = f"{section}.{name}" if section else name
         if isinstance(value, Mapping):
             result[name] = with_current_keys(value, path)
@@ -136,5 +137,5 @@ def with_current_keys(tree: Mapping[str, Any], section: str = "") -> dict[str, A
 
 
 def refuse_mistyped(overrides: Iterable[str]) -> None:
-    """Raises `ConfigError` for ``key=value`` settings whose keys do not exist, before anything is measured for them."""
+    """Raises `ConfigError` for ``key=value`` settings with unknown keys."""
     refuse_unknown_keys(SheepOpConfig, apply_overrides({}, overrides))

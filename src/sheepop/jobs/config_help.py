@@ -1,4 +1,4 @@
-"""What ``sheepop config`` says of every key of the configuration, made from the fields."""
+"""The text of ``sheepop config``: every key of the configuration, described from the fields."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MOST_WRITTEN_OUT = 10**12
 
 @dataclass(frozen=True)
 class Setting:
-    """A key as a reader sees it.
+    """A key of the configuration, described for a reader.
 
-    `type` says in words what it takes, `schema` the same as JSON Schema. `is_section` is true where keys below it are
-    always there; `entries` is true where there may be none, or several in a list.
+    `type` is its type in words, `schema` the same as JSON Schema. `is_section` is true if the keys below it always
+    exist; `entries` is true if there may be none, or a list of them.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Setting:
 
     @classmethod
     def of(cls, key: Key) -> Setting:
-        """What the field of `key` declares."""
+        """Describes `key` from its field."""
         required, is_section = key.field.is_required(), key.field.annotation is key.section
         schema = _properties(key.owner)[key.name]
         return cls(
@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def section(self) -> str:
-        """The key of the section it stands in; empty at the top."""
+        """The key of its section; empty at the top level."""
         return self.key.rpartition(".")[0]
 
     @property
@@ -66,7 +66,7 @@ class Setting:
         return self.key.rpartition(".")[2]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; the default of a section is that of its keys."""
+        """Plain data for JSON; a section has no default of its own."""
         given = asdict(self)
         del given["entries"]
         texts = {"type": _plain(self.type), "meaning": _plain(self.meaning)}
@@ -74,9 +74,9 @@ class Setting:
 
 
 def all_settings(path: str | None = None) -> list[Setting]:
-    """The settings at and below the key `path`, all without one, in the order of the configuration.
+    """The settings at and below the key `path`, or all of them, in the order of the configuration.
 
-    Raises `ConfigError` with the nearest key for an unknown one.
+    Raises `ConfigError`, which suggests the nearest key, for an unknown one.
     """
     if path is not None:
         find_key(SheepOpConfig, path)
@@ -85,17 +85,17 @@ def all_settings(path: str | None = None) -> list[Setting]:
 
 
 def default_of(path: str) -> str:
-    """The default of the key `path`, as a config file has it."""
+    """The default of the key `path`, as a config file writes it."""
     return value_text(Setting.of(find_key(SheepOpConfig, path)).default)
 
 
 def render(settings: list[Setting]) -> str:
-    """What `all_settings` found, for people: all about a single value, a section as a config file."""
+    """The settings as text: all facts about a single value, a section as a config file."""
     return _render_value(settings[0]) if len(settings) == 1 else _render_tree(settings)
 
 
 def _render_value(setting: Setting) -> str:
-    resume = "may change" if setting.may_change_on_resume else "stays as it was when the run began"
+    resume = "may change" if setting.may_change_on_resume else "cannot change"
     facts = {
         "type": _plain(setting.type),
         "default": "none, it is required" if setting.required else value_text(setting.default),
@@ -103,7 +103,7 @@ def _render_value(setting: Setting) -> str:
         "on resume": resume,
     }
     if setting.key in chosen_keys():
-        facts["left open"] = "train and quickstart choose it for the text, the machine and the budget"
+        facts["if not set"] = "train and quickstart choose it for the text, the machine and the budget"
     lines = [setting.key]
     for name, text in facts.items():
         indent = " " * 13
@@ -112,9 +112,9 @@ def _render_value(setting: Setting) -> str:
 
 
 def _render_tree(settings: list[Setting]) -> str:
-    """Settings with their defaults as a config file, each below a comment that says what it means.
+    """A config file with the defaults of the settings, each below a comment with its meaning.
 
-    What is below a key that may be null or a list is commented out.
+    The keys below one that may be null or a list are commented out.
     """
     first = settings[0].key.split(".")[:-1]
     head = [f"{'  ' * depth}{name}:" for depth, name in enumerate(first)]
@@ -146,7 +146,7 @@ def _facts(setting: Setting) -> str:
 
 
 def in_words(schema: dict[str, Any], plural: str = "") -> str:
-    """What a JSON Schema of a value takes: ``whole number from 1, or null``; `plural` is an ``s`` for several."""
+    """The type in a JSON Schema in words: ``whole number from 1, or null``; `plural` is ``s`` for the plural."""
     if "anyOf" in schema:
         return ", or ".join(in_words(choice, plural) for choice in schema["anyOf"])
     if "enum" in schema:
@@ -186,5 +186,5 @@ def _properties(owner: type[BaseModel]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """Without the marks of code that the documentation shows."""
+    """The text without backticks, which only the documentation renders."""
     return text.replace("`", "")

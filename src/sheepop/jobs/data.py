@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sheepop import data as corpora  # what builds is loaded when it is called
+from sheepop import data as corpora  # loads the builder only when it is called
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
@@ -23,7 +23,7 @@ from sheepop.jobs.run.record import view_run_config
 from sheepop.jobs.task.corpus_plan import reads_pairs
 
 if TYPE_CHECKING:
-    from sheepop.data import Engine, Query
+    from sheepop.data import Query
 
 EngineName = Literal["local", "ray"]
 
@@ -39,22 +39,22 @@ def build(
     overwrite: bool = False,
     query: str | None = None,
 ) -> dict[str, Any]:
-    """Builds the corpus of `inputs`, which may hold ``key=value`` settings among the paths, and sums it up.
+    """Builds the corpus of `inputs`, paths and ``key=value`` settings in any order, and returns its counts.
 
-    An input is a setting when it contains ``=`` and no file of that name exists; `query` goes to the one input
-    that is a database address (``dialect://...``). `workers` null means `data.num_workers`.
+    An input is a setting if it contains ``=`` and no file of that name exists. `query` reads the one input that is a
+    database address (``dialect://...``). If `workers` is None, `data.num_workers` decides.
     """
     addresses = [text for text in inputs if "://" in text]
     overrides = [text for text in inputs if "=" in text and text not in addresses and not Path(text).exists()]
     paths = [text for text in inputs if text not in overrides and text not in addresses]
-    asked = _query(addresses, query)
-    options: dict[str, Any] = {"data": {"paths": paths}} if paths or asked else {}
+    requested = _query(addresses, query)
+    options: dict[str, Any] = {"data": {"paths": paths}} if paths or requested else {}
     if workers is not None:
         options.setdefault("data", {})["num_workers"] = workers
     config = load_config(config_file, overrides, options=options)
-    if asked is not None and not is_ordered(asked.text):
+    if requested is not None and not is_ordered(requested.text):
         console.warn("The query has no ORDER BY, so the database may return its rows in another order next time.")
-    if not config.data.paths and asked is None:
+    if not config.data.paths and requested is None:
         raise UsageError("There is no input. Name at least one file or folder.")
     data = config.data
     if reads_pairs(config) or data.extract.pair is not None:
@@ -67,8 +67,8 @@ def build(
             seed=config.seed,
             console=console,
             overwrite=overwrite,
-            engine=_engine(engine, config.data.num_workers),
-            query=asked,
+            engine=(corpora.RayEngine if engine == "ray" else corpora.LocalEngine)(config.data.num_workers),
+            query=requested,
         )
     return {
         "path": str(output),
@@ -85,20 +85,17 @@ def build(
 
 
 def stats(directory: Path) -> dict[str, Any]:
-    """The report of a corpus, as data; a run directory means its corpus."""
+    """The report of a corpus, or of a run's corpus, as plain data."""
     corpus = _open(directory)
     path = corpus.directory / REPORT_JSON
     if not path.is_file():
-        raise DataError(
-            f"{corpus.directory} has no {REPORT_JSON}: an older version of SheepOp built it. Rebuild the corpus to get "
-            "one."
-        )
+        raise DataError(f"{corpus.directory} has no {REPORT_JSON}: an older version of SheepOp built it. Rebuild it.")
     report: dict[str, Any] = read_json(path, DataError)
     return {"path": str(corpus.directory), **report}
 
 
 def show_tokens(directory: Path, tokens: str, split: Literal["train", "validation"]) -> Iterator[Origin]:
-    """Where the tokens ``A:B`` of a split came from."""
+    """Yields the documents that the tokens ``A:B`` of a split came from."""
     start, separator, stop = tokens.partition(":")
     try:
         first = int(start)
@@ -112,22 +109,14 @@ def show_tokens(directory: Path, tokens: str, split: Literal["train", "validatio
 
 def _query(addresses: Sequence[str], query: str | None) -> Query | None:
     if query is None and addresses:
-        raise UsageError(f"{_without_password(addresses[0])} is a database: say with --query what to read from it.")
+        from sheepop.data.extract.query import source_label
+
+        raise UsageError(f"{source_label(addresses[0])} is a database. Give a --query that reads from it.")
     if query is None:
         return None
     if len(addresses) != 1:
         raise UsageError("--query needs exactly one database address among the inputs, such as sqlite:///my.db.")
     return corpora.Query(addresses[0], query)
-
-
-def _without_password(address: str) -> str:
-    from sheepop.data.extract.query import source_label
-
-    return source_label(address)
-
-
-def _engine(name: EngineName, workers: int) -> Engine:
-    return corpora.RayEngine(workers) if name == "ray" else corpora.LocalEngine(workers)
 
 
 def _open(directory: Path) -> Corpus:
@@ -143,14 +132,14 @@ def _open(directory: Path) -> Corpus:
 
 
 def find_corpus(run: RunDirectory, config: SheepOpConfig | None) -> Path | None:
-    """The directory of the corpus that the run built for itself, or else of the finished one that `config` names."""
+    """The directory of the corpus that the run built, else of the first corpus in `data.paths`, else None."""
     given = [Path(path) for path in config.data.paths] if config else []
     return next((path for path in (run.corpus, *given) if is_corpus(path)), None)
 
 
 def corpus_of_run(run: RunDirectory, config: SheepOpConfig) -> Corpus:
-    """The corpus that `find_corpus` finds, opened; raises `DataError` where there is none any more."""
+    """Opens the corpus that `find_corpus` finds; raises `DataError` if it no longer exists."""
     path = find_corpus(run, config)
     if path is not None:
         return Corpus.open(path, verify=False)
-    raise DataError(f"The corpus that {run.path} was trained on is not at {', '.join(config.data.paths)} any more.")
+    raise DataError(f"The corpus that {run.path} was trained on is no longer at {', '.join(config.data.paths)}.")

@@ -1,4 +1,4 @@
-"""What this machine has for SheepOp, what is missing, and what each missing piece would add."""
+"""Checks what this machine has for SheepOp, what is missing, and what each missing piece would add."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GB = 1e9
 _QUICKSTART_MEMORY = 4 * GB
 _QUICKSTART_DISK = 2 * GB
 _MARKS: dict[Status, str] = {"ok": "ok", "warning": "warn", "missing": "none"}
-# What is installed with an extra: the extra, and what is lost without.
+# Optional packages, each with its extra and what does not work without it.
 _OPTIONAL_PACKAGES = {
     "magika": ("data", "file types are recognised only by names and first bytes"),
     "pypdfium2": ("data", "PDF files are left out of a corpus"),
@@ -35,8 +35,8 @@ _OPTIONAL_PACKAGES = {
     "fastapi": ("serve", "sheepop serve cannot run"),
     "uvicorn": ("serve", "sheepop serve cannot run"),
     "prometheus-client": ("serve", "sheepop serve cannot run"),
-    "lm-eval": ("eval", "the tasks of lm-eval cannot be asked; those of SheepOp can"),
-    "llguidance": ("serve", "texts cannot be held to a JSON schema, a regular expression, a choice or a grammar"),
+    "lm-eval": ("eval", "tasks of lm-eval cannot be run; those of SheepOp can"),
+    "llguidance": ("serve", "output cannot be constrained to a JSON schema, regular expression, choice or grammar"),
     "ray": ("cluster", "corpora are built, and models served, on one machine only"),
     "transformers": ("dev", "the parity tests against Hugging Face's models are skipped"),
     "pytest": ("dev", "the tests cannot run"),
@@ -46,7 +46,7 @@ _OPTIONAL_PACKAGES = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. `consequence` and `remedy` are empty when all is well."""
+    """The result of one check. `consequence` and `remedy` are empty when all is well."""
 
     name: str
     status: Status
@@ -57,7 +57,7 @@ class Check:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """All checks, the machine they describe, and the measured matrix peaks in FLOP/s, ``device dtype`` to rate."""
+    """All checks, the machine, and its measured matrix peaks: FLOP/s by ``device dtype``."""
 
     checks: tuple[Check, ...]
     machine: Machine
@@ -68,12 +68,12 @@ class DoctorReport:
         return asdict(self)
 
 
-def doctor(place: str | Path = ".") -> DoctorReport:
-    """Looks at this machine and measures its matrix products, about half a second each.
+def doctor(directory: str | Path = ".") -> DoctorReport:
+    """Checks this machine and measures its matrix products, about half a second each.
 
-    `place` is where runs would be written.
+    `directory` is where runs would be written.
     """
-    machine = describe_machine(place)
+    machine = describe_machine(directory)
     peaks = measure_peaks(machine)
     checks = (
         *(check(machine) for check in _MACHINE_CHECKS),
@@ -103,13 +103,13 @@ def measure_peaks(machine: Machine) -> dict[str, float]:
 
 
 def render_doctor(report: DoctorReport) -> str:
-    """The report as lines for a terminal: a mark, a name, a value; below it what is lost and what to do."""
+    """The report as text: status, name and value of each check; below them the consequence and the remedy."""
     installed = [check for check in report.checks if check.name in LIBRARIES and check.status == "ok"]
     shown = [check for check in report.checks if check not in installed]
     shown.append(Check("Libraries", "ok", ", ".join(f"{check.name} {check.value}" for check in installed)))
     shown += [Check(f"Matrix peak, {name}", "ok", flops(rate)) for name, rate in report.matrix_peaks.items()]
     width = max(len(check.name) for check in shown)
-    # Names and commands can be searched for and copied only where no hyphen breaks them.
+    # Hyphens do not break lines, so that names and commands can be searched for and copied.
     wrap = partial(textwrap.wrap, width=110, break_on_hyphens=False, break_long_words=False)
     lines: list[str] = []
     for check in shown:
@@ -128,7 +128,7 @@ def render_doctor(report: DoctorReport) -> str:
 
 
 def check_bfloat16(peaks: dict[str, float]) -> Check:
-    """Whether bfloat16 is the faster precision on the best device measured."""
+    """Whether bfloat16 is faster than float32 on the best device measured."""
     device = next((name for name in ("cuda", "mps") if f"{name} bfloat16" in peaks), "cpu")
     ratio = peaks[f"{device} bfloat16"] / peaks[f"{device} float32"]
     value = f"{ratio:.2g} times the speed of float32 on {device}"
@@ -139,31 +139,31 @@ def check_bfloat16(peaks: dict[str, float]) -> Check:
 
 
 def check_sandbox() -> Check:
-    """Whether programs that models write can be run in isolation."""
+    """Whether generated programs can run in isolation."""
     from sheepop.core.sandbox import IsolationError, Sandbox
 
     try:
         Sandbox.find()
-        return Check("Sandbox", "ok", "programs of models run in isolation, by bubblewrap")
+        return Check("Sandbox", "ok", "generated programs run in isolation, with bubblewrap")
     except IsolationError as error:
-        return Check("Sandbox", "missing", "none", "sheepop eval code runs nothing here.", str(error))
+        return Check("Sandbox", "missing", "none", "sheepop eval code does not work here.", str(error))
 
 
 def check_python(machine: Machine) -> Check:
-    """The interpreter that runs this."""
+    """The Python interpreter."""
     environment = "" if sys.prefix != sys.base_prefix else ", not in a virtual environment"
     return Check("Python", "ok", f"{machine.python}{environment}")
 
 
 def check_platform(machine: Machine) -> Check:
-    """Operating system; SheepOp is made for Linux and macOS."""
+    """The operating system; SheepOp supports Linux and macOS."""
     if machine.platform.startswith("Windows"):
         return Check("Platform", "warning", machine.platform, "Native Windows is not supported.", "Use WSL.")
     return Check("Platform", "ok", machine.platform)
 
 
 def check_processor(machine: Machine) -> Check:
-    """Processor, the cores this process may use, and the units that multiply matrices."""
+    """The processor, the cores that this process may use, and the matrix and vector units."""
     value = f"{machine.processor or 'unknown'}, {machine.cores:g} usable {plural(machine.cores, 'core')}"
     if machine.matrix_units:
         return Check("Processor", "ok", f"{value}, {' '.join(machine.matrix_units)}")
@@ -171,7 +171,7 @@ def check_processor(machine: Machine) -> Check:
 
 
 def check_memory(machine: Machine) -> Check:
-    """Main memory, as far as a container's limit lets us use it."""
+    """Main memory, within the limit of a container."""
     value = f"{machine.memory / GB:.1f} GB, {machine.memory_available / GB:.1f} GB free"
     if machine.memory_available >= _QUICKSTART_MEMORY:
         return Check("Memory", "ok", value)
@@ -211,15 +211,15 @@ def check_accelerator(machine: Machine) -> Check:
 
 
 def check_compiler(machine: Machine) -> Check:
-    """The C++ compiler that torch.compile calls, and that builds SheepOp's own kernels."""
+    """The C++ compiler, which torch.compile and SheepOp's own kernels need."""
     if machine.compiler:
         return Check("C++ compiler", "ok", machine.compiler)
     return Check(
         "C++ compiler",
         "missing",
         "none",
-        "On the CPU steps run uncompiled (training.compile has no effect), and texts are written without SheepOp's own "
-        "kernels; both are slower.",
+        "On the CPU, training is not compiled (training.compile has no effect) and text is generated without SheepOp's "
+        "own kernels; both are slower.",
         "Debian and Ubuntu: apt install g++. macOS: xcode-select --install.",
     )
 
@@ -236,7 +236,7 @@ _MACHINE_CHECKS: tuple[Callable[[Machine], Check], ...] = (
 
 
 def check_headers(present: bool) -> Check:
-    """Python's C headers, which code made by torch.compile includes."""
+    """Python's C headers, which code generated by torch.compile includes."""
     if present:
         return Check("Python headers", "ok", "Python.h found")
     return Check(

@@ -26,11 +26,11 @@ def download(
     token: str | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Downloads the dataset `name` to a folder below `output`; returns what ``download.json`` says of it.
+    """Downloads the dataset `name` to a folder below `output`; returns the content of its ``download.json``.
 
-    `limit` bounds the transfer: bytes, or a size such as ``100MB``. `token` is an access token of the hub; without it
-    that of ``HF_TOKEN`` or of a login is used. The result has the folder as `path`, and as `next` the command that
-    builds a corpus of it.
+    `limit` bounds the transfer: bytes, or a size such as ``100MB``. `token` is an access token of the Hugging Face hub;
+    None uses ``HF_TOKEN`` or a saved login. The result also has the folder as `path`, and as `next` the command that
+    builds a corpus from it.
     """
     num_bytes = limit if limit is None or isinstance(limit, int) else parse_size(limit)
     if num_bytes is not None and num_bytes <= 0:

@@ -1,4 +1,4 @@
-"""Evaluates models: each is loaded once, what was found is compared, reported and recorded with the models."""
+"""Evaluates models, compares their scores, writes a report, and records the scores with the models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sheepop.parallel.ranks import ALONE, Ranks
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model lies: what it is called, its directory, and the run and step that it comes from."""
+    """A model on disk: its name, its directory, and the run and step that it comes from."""
 
     name: str
     directory: Path
@@ -36,7 +36,7 @@ class Place:
     step: int | None = None
 
     def corpus(self) -> Corpus | None:
-        """The text that its run was trained on, if that is still there."""
+        """The corpus that its run was trained on, if it still exists."""
         if self.run is None:
             return None
         if is_corpus(self.run.corpus):
@@ -48,14 +48,14 @@ class Place:
         return Corpus.open(paths[0], verify=False) if len(paths) == 1 and is_corpus(paths[0]) else None
 
     def about(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """The facts about the model that the report shows."""
         run = None if self.run is None else str(self.run.path)
         return {"directory": str(self.directory), "run": run, "step": self.step}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is evaluated, ready to write and to score."""
+    """A loaded model to evaluate."""
 
     place: Place
     generator: Generator
@@ -66,11 +66,11 @@ Evaluate = Callable[[Subject], Sequence[Evaluation]]
 
 @dataclass(frozen=True)
 class How:
-    """Where models are computed and what becomes of the results.
+    """How models are loaded, and where the results go.
 
-    `checkpoints` evaluates every checkpoint of a run instead of its best one. With `records` the scores go into the
-    model directories, into ``provenance.json`` and the model card. With `tensor_parallel` so many processes have a part
-    of each model.
+    `checkpoints` evaluates every checkpoint of a run instead of its best one. `records` writes the scores into the
+    model directories: ``provenance.json`` and the model card. `tensor_parallel` is the number of processes that each
+    model is split over. `requested` is shown in the report.
     """
 
     output: Path | None = None
@@ -80,19 +80,19 @@ class How:
     checkpoints: bool = False
     records: bool = True
     tensor_parallel: int = 1
-    asked: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found, and the directory with its report."""
+    """The scores, the comparisons, and the directory of the report."""
 
     results: list[ModelResults]
     compared: list[Compared]
     directory: Path
 
     def to_dict(self) -> dict[str, Any]:
-        """The scores and differences as plain data, without items."""
+        """The scores and differences as plain data, without the single items."""
         return {
             "models": {
                 result.model: [evaluation.to_dict() for evaluation in result.evaluations] for result in self.results
@@ -106,13 +106,13 @@ def run_evaluations(
 ) -> Outcome:
     """Evaluates every model, compares each pair of them, and writes the report.
 
-    Several `ranks` call this with the same arguments and share what models are asked; the first compares and writes.
-    Raises `UsageError` for a model that is given twice, `OutputError` for an output that exists, and whatever
+    Several `ranks` call this with the same arguments and share the requests to each model; the first one compares and
+    writes. Raises `UsageError` for a model that is given twice, `OutputError` for an output that exists, and whatever
     `evaluate` raises.
     """
     if ranks.are_several and how.tensor_parallel > 1:
         raise UsageError(
-            "--tensor-parallel starts processes of its own, which do not go with several ranks. Choose one."
+            "--tensor-parallel starts its own processes, so it cannot be combined with several ranks. Choose one."
         )
     output, results = output_of(how), list[ModelResults]()
     ranks.connect(resolve_device(how.device))
@@ -130,19 +130,19 @@ def run_evaluations(
     except BaseException:
         if results and ranks.is_first:
             finished(results, output, how)
-            console.warn(f"What was found until then is in {output}.")
+            console.warn(f"The results so far are in {output}.")
         raise
     with ranks.together():
         return finished(results, output, how) if ranks.is_first else Outcome(results, [], output)
 
 
 def compare_reports(directories: Sequence[Path], how: How) -> Outcome:
-    """Compares models that were evaluated before, of one report or several; raises as `run_evaluations` does."""
+    """Compares the models of existing reports; raises `UsageError` if they have only one model."""
     output = output_of(how)
     results = [result for directory in directories for result in read_report(directory)]
     names = [result.model for result in results]
     if len(set(names)) < 2:
-        raise UsageError("There is one model in these reports, and nothing to compare it with. Give another report.")
+        raise UsageError("These reports have only one model, so there is nothing to compare. Give another report.")
     about = {result.model: result.about for result in results}
     merged = [
         ModelResults(
@@ -154,7 +154,7 @@ def compare_reports(directories: Sequence[Path], how: How) -> Outcome:
 
 
 def output_of(how: How) -> Path:
-    """Where the report goes; raises `OutputError` where something is there."""
+    """The directory of the report; raises `OutputError` if it exists."""
     output = how.output or Path("evaluations") / datetime.now(UTC).astimezone().strftime("%Y-%m-%d-%H%M%S")
     if output.exists():
         raise OutputError(f"{output} already exists. Choose another --output, or remove it.")
@@ -170,7 +170,7 @@ def finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
         for found in compare(one.model, one.evaluations, other.model, other.evaluations)
     ]
     about = {
-        **how.asked,
+        **how.requested,
         "version": f"SheepOp {sheepop.__version__}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
@@ -179,7 +179,7 @@ def finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
 
 
 def found_models(models: Sequence[str | Path], *, checkpoints: bool = False) -> list[Place]:
-    """Where the given models lie, or with `checkpoints` all those of runs; raises `UsageError` for one given twice."""
+    """The given models on disk, or all `checkpoints` of given runs; raises `UsageError` for one given twice."""
     found = [place for model in models for place in _places(Path(model), checkpoints=checkpoints)]
     names = [place.name for place in found]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -194,7 +194,7 @@ def _places(model: Path, *, checkpoints: bool) -> list[Place]:
     if not checkpoints:
         return [Place(str(model), directory, run, None if run is None else _step(run, directory))]
     if run is None or not RunDirectory(model).holds_run():
-        raise UsageError(f"{model} is no run, so it has no checkpoints to go through. Leave out --checkpoints.")
+        raise UsageError(f"{model} is not a run, so it has no checkpoints to evaluate. Leave out --checkpoints.")
     return [Place(f"{model} step {step:,}", run.checkpoint(step), run, step) for step in run.steps()]
 
 
@@ -203,7 +203,7 @@ def _step(run: RunDirectory, directory: Path) -> int | None:
 
 
 def _record(directory: Path, evaluations: Sequence[Evaluation], console: Console) -> None:
-    """Writes scores into a model directory; one that cannot be written to keeps what it has."""
+    """Writes scores into a model directory; warns if that fails."""
     try:
         record_scores(directory, [score for evaluation in evaluations for score in scores_of(evaluation)])
     except (CheckpointError, StorageError) as error:

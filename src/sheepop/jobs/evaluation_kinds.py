@@ -1,4 +1,4 @@
-"""What ``sheepop eval`` asks of a model: to predict text, to answer questions, to write programs."""
+"""The evaluations of ``sheepop eval``: predicting text, answering questions, writing programs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _JUDGE_WORKERS = 4
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Predicts the text of `data`, files, folders or corpora, or what the model's own run held out from training.
+    """Predicts the text of `data` (files, folders or corpora), or else the held-out text of the model's run.
 
-    With a `limit` about so many texts are read. Compressors may show what the same text needs without a model.
+    `limit` is about the number of texts to read. `compressors` adds the bits per byte of gzip and xz on the same text.
     """
 
     data: Sequence[Path]
@@ -61,7 +61,7 @@ class Perplexity:
             )
         found = replace(found, settings={**found.settings, "texts": texts.count})
         if texts.count < everything.count:
-            note = f"A sample: {texts.count:,} of {everything.count:,} texts, evenly from the whole."
+            note = f"A sample: {texts.count:,} of {everything.count:,} texts, evenly spaced."
             found = replace(found, notes=[note, *found.notes])
         if not self.compressors or not subject.generator.ranks.is_first:
             return [found]
@@ -79,11 +79,11 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Tasks:
-    """Asks questions: of `MADE`, ``cloze``, files of questions, and by `harness` what else is named.
+    """Asks questions: the generated tasks `MADE`, ``cloze``, files of questions, and with `harness` any other task.
 
-    Without `tasks` it asks all of the first, and the second where there is held-out text.
-    `training` is the corpus to look for the questions in, where it is not that of the model's own run. `judge` opens
-    the judge of answers to files of requests.
+    Without `tasks` it asks all of `MADE`, and ``cloze`` if there is held-out text. `training` is the corpus that is
+    searched for the questions; None means the corpus of the model's run. `judge` opens the judge of answers to files of
+    requests.
     """
 
     tasks: Sequence[str]
@@ -101,14 +101,14 @@ class Tasks:
         tasks = self.tasks or [*MADE, *([CLOZE] if corpus is not None and corpus.validation.num_documents else [])]
         own = [task for task in tasks if is_own(task)]
         others = [task for task in tasks if not is_own(task)]
-        found = [over_seeds([self._asked(subject, task, seed, corpus) for seed in self.seeds]) for task in own]
+        found = [over_seeds([self._evaluate(subject, task, seed, corpus) for seed in self.seeds]) for task in own]
         if others:
             by_seed = [self.harness(subject, others, seed) for seed in self.seeds]
             found += [over_seeds(each) for each in zip(*by_seed, strict=True)]
-        # The report is made by the first of several ranks.
+        # Only the first rank writes the report.
         return [self._checked(each, corpus) if subject.generator.ranks.is_first else each for each in found]
 
-    def _asked(self, subject: Subject, task: str, seed: int, corpus: Corpus | None) -> Evaluation:
+    def _evaluate(self, subject: Subject, task: str, seed: int, corpus: Corpus | None) -> Evaluation:
         if task.endswith(".jsonl") and Path(task).is_file() and has_requests(task):
             return self._conduct(subject, task, seed)
         held_out = None if corpus is None else (document.text for document in corpus.documents("validation"))
@@ -124,18 +124,17 @@ class Tasks:
             )
 
     def _conduct(self, subject: Subject, task: str, seed: int) -> Evaluation:
-        """Lets the model answer the requests of a file, and the judge say what its answers do."""
+        """Lets the model answer the requests of a file, and a judge classify its answers."""
         if self.judge is None:
             raise UsageError(
-                f"A judge says what answers to the requests of {task} do. Name one with sheepop eval tasks --by, a "
-                "server's address or a chat model."
+                f"The answers to the requests of {task} need a judge. Name a server's address or a chat model with "
+                "sheepop eval tasks --by."
             )
         requests = read_requests(task)[: self.limit]
         config = GenerationConfig(temperature=0.0, max_new_tokens=_ANSWER_TOKENS, on_overflow="window", seed=seed)
         with self.console.progress(Path(task).stem, len(requests), "answers") as progress:
-            texts = answers_of(
-                subject.generator, [asked.prompt for asked in requests], config, on_done=progress.advance
-            )
+            prompts = [request.prompt for request in requests]
+            texts = answers_of(subject.generator, prompts, config, on_done=progress.advance)
         ranks, conducts = subject.generator.ranks, None
         if ranks.is_first:
             with self.judge() as judge, self.console.progress("Judging", len(requests), "answers") as progress:
@@ -143,11 +142,11 @@ class Tasks:
         return evaluate_conduct(Path(task).stem, requests, texts, ranks.told(conducts))
 
     def _checked(self, found: Evaluation, corpus: Corpus | None) -> Evaluation:
-        """With scores apart for what the training text holds; questions that were just made up cannot be in it."""
+        """Adds separate scores for the items in the training text; generated questions cannot be in it."""
         if corpus is None or found.name in MADE:
             return found
         texts = {item.id: f"{item.shown.get('prompt', '')}{item.shown.get('reference', '')}" for item in found.items}
-        with self.console.progress("Looking for them in the training text", corpus.train.num_bytes / 1e6, "MB") as bar:
+        with self.console.progress("Searching the training text", corpus.train.num_bytes / 1e6, "MB") as bar:
 
             def read() -> Iterator[str]:
                 for document in corpus.documents("train"):
@@ -160,7 +159,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Harness:
-    """Tasks of lm-eval, and those of task files in the directories of `include`."""
+    """Runs tasks of lm-eval, also those defined in the directories of `include`."""
 
     include: Sequence[Path]
     fewshot: int | None
@@ -233,9 +232,9 @@ class Code:
 def compare_models(
     models: Sequence[Path], data: Sequence[Path], tasks: Sequence[str], limit: int | None, how: How, console: Console
 ) -> Outcome:
-    """Evaluates models alike and compares them, or compares what `run_evaluations` wrote about them before.
+    """Evaluates models on the same data and tasks and compares them, or compares their existing reports.
 
-    They predict `data`, by default what the run of the first of them held out, if it did, and are asked `tasks`.
+    The models predict `data`, by default the held-out text of the first one's run if there is any, and answer `tasks`.
     """
     if all((model / REPORT).is_file() for model in models):
         return compare_reports(models, how)
@@ -247,14 +246,14 @@ def compare_models(
         corpus = subject.place.corpus()
         if not corpora and corpus is not None and corpus.validation.num_documents:
             corpora.append(corpus.directory)
-        asked = Tasks(tasks, limit, [0], False, None, Harness((), None, limit, False, console), console)
+        questions = Tasks(tasks, limit, [0], False, None, Harness((), None, limit, False, console), console)
         found = [] if not (data or corpora) else Perplexity(data or corpora, None, limit, False, console)(subject)
-        return [*found, *asked(subject)]
+        return [*found, *questions(subject)]
 
     return run_evaluations(models, evaluate, how, console)
 
 
 def _held_out(corpus: Corpus | None, model: str) -> Held:
     if corpus is None or corpus.validation.num_documents == 0:
-        raise UsageError(f"There is no text that the run of {model} held out. Say what to predict with --data PATH.")
+        raise UsageError(f"There is no text held out by the run of {model}. Give a text to predict with --data PATH.")
     return Held.of(corpus)

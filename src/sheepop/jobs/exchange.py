@@ -1,4 +1,4 @@
-"""Takes models in from other programs' formats, and gives them out."""
+"""Imports models from the formats of other programs, and exports them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def import_model(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Writes the model in `source`, a directory in the format of Hugging Face or a GGUF file, as a model directory.
+    """Writes the model in `source`, a directory in Hugging Face format or a GGUF file, as a model directory.
 
-    One tensor is in memory at a time. `dtype` (float32, bfloat16 or float16) converts the weights, None keeps theirs;
-    `tokenizer` is a path that is used in place of the tokenizer in `source`. Weights beyond `max_shard_size`, 5GB when
-    None, are divided over several files. Returns what was done. Raises `CheckpointError` for a source that cannot be
-    used, and `UsageError` for an `output` that is in use or within `source`.
+    Keeps one tensor in memory at a time. `dtype` (float32, bfloat16 or float16) converts the weights; None keeps their
+    dtypes. `tokenizer` is the path of one that replaces the tokenizer in `source`. Weights larger than
+    `max_shard_size` (None: 5GB) are split into several files. Returns a summary. Raises `CheckpointError` for a source
+    that cannot be used, and `UsageError` for an `output` that is in use or inside `source`.
     """
     output, console = Path(output), console or Console.silent()
     wanted, limit = dtype_named(dtype), _shard_limit(max_shard_size)
@@ -72,7 +72,7 @@ def import_model(
     ):
         passing = replace(model, tensors=reported(model.tensors, progress.advance))
         write_foreign_model(directory, passing, {"imported": dict(model.source)}, limit)
-    return report.tell(model, model.source.get("family", model.source.get("architecture")), model.notes)
+    return report.finish(model, model.source.get("family", model.source.get("architecture")), model.notes)
 
 
 def export_model(
@@ -87,14 +87,14 @@ def export_model(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Writes the model that `model` means for other programs, and reads what was written back to compare.
+    """Writes a model for other programs, then reads the export back and compares it with the model.
 
-    `format` is ``hf``, a directory as transformers writes it, ``gguf``, a file for llama.cpp, or ``peft``, the change
-    alone that a run with LoRA has learnt, for Hugging Face's PEFT. `dtype` converts the weights; `quantize` (``q8_0``)
-    makes those of a GGUF file smaller, and `with_tokenizer` may leave its tokenizer out, for programs that bring their
-    own. Weights of a directory beyond `max_shard_size`, 5GB when None, are divided over several files. Returns what was
-    done. Raises `CheckpointError` with the reasons when the format cannot express the model, and `UsageError` for
-    settings that exclude each other or an `output` in use.
+    `format` is ``hf``, a directory for transformers; ``gguf``, a file for llama.cpp; or ``peft``, only the LoRA adapter
+    of a model, for Hugging Face's PEFT. `dtype` converts the weights. For GGUF, `quantize` (``q8_0``) makes the weights
+    smaller, and `with_tokenizer` false leaves the tokenizer out for programs with their own. For ``hf``, weights larger
+    than `max_shard_size` (None: 5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the
+    reasons if the format cannot express the model, and `UsageError` for settings that exclude each other or an `output`
+    in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")
@@ -116,7 +116,7 @@ def export_model(
         return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, report)
     if format == "peft":
         if dtype is not None:
-            raise UsageError("dtype is for formats hf and gguf; a change is written in float32.")
+            raise UsageError("dtype is for formats hf and gguf; an adapter is written in float32.")
         require_free(report.output, overwrite, "an adapter", _is_adapter)
         return _export_adapter(Path(model), overwrite, report)
     limit = _shard_limit(max_shard_size)
@@ -142,11 +142,11 @@ def _export_gguf(
             replace=overwrite,
             advance=progress.advance,
         )
-    return report.tell(model, written.architecture, written.notes, list(written.types))
+    return report.finish(model, written.architecture, written.notes, list(written.types))
 
 
 def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, report: ExchangeReport) -> dict[str, Any]:
-    """Takes the family that the model was imported from if it still expresses it, else the first that does."""
+    """Uses the family that the model was imported from if it can still express it, else the first one that can."""
     imported = model.source.get("imported")
     family = choose_family(model.config, imported.get("family") if isinstance(imported, dict) else None)
     back = family.read_config(family.write_config(model.config), family.model_type)
@@ -160,16 +160,15 @@ def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, repor
         report.console.progress("Exporting", 2 * total_bytes(model.tensors), "bytes") as progress,
     ):
         write_hugging_face(directory, model, family, limit, progress.advance)
-    return report.tell(model, family.model_type, notes)
+    return report.finish(model, family.model_type, notes)
 
 
 def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dict[str, Any]:
-    """Writes what lies beside the weights of a model, for the family that these are exported to."""
+    """Writes only the LoRA adapter of a model, with the weight names of the family that the model exports to."""
     directory = resolve_model_directory(model)
     if read_adapter_config(directory) is None:
         raise CheckpointError(
-            f"{directory} has no change beside its weights, as a run with tuning.lora has. Export it whole, with "
-            "format hf."
+            f"{directory} has no LoRA adapter, as a run with tuning.lora does. Export the whole model with format hf."
         )
     loaded = load_model(directory, merge=False)
     family = family_of(loaded)
@@ -186,7 +185,7 @@ def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dic
 
 
 def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
-    """The model in `source`, its weights unread; `tokenizer` is used in place of its own."""
+    """Opens the model in `source` without reading its weights; `tokenizer` replaces its own."""
     if not source.exists():
         raise CheckpointError(f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file.")
     if source.is_dir() and is_model(source):
@@ -214,19 +213,21 @@ def parse_size(text: str) -> int:
     return size
 
 
-def require_free(output: Path, overwrite: bool, what: str, may_go: Callable[[Path], bool]) -> None:
-    """Raises `UsageError` for an output in use: always when it holds something else than `what`, which `may_go` tells,
-    and without `overwrite` for anything."""
+def require_free(output: Path, overwrite: bool, what: str, may_replace: Callable[[Path], bool]) -> None:
+    """Raises `UsageError` if `output` exists, unless `overwrite` is true and `may_replace` accepts it.
+
+    An empty directory is free. `what` names in the message what may be replaced.
+    """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
-    if not may_go(output):
+    if not may_replace(output):
         raise UsageError(f"{output} already exists and is not {what}. Choose another place.")
     if not overwrite:
         raise UsageError(f"{output} already exists. Choose another place, or replace it with --overwrite.")
 
 
 def require_apart(source: Path, output: Path) -> None:
-    """Raises `UsageError` for an output that is the source, lies in it or holds it: neither may change the other."""
+    """Raises `UsageError` if `output` is `source`, is inside it or contains it: the source must not change."""
     here, there = source.resolve(), output.resolve()
     if source.is_dir() and (here == there or here in there.parents):
         raise UsageError(f"{output} is inside {source}, which must not change. Choose a place outside it.")
@@ -235,7 +236,7 @@ def require_apart(source: Path, output: Path) -> None:
 
 
 def is_model(directory: Path) -> bool:
-    """Whether a directory is a model of ours."""
+    """Whether a directory is a SheepOp model."""
     config = directory / _CONFIG
     try:
         found = read_json(config) if config.is_file() else None
@@ -245,17 +246,17 @@ def is_model(directory: Path) -> bool:
 
 
 def _is_export(directory: Path) -> bool:
-    """Whether a directory is one that an export wrote: a model of another program with our checksums."""
+    """Whether a directory was written by an export: another program's model with our checksums."""
     return (directory / CHECKSUMS).is_file() and (directory / _CONFIG).is_file() and not is_model(directory)
 
 
 def _is_adapter(directory: Path) -> bool:
-    """Whether a directory is an adapter that an export wrote."""
+    """Whether a directory is an adapter written by an export."""
     return (directory / CHECKSUMS).is_file() and (directory / WEIGHTS).is_file()
 
 
 def _is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do."""
+    """Whether a file starts with the magic number of GGUF."""
     if not path.is_file():
         return False
     try:
@@ -267,51 +268,46 @@ def _is_gguf(path: Path) -> bool:
 
 @dataclass
 class ExchangeReport:
-    """What is learned about a model before its tensors pass and while they do, told at the end."""
+    """Collects warnings and non-finite tensors while a model is copied, and reports them at the end."""
 
     console: Console
     output: Path
     warnings: list[str] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
 
-    def tell(
+    def finish(
         self, model: ForeignModel, family: object, notes: Sequence[str], dtypes: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Shows the warnings, also about values that are not finite, and the notes; returns it all as a table."""
-        warnings = [*self.warnings, *self._numbers()]
+        """Prints the warnings and notes; returns the summary of the export or import."""
+        warnings = list(self.warnings)
+        if self.not_finite:
+            names = first_few(self.not_finite, _SHOWN_NAMES)
+            warnings.append(f"There are NaN or infinite values in {names}. The model cannot generate sensible text.")
         for warning in warnings:
             self.console.warn(warning)
         for note in notes:
             self.console.info(note)
         numbers = sum(tensor.count for name, tensor in model.tensors.items() if not name.endswith(".router.balance"))
         own = {str(tensor.dtype).removeprefix("torch.") for tensor in model.tensors.values()}
+        files = sorted(self.output.glob("*.safetensors")) if self.output.is_dir() else [self.output]
         return {
             "path": str(self.output),
             "family": family,
             "parameters": numbers,
             "vocab_size": model.config.vocabulary,
             "dtypes": sorted(own if dtypes is None else dtypes),
-            "bytes": sum(file.stat().st_size for file in self._weight_files()),
+            "bytes": sum(file.stat().st_size for file in files),
             "not_finite": self.not_finite,
             "warnings": warnings,
             "notes": list(notes),
         }
 
-    def _numbers(self) -> list[str]:
-        if not self.not_finite:
-            return []
-        names = first_few(self.not_finite, _SHOWN_NAMES)
-        return [f"There are NaN or infinite values in {names}. The model will not write anything sensible."]
-
-    def _weight_files(self) -> list[Path]:
-        return sorted(self.output.glob("*.safetensors")) if self.output.is_dir() else [self.output]
-
 
 def template_problems(tokenizer: Tokenizer) -> list[str]:
-    """What is wrong with the default chat template of a model, which is tried on a short conversation.
+    """Warnings about the default chat template of a model, from rendering a short conversation.
 
-    A template is a program of somebody else's, and may be damaged or run in a circle; without it the model still
-    writes, so that this is no reason to refuse the model.
+    A template is foreign code that may be damaged or never end. The model also works without it, so this is no reason
+    to refuse the model.
     """
     if "default" not in chat_templates(tokenizer):
         return []

@@ -1,4 +1,4 @@
-"""Continues prompts with a model from disk."""
+"""Generates text with a model from disk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sheepop.model import EncoderDecoder, Transformer
 def load_adapted(
     model: str | Path, adapters: Sequence[str | Path] = (), *, device: str = "auto", dtype: str | None = None
 ) -> LoadedModel:
-    """The model that `model` means with `adapters`, added up; raises `CheckpointError` for one that does not fit."""
+    """Loads a model with the sum of `adapters`; raises `CheckpointError` for an adapter that does not fit."""
     loaded = load_model(model, resolve_device(device), dtype_named(dtype))
     return with_adapters(loaded, adapters) if adapters else loaded
 
 
 class Loader:
-    """Loads models in parts, on `tensor_parallel` processes that it starts, or whole where that is 1."""
+    """Loads models, split over `tensor_parallel` processes that it starts, or whole if that is 1."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class Loader:
         tensor_parallel: int = 1,
     ) -> None:
         if tensor_parallel > 1 and adapters:
-            raise UsageError("A model with an adapter is not split over processes. Leave one of them out.")
+            raise UsageError("--adapter and --tensor-parallel cannot be combined. Leave one of them out.")
         self._adapters, self._device, self._dtype = adapters, device, dtype
         self._followers = Followers(tensor_parallel, resolve_device(device)) if tensor_parallel > 1 else None
 
     def __call__(self, model: str | Path) -> LoadedModel:
-        """The model that `model` means; raises as `load_adapted` does, and `ConfigError` for one that has no parts."""
+        """Loads a model; raises as `load_adapted` does, and `ConfigError` for a model that cannot be split."""
         if self._followers is not None:
             return self._followers.load(Path(model), dtype_named(self._dtype))
         return load_adapted(model, self._adapters, device=self._device, dtype=self._dtype)
@@ -54,10 +54,10 @@ def load_generator(
     adapters: Sequence[str | Path] = (),
     tensor_parallel: int = 1,
 ) -> Generator:
-    """The model that `model` means, ready to write, with a smaller one that guesses for it if `draft_model` names one.
+    """Loads a model for generation, with a smaller `draft_model` that guesses tokens for it if one is given.
 
-    `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored. `adapters` are as
-    `load_adapted` takes them. With `tensor_parallel` so many processes have a part of the model each.
+    `dtype` names the dtype to compute in; None keeps that of the stored weights. The weights of `adapters` are added.
+    `tensor_parallel` is the number of processes that the model is split over.
     """
     loaded = Loader(adapters, device=device, dtype=dtype, tensor_parallel=tensor_parallel)(model)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
@@ -65,21 +65,21 @@ def load_generator(
 
 
 def load_draft(path: str | Path, target: LoadedModel, dtype: str | None) -> Transformer:
-    """A model that guesses for `target`, on its device; raises `UsageError` for one that cannot read what it reads."""
+    """Loads a draft model for `target` on its device; raises `UsageError` if it does not match the target."""
     draft = load_model(path, str(target.model.device), dtype_named(dtype))
     if draft.tokenizer.fingerprint() != target.tokenizer.fingerprint():
         raise UsageError(
-            f"The draft model {path} has another tokenizer than the model, so its guesses would be of other tokens. "
-            "Choose one that was trained with the same tokenizer."
+            f"The draft model {path} has another tokenizer than the model, so its guesses would be other tokens. "
+            "Choose one with the same tokenizer."
         )
     if isinstance(draft.model, EncoderDecoder) != isinstance(target.model, EncoderDecoder):
         raise UsageError(
-            f"Of the model and the draft model {path} only one has an encoder. Choose one of the same kind."
+            f"Only one of the model and the draft model {path} has an encoder. Choose a draft model of the same kind."
         )
     if draft.config.max_seq_len < target.config.max_seq_len:
         raise UsageError(
-            f"The draft model {path} reads max_seq_len = {draft.config.max_seq_len} tokens, the model "
-            f"{target.config.max_seq_len}. Choose one that reads as many."
+            f"The draft model {path} has max_seq_len = {draft.config.max_seq_len}, the model "
+            f"{target.config.max_seq_len}. Choose a draft model with the same or a longer context."
         )
     return draft.model
 
@@ -93,19 +93,19 @@ def write_texts(
     on_text: Callable[[str], None] | None = None,
     echo: bool = False,
 ) -> list[Completion]:
-    """Writes for every prompt; `on_text` hears the text of a single one as it is written.
+    """Generates a text for every prompt; `on_text` receives the text of a single prompt while it is generated.
 
-    With `echo` it hears a prompt that is continued in front of its text, but not before there is any, so that nothing
-    is heard of a request that is refused.
+    With `echo`, the first text starts with its prompt if the model continues prompts. Nothing is passed on before there
+    is a text, so a refused request prints nothing.
     """
-    ahead = list(prompts) if echo and generator.continues_prompts else []
+    pending = list(prompts) if echo and generator.continues_prompts else []
 
-    def hear(_: int, text: str) -> None:
+    def forward(_: int, text: str) -> None:
         if on_text is not None:
-            on_text("".join([*ahead, text]))
-            ahead.clear()
+            on_text("".join([*pending, text]))
+            pending.clear()
 
-    completions = generator.generate(prompts, config, batched=batched, on_text=hear)
-    if ahead:
-        hear(0, "")
+    completions = generator.generate(prompts, config, batched=batched, on_text=forward)
+    if pending:
+        forward(0, "")
     return completions

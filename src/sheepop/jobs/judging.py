@@ -1,4 +1,4 @@
-"""Models compared by a judge: they answer the same prompts, and another model says which answers are better."""
+"""Compares models by a judge: they answer the same prompts, and another model says which answers are better."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _URLS = ("http://", "https://")
 
 @dataclass(frozen=True)
 class Judging:
-    """Who judges which prompts: a server's address or a chat model's directory; how models answer them."""
+    """The prompts, the judge (a server's URL or a chat model's directory), and how the models answer."""
 
     data: Path
     judge: str
@@ -42,34 +42,37 @@ class Judging:
     workers: int
 
 
-def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Console) -> Outcome:
-    """Lets the models answer, compares each pair in both orders, and writes the report.
+def judge_models(models: Sequence[Path], requested: Judging, how: How, console: Console) -> Outcome:
+    """Lets the models answer, lets the judge compare each pair in both orders, and writes the report.
 
-    What was judged is kept beside the output until the report is written, so that a run that was interrupted goes on.
-    Raises `UsageError` for fewer than two models and as `run_evaluations` does.
+    Verdicts are kept in a file beside the output until the report is written, so that an interrupted evaluation can
+    resume. Raises `UsageError` for fewer than two models, and as `run_evaluations` does.
     """
     if len(models) < 2:
-        raise UsageError("A judge compares answers of two models or more. Name another one.")
+        raise UsageError("A judge compares the answers of at least two models. Name another model.")
     output = output_of(how)
-    prompts = read_prompts(asked.data)[: asked.limit]
+    prompts = read_prompts(requested.data)[: requested.limit]
     answers: dict[str, list[str]] = {}
     config = GenerationConfig(
-        max_new_tokens=asked.max_new_tokens, temperature=asked.temperature, seed=asked.seed, on_overflow="window"
+        max_new_tokens=requested.max_new_tokens,
+        temperature=requested.temperature,
+        seed=requested.seed,
+        on_overflow="window",
     )
     for place in found_models(models):
         generator = load_generator(place.directory, device=how.device, dtype=how.dtype)
         with console.progress(f"Answers of {place.name}", len(prompts), "answers") as progress:
-            # One question can be asked of a model without a chat template, too.
+            # A single question also works for a model without a chat template.
             texts = [p.messages[0]["content"] if len(p.messages) == 1 else list(p.messages) for p in prompts]
             answers[place.name] = answers_of(generator, texts, config, on_done=progress.advance)
         generator.close()
-    # Another judge's verdicts are not taken for this one's; a last line that a kill cut off is asked for again.
-    judge_mark = blake2b(f"{asked.judge} {asked.judge_model}".encode(), digest_size=4).hexdigest()
+    # The mark keeps verdicts of different judges apart. A last line that was cut off by a kill is judged again.
+    judge_mark = blake2b(f"{requested.judge} {requested.judge_model}".encode(), digest_size=4).hexdigest()
     known_rows = output.with_name(f"{output.name}.{judge_mark}.verdicts.jsonl")
     known, _ = read_json_lines(known_rows)
     pairs = len(prompts) * len(models) * (len(models) - 1) // 2
     with (
-        open_judge(asked.judge, asked.judge_model, asked.api_key, how) as judge,
+        open_judge(requested.judge, requested.judge_model, requested.api_key, how) as judge,
         storage_errors(known_rows),
         _made(known_rows).open("a", encoding="utf-8") as file,
         console.progress("Judging", pairs, "pairs") as progress,
@@ -80,9 +83,9 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
             file.flush()
             progress.advance()
 
-        verdicts = judge_pairs(judge, prompts, answers, workers=asked.workers, known=known, on_done=keep)
-    about = {"judge": asked.judge, "judge_model": asked.judge_model}
-    found = zip(verdicts.models, judged(verdicts, asked.data.stem), strict=True)
+        verdicts = judge_pairs(judge, prompts, answers, workers=requested.workers, known=known, on_done=keep)
+    about = {"judge": requested.judge, "judge_model": requested.judge_model}
+    found = zip(verdicts.models, judged(verdicts, requested.data.stem), strict=True)
     outcome = finished([ModelResults(name, [each], about) for name, each in found], output, how)
     known_rows.unlink(missing_ok=True)
     return outcome
@@ -90,12 +93,12 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
 
 @contextmanager
 def open_judge(judge: str, judge_model: str | None, api_key: str | None, how: How) -> Iterator[Judge]:
-    """A judge: `judge_model` behind a server's address, or a chat model in a directory."""
+    """Opens a judge: `judge_model` of the server at the address `judge`, or the chat model in the directory `judge`."""
     if judge.startswith(_URLS):
         yield Endpoint(judge, model=judge_model, api_key=api_key, settings={"temperature": 0})
         return
     if judge_model is not None or api_key is not None:
-        raise UsageError("--judge-model and --api-key are for a judge behind an address (http://...).")
+        raise UsageError("--judge-model and --api-key are only for a judge on a server (--by http://...).")
     generator = load_generator(judge, device=how.device, dtype=how.dtype)
     with ChatTemplate.of(generator.tokenizer) as template:
         yield LocalJudge(generator, template)

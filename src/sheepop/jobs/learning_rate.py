@@ -1,4 +1,4 @@
-"""Finds a learning rate for a configuration: a range test on a throw-away model with the batches of a real run."""
+"""Finds a learning rate by a range test: trains a throw-away model on the batches of a real run."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ class FoundRate:
 
 
 def find_rate(request: RunRequest) -> FoundRate:
-    """Tests the settings of `request` at higher and higher rates; writes picture and numbers to its directory.
+    """Trains with the settings of `request` at increasing rates; writes a picture and the numbers to its directory.
 
-    No run is started or touched: raises `UsageError` if the directory holds one, or for several ranks.
+    Starts and changes no run. Raises `UsageError` if the directory holds a run, or for several ranks.
     """
     if request.ranks.are_several:
-        raise UsageError("--find-learning-rate tests in one process. Start it without sheepop launch or torchrun.")
+        raise UsageError("--find-learning-rate runs in one process. Start it without sheepop launch or torchrun.")
     request.check()
     console, config = request.console, request.settings
-    directory = request.path if config.output_dir else _default_directory()
+    now = datetime.now(UTC).astimezone()
+    directory = request.path if config.output_dir else Path("runs") / now.strftime("learning-rate-%Y-%m-%d-%H%M%S")
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
     if request.uses_recipe:
@@ -62,8 +63,8 @@ def find_rate(request: RunRequest) -> FoundRate:
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")
-    with scratch as place:
-        task = task_of(config, RunDirectory(Path(place)), console).prepared(request.given).settled()
+    with scratch as temporary:
+        task = task_of(config, RunDirectory(Path(temporary)), console).prepared(request.given).settled()
         test = _test(task, device)
     write_json(directory / RESULT, test.to_dict())
     figure = range_test_figure(test.rates, test.losses, test.smoothed, test.suggestion, test.lowest)
@@ -122,7 +123,3 @@ def _test(task: Task, device: str) -> RangeTest:
             progress.describe(f"lr {rate:.2e}  loss {loss:.3f}")
 
         return find_learning_rate(step, start=LOWEST, end=HIGHEST, num_steps=NUM_STEPS, on_step=show)
-
-
-def _default_directory() -> Path:
-    return Path("runs") / datetime.now(UTC).astimezone().strftime("learning-rate-%Y-%m-%d-%H%M%S")

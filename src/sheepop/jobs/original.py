@@ -1,4 +1,4 @@
-"""Reads the ``config.json`` of the original SheepOp system: one table from its keys to ours."""
+"""Translates the ``config.json`` of the original SheepOp system: a table from its keys to ours."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from sheepop.core.errors import ConfigError
 
-# Keys that only the original system had; one of them is enough to recognise its files.
+# Keys that only the original system has; one of them identifies its files.
 _TELLING = {
     "model": {"layer_norm_eps"},
     "training": {"batch_size", "gradient_accumulation_steps", "use_amp", "save_dir"},
     "data": {"data_dir"},
 }
 
-# (section, key) of the original -> (section, key) here. The other rows of `translate_original` need arithmetic.
+# (section, key) of the original -> (section, key) here. `translate_original` converts the other keys.
 _TABLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("model", "vocab_size"): ("model", "vocab_size"),
     ("model", "d_model"): ("model", "d_model"),
@@ -45,18 +45,17 @@ _TOP = {"device", "seed"}
 
 
 def is_original(tree: Mapping[str, Any]) -> bool:
-    """Whether a config file was written for the original system."""
+    """Whether a config file is for the original system."""
     return any(
         isinstance(tree.get(section), Mapping) and keys & tree[section].keys() for section, keys in _TELLING.items()
     )
 
 
 def translate_original(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings in our names.
+    """The same settings under our keys.
 
-    What the original did without a setting for it is set too: sinusoidal positions, LayerNorm, characters as tokens,
-    chunks of each document instead of packing, AdamW's betas 0.9 and 0.999. Raises `ConfigError` for keys it did
-    not have.
+    Also sets what was fixed in the original: sinusoidal positions, LayerNorm, characters as tokens, chunks of each
+    document instead of packing, AdamW's betas 0.9 and 0.999. Raises `ConfigError` for unknown keys.
     """
     result: dict[str, Any] = {
         "model": {"position_encoding": "sinusoidal", "norm": "layernorm"},

@@ -1,4 +1,4 @@
-"""Writes a model with weights in fewer bits, and says what that cost."""
+"""Quantises a model and measures the change in perplexity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sheepop.adapt.quantization import QUANTIZED, quantizable, quantize
-from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
@@ -17,7 +17,7 @@ from sheepop.generate.likelihood import Score, score_text
 from sheepop.jobs.exchange import is_model, require_apart, require_free
 from sheepop.model import Transformer
 
-# Texts that the model writes itself, to be scored by it and by what becomes of it.
+# Number and length of the texts that the model generates for the measurement.
 _TEXTS, _TOKENS = 8, 256
 
 
@@ -30,28 +30,29 @@ def quantize_model(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Writes the model that `model` means with its matrices in `to`, one of `QUANTIZED`; returns what was done.
+    """Writes a model with its matrices in the format `to`, one of `QUANTIZED`; returns a summary.
 
-    `text` is scored before and after; None has the model write one, whose score afterwards says how far the two models
-    are apart. Raises `CheckpointError` for a model that is quantised already and `UsageError` for an `output` in use.
+    `text` is scored before and after. If it is None, the model generates texts, and their scores show how far the two
+    models are apart. Raises `CheckpointError` for a quantised model and `UsageError` for an `output` in use.
     """
     console = console or Console.silent()
-    if to not in QUANTIZED:
+    format = next((name for name in QUANTIZED if name == to), None)
+    if format is None:
         raise UsageError(f"to = {to!r} is not known. Give one of {', '.join(QUANTIZED)}.")
     output = Path(output)
     require_apart(Path(model), output)
     require_free(output, overwrite, "a model", is_model)
     loaded = load_model(model)
     if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
-        raise CheckpointError(f"{loaded.directory} is quantised already. Quantise the model that it was made from.")
+        raise CheckpointError(f"{loaded.directory} is already quantised. Quantise the model that it was made from.")
     with console.progress("Quantising", total=4) as progress:
         texts = [text] if text is not None else _own_texts(loaded)
         progress.advance()
-        before = _scores(loaded.model, loaded, texts)
+        before = _perplexity(loaded.model, loaded, texts)
         progress.advance()
-        smaller = quantize(loaded.model, _named(to))
+        smaller = quantize(loaded.model, format)
         progress.advance()
-        after = _scores(smaller, loaded, texts)
+        after = _perplexity(smaller, loaded, texts)
         progress.advance()
     source = {"weights": to, "from": str(loaded.directory), "perplexity": [before, after]}
     save_model(output, smaller, loaded.tokenizer, {**loaded.provenance, "quantized": source}, replace=overwrite)
@@ -68,13 +69,8 @@ def quantize_model(
     }
 
 
-def _named(to: str) -> Format:
-    (found,) = (name for name in QUANTIZED if name == to)
-    return found
-
-
 def _own_texts(loaded: LoadedModel) -> list[str]:
-    """Texts as the model writes them, drawn from its distribution as it is."""
+    """Texts that the model generates at temperature 1."""
     generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
     length = max(2, min(_TOKENS, loaded.config.max_seq_len // 2))
     config = GenerationConfig(max_new_tokens=length, min_new_tokens=length, temperature=1.0, top_p=1.0, seed=0)
@@ -85,7 +81,7 @@ def _own_texts(loaded: LoadedModel) -> list[str]:
     return [completion.text for completion in generator.generate([prompt] * _TEXTS, config)]
 
 
-def _scores(model: Transformer, loaded: LoadedModel, texts: list[str]) -> float:
+def _perplexity(model: Transformer, loaded: LoadedModel, texts: list[str]) -> float:
     """The perplexity of all texts together."""
     scores: list[Score] = [score_text(model, loaded.tokenizer, text) for text in texts]
     logprobs = torch.tensor([logprob for score in scores for logprob in score.logprobs], dtype=torch.float64)
@@ -93,7 +89,7 @@ def _scores(model: Transformer, loaded: LoadedModel, texts: list[str]) -> float:
 
 
 def _num_bytes(model: Transformer) -> int:
-    """What the parameters take."""
+    """The size of the parameters."""
     return sum(
         weight.numbers.nbytes + (0 if weight.scales is None else weight.scales.nbytes)
         if isinstance(weight, StoredWeight)

@@ -28,7 +28,7 @@ from sheepop.train.validation import TokenScores
 
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
-# In the folder of the standard library: packages installed beside it, and tests, which are more data than text.
+# Left out of the standard library's folder: installed packages, and tests, which are more data than text.
 _NOT_THE_LIBRARY = (
     "site-packages/",
     "dist-packages/",
@@ -75,10 +75,10 @@ def quickstart(
     console: Console | None = None,
     command: str | None = None,
 ) -> QuickstartOutcome:
-    """Makes a model from `paths`, or from the standard library of this Python, within `minutes` of training.
+    """Trains a model on `paths`, or on the standard library of this Python, for `minutes`.
 
-    `overrides` are ``key=value`` settings that win over those of the quickstart. Five minutes and seed 0 are the
-    defaults; a resumed run keeps its own and refuses others. ``report.html`` in the run directory `output` shows the
+    `overrides` are ``key=value`` settings that win over those of the quickstart. The defaults are five minutes and seed
+    0; a resumed run keeps its own values and refuses others. ``report.html`` in the run directory `output` shows the
     result.
     """
     console = console or Console.silent()
@@ -92,7 +92,7 @@ def quickstart(
             "or choose another directory."
         )
     options = _options(output, minutes, paths, device, seed)
-    given = read_settings(None, overrides, base=_usual(paths, console) if is_new else {}, options=options)
+    given = read_settings(None, overrides, base=_defaults(paths, console) if is_new else {}, options=options)
     request = RunRequest(
         given,
         resume=resume,
@@ -138,7 +138,7 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
 
 
 def library_paths() -> tuple[list[str], tuple[str, ...]]:
-    """The folder of this interpreter's standard library, and patterns of files in it that are not the library."""
+    """The folder of this interpreter's standard library, and patterns of the files in it to leave out."""
     folder = Path(sysconfig.get_path("stdlib"))
     if not folder.is_dir():
         raise DataError(
@@ -162,8 +162,8 @@ def _options(
     return options
 
 
-def _usual(paths: Sequence[str | Path], console: Console) -> dict[str, Any]:
-    """The settings of a new quickstart that the recipe does not choose; the caller's own win over them."""
+def _defaults(paths: Sequence[str | Path], console: Console) -> dict[str, Any]:
+    """The default settings of a new quickstart that the recipe does not choose."""
     training: dict[str, Any] = {"max_minutes": _MINUTES, "sample_tokens": 48}
     if paths:
         _require_held_out([str(path) for path in paths])
@@ -176,7 +176,7 @@ def _usual(paths: Sequence[str | Path], console: Console) -> dict[str, Any]:
 
 
 def _require_held_out(inputs: Sequence[str]) -> None:
-    """Refuses a finished corpus without held-out text before time is spent on it."""
+    """Refuses a corpus without held-out text before time is spent on it."""
     for path in inputs:
         if is_corpus(path) and Corpus.open(Path(path)).validation.num_tokens == 0:
             raise DataError(
@@ -186,7 +186,7 @@ def _require_held_out(inputs: Sequence[str]) -> None:
 
 
 def _concluded(run: OpenRun, outcome: TrainOutcome) -> TrainOutcome:
-    """The outcome with the scores of compressors on the same text, and with samples."""
+    """Adds the scores of compressors on the held-out text, and samples, to the outcome."""
     config, corpus = run.config, open_corpus(run.config, run.directory, run.console)
     with run.times("Comparison"):
         baselines = compress_validation(corpus, run.console)

@@ -1,4 +1,4 @@
-"""The recipe: what a training run's settings leave open is chosen for its text, this machine and its budget."""
+"""The recipe: chooses the settings that a training run leaves open, for its text, this machine and its budget."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ ARCHITECTURE: dict[str, Any] = {
     "bias": False,
     "dropout": 0.0,
 }
-# Of a decoder alone.
+# Only for decoders.
 _SHORT_CONVOLUTION = 3
 _NGRAM_ORDERS = (2, 3)
 _MOST_NGRAM_ROWS, _FEWEST_NGRAM_ROWS = 65_536, 1024
 _BYTES_PER_NGRAM_ROW = 48
-# Tables of n-grams learn a text by heart when it is read again and again: bench/results/minutes.md.
+# N-gram tables memorise a text that is read more often than this: bench/results/minutes.md.
 _MOST_PASSES_OF_NGRAMS = 3.0
 _HEAD_DIM = 32
-# Limits that the amount of text sets: what a vocabulary entry needs, what a weight needs, and the passes after which
-# the same text teaches a small model little more.
+# Limits by the amount of text: bytes per vocabulary entry, fewest bytes for a subword vocabulary, weights per byte, and
+# the epochs after which a small model learns little more from the same text.
 _BYTES_PER_VOCABULARY_ENTRY = 400
 _SMALLEST_VOCABULARY = 512
 _BYTES_FOR_WORDS = 20_000
 _WEIGHTS_PER_BYTE = 0.75
 _MAX_EPOCHS = 16
 _BYTES_PER_TOKEN = 3
-# A run without minutes gets no model that would need more than these.
+# A run without a budget in minutes gets a model that this many minutes suffice for.
 _MINUTES_AT_MOST = 60.0
-# Post-training: the rate of a model of 1e9 weights, what a change of low rank may be faster, rows of a step, epochs.
+# Post-training: learning rate of a model of 1e9 weights, factor for LoRA, highest rate, rows of a step, epochs.
 _TUNING_RATE, _LORA_FACTOR, _MOST_TUNING_RATE = 2e-5, 10.0, 1e-2
 _TUNING_BATCH, _TUNING_EPOCHS = 16, 3
 _MORE_ROWS = {"ppo": 4, "grpo": 4}
 _SMALLER_RATE = {"dpo": 0.2, "ppo": 0.2, "grpo": 0.2}
 _GROUP = 8
 _FEW_WEIGHTS = 1_000_000
-# Held-out tokens of a validation while the minutes run.
+# Held-out tokens of each validation in a run with a budget in minutes.
 _EVAL_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model that is worth training when at least `flops` operations are spent on it."""
+    """A model size that is worth training with a budget of at least `flops` operations."""
 
     flops: float
     d_model: int
@@ -70,16 +70,16 @@ class Size:
 
     @property
     def weights(self) -> int:
-        """Weights inside the blocks, about."""
+        """The approximate number of weights in the blocks."""
         return 12 * self.num_layers * self.d_model**2
 
     def cost(self, tokens: float) -> float:
-        """Operations of training on so many tokens, about (Kaplan et al. 2020, section 2.1)."""
+        """Approximate operations of training on this many tokens (Kaplan et al. 2020, section 2.1)."""
         return 6 * (self.weights + self.d_model * self.vocab_size) * tokens
 
 
 # Larger models, longer rows and larger vocabularies win only once they see enough text;
-# bench/results/minutes.md has the measurements. From 1e14 operations on these are estimates.
+# bench/results/minutes.md has the measurements. The sizes from 1e14 operations on are estimates.
 SIZES = (
     Size(0.0, 64, 2, 2, 128, 1024, 2.0e-2, 16),
     Size(1.0e12, 96, 2, 3, 128, 2048, 1.6e-2, 16),
@@ -95,42 +95,42 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Completed:
-    """A whole configuration, and which of its keys the recipe chose."""
+    """A complete configuration, and the values that the recipe chose, by key."""
 
     config: SheepOpConfig
     chosen: dict[str, Any]
 
 
 def draft(given: Mapping[str, Any], *, keeps_model: bool = False) -> SheepOpConfig:
-    """`given` with the smallest choices for what it leaves open; raises `ConfigError` for a tree that is not valid."""
+    """Completes `given` with the smallest choices; raises `ConfigError` for an invalid tree."""
     return validate(SheepOpConfig, merge(_choices(SIZES[0], given, 0, keeps_model), given))
 
 
 def complete(
     given: Mapping[str, Any], speed: Callable[[str], float], console: Console, *, fork: Path | None = None
 ) -> Completed:
-    """Chooses what `given`, a tree of settings, leaves open, and says so in one line; keys that it has are kept.
+    """Completes `given`, a tree of settings, and prints the choices in one line; keys in `given` are kept.
 
-    It chooses sizes, context, vocabulary, optimizer, learning rate and batch from the amount of text, the budget and
-    the `speed` of training steps on a device, in operations per second, which is called only where it is needed. For a
-    run that begins with the model `fork` means it chooses only settings of the training, and for post-training by the
-    size of that model alone. Raises `ConfigError` for a tree that is not valid.
+    Chooses model sizes, context, vocabulary, optimizer, learning rate and batch size from the amount of text, the
+    budget and the result of `speed`: operations per second of training steps on a device, measured only if needed. For
+    a run that starts from the model `fork`, it chooses only training settings; for post-training, it uses only the size
+    of that model. Raises `ConfigError` for an invalid tree.
     """
     keeps_model = fork is not None
-    asked = draft(given, keeps_model=keeps_model)
-    if not asked.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
-        return Completed(asked, {})
-    if asked.tuning.method is not None:
+    requested = draft(given, keeps_model=keeps_model)
+    if not requested.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
+        return Completed(requested, {})
+    if requested.tuning.method is not None:
         return _complete_tuning(given, fork, console)
-    num_bytes = text_bytes(asked.data)
-    flops_per_second = speed(resolve_device(asked.device))
-    size = choose_size(flops_per_second, asked.training, num_bytes)
-    passes = _passes(flops_per_second, asked.training, size, num_bytes)
+    num_bytes = text_bytes(requested.data)
+    flops_per_second = speed(resolve_device(requested.device))
+    size = choose_size(flops_per_second, requested.training, num_bytes)
+    passes = _passes(flops_per_second, requested.training, size, num_bytes)
     chosen = _choices(size, given, num_bytes, keeps_model, passes)
     config = validate(SheepOpConfig, merge(chosen, given))
     found = dict(leaves(chosen))
     settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
-    minutes = asked.training.max_minutes
+    minutes = requested.training.max_minutes
     budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
     console.info(
         f"Chosen for {data_size(num_bytes)} of text{budget} and this machine's {flops_per_second / 1e9:,.0f} GFLOP/s; "
@@ -140,7 +140,7 @@ def complete(
 
 
 def _complete_tuning(given: Mapping[str, Any], fork: Path | None, console: Console) -> Completed:
-    """Chooses rate, batch and epochs of post-training for a model of that size."""
+    """Chooses learning rate, batch size and epochs of post-training by the size of the model."""
     # These load torch, which checking a configuration does not need.
     from sheepop.checkpoint import resolve_model_directory
     from sheepop.checkpoint.model_directory import read_model_config
@@ -156,16 +156,16 @@ def _complete_tuning(given: Mapping[str, Any], fork: Path | None, console: Conso
 
 
 def chosen_keys() -> frozenset[str]:
-    """The keys that the recipe chooses for a run of minutes where they are left open; sections whole."""
+    """The keys that the recipe may choose for a run with a budget in minutes; a nested section counts as one key."""
     given = {"training": {"max_minutes": 1}}
     texts = (_choices(SIZES[-1], given, num_bytes, keeps_model=False) for num_bytes in (0, 10**9))
     return frozenset(f"{name}.{key}" for tree in texts for name, section in tree.items() for key in section)
 
 
 def choose_size(flops_per_second: float, training: TrainingConfig, num_bytes: int) -> Size:
-    """The largest size that the budget pays for on a machine of this speed, with `num_bytes` of text.
+    """The largest size that the budget allows on a machine of this speed, with `num_bytes` of text.
 
-    A model with many more weights than the text has bytes would learn it by heart.
+    A model with many more weights than the text has bytes would memorise it.
     """
     seconds = 60 * (training.max_minutes or _MINUTES_AT_MOST)
     fitting = [
@@ -178,7 +178,7 @@ def choose_size(flops_per_second: float, training: TrainingConfig, num_bytes: in
 
 
 def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
-    """The size's vocabulary, halved until `num_bytes` of text can fill it; characters for a few pages of text."""
+    """The size's vocabulary, halved until `num_bytes` of text suffice for it; characters for less than 20 kB."""
     if num_bytes < _BYTES_FOR_WORDS:
         return {"algorithm": "char"}
     vocab_size = size.vocab_size
@@ -188,7 +188,7 @@ def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
 
 
 def _ngram_rows(num_bytes: int) -> int:
-    """A power of two, for no more n-grams than `num_bytes` of text repeat often enough to be learned."""
+    """The rows of the n-gram tables: a power of two, fewer for less text, which repeats fewer n-grams."""
     rows = _MOST_NGRAM_ROWS
     while rows > _FEWEST_NGRAM_ROWS and rows * _BYTES_PER_NGRAM_ROW > num_bytes:
         rows //= 2
@@ -196,7 +196,7 @@ def _ngram_rows(num_bytes: int) -> int:
 
 
 def text_bytes(data: DataConfig) -> int:
-    """The size of the text that `data` names, about: of files before they are read, of a corpus as it is."""
+    """The approximate size of the text in `data`: the sizes of files before extraction, the exact size of a corpus."""
     places = [path for path in data.paths if "://" not in path]
     corpora = [path for path in places if is_corpus(path)]
     found = discover(
@@ -208,7 +208,7 @@ def text_bytes(data: DataConfig) -> int:
 
 
 def _most_tokens(training: TrainingConfig, size: Size, num_bytes: int) -> float:
-    """The tokens that a budget in steps, tokens or epochs leaves; where there is none a run makes one epoch."""
+    """The tokens that a budget in steps, tokens or epochs allows; without any budget, one epoch."""
     limits = [
         (training.max_steps, size.batch_size * size.max_seq_len),
         (training.max_tokens, 1),
@@ -219,7 +219,7 @@ def _most_tokens(training: TrainingConfig, size: Size, num_bytes: int) -> float:
 
 
 def _passes(flops_per_second: float, training: TrainingConfig, size: Size, num_bytes: int) -> float:
-    """How often the budget lets a model of this size read the text, about."""
+    """The approximate number of passes over the text that the budget allows for this size."""
     seconds = math.inf if training.max_minutes is None else 60 * training.max_minutes
     tokens = min(_most_tokens(training, size, num_bytes), flops_per_second * seconds / size.cost(1))
     return tokens * _BYTES_PER_TOKEN / max(1, num_bytes)
@@ -233,7 +233,7 @@ def _choices(
     passes: float = 1.0,
     weights: int = _FEW_WEIGHTS,
 ) -> dict[str, dict[str, Any]]:
-    """What the recipe says of the keys that `given`, which may not be valid, leaves open, as a tree."""
+    """The recipe's values, as a tree, for the keys that are missing in `given`, which may be invalid."""
     model, tokenizer, data = (_section(given, name) for name in ("model", "tokenizer", "data"))
     preset = PRESETS.get(str(model.get("preset")), {})
     reads_text = model.get("architecture", "decoder") == "decoder"
@@ -262,7 +262,7 @@ def _choices(
 
 
 def _opened(choices: Mapping[str, dict[str, Any]], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Those of the choices that `given` leaves open."""
+    """The choices whose keys are missing in `given`."""
     opened = {
         name: {key: value for key, value in section.items() if key not in _section(given, name)}
         for name, section in choices.items()
@@ -271,7 +271,7 @@ def _opened(choices: Mapping[str, dict[str, Any]], given: Mapping[str, Any]) -> 
 
 
 def _sizes(size: Size, model: Mapping[str, Any], max_length: int | None) -> dict[str, Any]:
-    """The sizes of the network, with those that are given others that go with them."""
+    """The sizes of the network; a given width or number of heads determines the other."""
     width, heads = _size(model, "d_model"), _size(model, "num_heads")
     d_model, num_heads = width or size.d_model, heads or size.num_heads
     if width is not None:
@@ -283,7 +283,7 @@ def _sizes(size: Size, model: Mapping[str, Any], max_length: int | None) -> dict
 
 
 def _nearest(size: Size, model: Mapping[str, Any]) -> Size:
-    """`size`, or where the network has others the one of its weights, which knows the rates that go with them."""
+    """`size`, or for other layers or width the entry of SIZES with the closest number of weights."""
     layers, width = _size(model, "num_layers"), _size(model, "d_model")
     if layers is None or width is None or 12 * layers * width**2 == size.weights:
         return size
@@ -291,7 +291,7 @@ def _nearest(size: Size, model: Mapping[str, Any]) -> Size:
 
 
 def _training(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Rates and batches; a rate goes with the recipe's optimizer only."""
+    """Learning rate and batch sizes; the rate is chosen only together with the optimizer."""
     micro = _size(given, "micro_batch_size") or 1
     chosen: dict[str, Any] = {"global_batch_size": -(-size.batch_size // micro) * micro}
     if "optimizer" not in given:
@@ -304,9 +304,10 @@ def _training(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tuning(weights: int, tuning: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Rate, batch and epochs of post-training; larger models take smaller steps, and a change of low rank larger.
+    """Learning rate, batch size and epochs of post-training.
 
-    Groups of answers fit into a batch, and what is learnt by comparing takes smaller steps than what is told.
+    The rate is lower for larger models, higher for LoRA, and lower for dpo, ppo and grpo. A batch has whole groups of
+    answers.
     """
     micro, method = _size(given, "micro_batch_size") or 1, str(tuning.get("method"))
     group = (_size(_section(tuning, "grpo"), "group_size") or _GROUP) if method == "grpo" else 1
@@ -318,7 +319,7 @@ def _tuning(weights: int, tuning: Mapping[str, Any], given: Mapping[str, Any]) -
         rate *= _SMALLER_RATE.get(method, 1.0)
         chosen |= {"learning_rate": float(f"{min(rate, _MOST_TUNING_RATE):.1e}"), "weight_decay": 0.0}
     if method != "sft":
-        # Losses of comparisons have long tails: what is far above the median is what there is to learn.
+        # Losses of comparisons have long tails: there is most to learn from those far above the median.
         chosen["trouble"] = {"spike": "ignore"}
     if not any(given.get(f"max_{unit}") is not None for unit in ("steps", "epochs", "tokens", "minutes")):
         chosen["max_epochs"] = _TUNING_EPOCHS
@@ -331,6 +332,6 @@ def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _size(section: Mapping[str, Any], name: str) -> int | None:
-    """The size as an integer, None when it is not given or not one, which validation will say."""
+    """The size as an integer; None if it is missing or invalid, which validation reports."""
     found = section.get(name)
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None

@@ -17,6 +17,6 @@ def score(
     dtype: str | None = None,
     adapters: Sequence[str | Path] = (),
 ) -> Score:
-    """Loads the model that `model` means, with `adapters`; how well it predicts `text`, token by token."""
+    """Loads a model with `adapters` and scores how well it predicts `text`, token by token."""
     loaded = load_adapted(model, adapters, device=device, dtype=dtype)
     return score_text(loaded.model, loaded.tokenizer, text)

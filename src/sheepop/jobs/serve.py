@@ -37,11 +37,11 @@ def serve(
     prompts: Sequence[str] = (),
     room: str | None = None,
 ) -> None:
-    """Serves the models in these places under these names, and the first of them with each of the adapters under its.
+    """Serves the models in `places` under their names, and the first of them with each adapter under its name.
 
-    With the page, places that are runs are watched too, and need no checkpoint yet; its arena draws from `prompts`, and
-    the address that is told leads to a `room` where one is named. SIGTERM and Ctrl-C let open requests finish; SIGHUP
-    loads models anew. Raises `UsageError` for a port that is taken.
+    With the page (`server.ui`), runs can be watched and need no checkpoint yet; its arena draws from `prompts`, and the
+    printed URL leads to the `room` if one is given. SIGTERM and Ctrl-C let open requests finish; SIGHUP reloads the
+    models. Raises `UsageError` for a port that is taken.
     """
     runs = (
         {name: place for name, place in places.items() if RunDirectory(place).holds_run()} if config.server.ui else {}
@@ -68,32 +68,32 @@ def serve_arena(
     dtype: str | None,
     console: Console,
 ) -> None:
-    """Serves the page, as `serve` does, for votes between these models on a file of prompts or the voters' own.
+    """Serves the page, as `serve` does, for votes between models on a file of prompts or on the voters' own.
 
-    Raises `UsageError` for a single model, and `DataError` for a file with anything but prompts that are texts.
+    Raises `UsageError` for fewer than two models, and `DataError` for prompts that are not texts.
     """
     if len(places) < 2:
-        raise UsageError(f"An arena needs two models, and there is {', '.join(places) or 'none'}. Name another one.")
-    asked: list[str] = []
+        raise UsageError(f"An arena needs two models; given: {', '.join(places) or 'none'}. Name another one.")
+    texts: list[str] = []
     for row in [] if prompts is None else read_rows([prompts], Prompt):
         if not isinstance(row.prompt, str):
-            raise DataError(f"{row.place}: prompt: an arena asks texts, and this is a conversation. Give a text.")
-        asked.append(row.prompt)
+            raise DataError(f"{row.place}: prompt: an arena takes texts, and this is a conversation. Give a text.")
+        texts.append(row.prompt)
     served = config.replace(server=config.server.replace(ui=True))
-    # The same prompt twice would be asked twice as often.
-    serve(places, served, dtype=dtype, console=console, prompts=list(dict.fromkeys(asked)), room="arena")
+    # A duplicate prompt would be drawn twice as often.
+    serve(places, served, dtype=dtype, console=console, prompts=list(dict.fromkeys(texts)), room="arena")
 
 
 @contextmanager
 def _service(
     stock: Stock, config: SheepOpConfig, runs: Mapping[str, Path], prompts: Sequence[str], console: Console
 ) -> Iterator[tuple[ASGIApp, Service]]:
-    """The application that serves the models, in this process or in replicas, and what looks after it."""
+    """The application that serves the models, in this process or in replicas, and the service that it runs on."""
     server = config.server
     if server.engine == "local":
         later = [name for name, place in runs.items() if not RunDirectory(place).has_checkpoint()]
         for name in later:
-            console.info(f"{name} has no checkpoint yet; the page can read it once it has one.")
+            console.info(f"{name} has no checkpoint yet; the page can load the model once it has one.")
         registry = Registry(stock.load, [name for name in stock.names if name not in later], later=later)
         yield create_app(registry, server, runs=WatchedRuns(runs), prompts=prompts), registry
         return
@@ -119,13 +119,13 @@ def _check_certificate(config: ServerConfig) -> None:
             raise ConfigError(f"server.{name}: there is no file {path}.")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # Where a key has a passphrase, nobody is asked for it: a server starts by itself.
+        # The empty password keeps OpenSSL from asking for a passphrase on the terminal.
         context.load_cert_chain(config.certificate, config.private_key, password=lambda: "")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"server.certificate = {config.certificate} and server.private_key = {config.private_key} cannot be used: "
-            f"{getattr(error, 'reason', None) or error}. They have to be PEM files that belong together, the key "
-            "without a passphrase."
+            f"{getattr(error, 'reason', None) or error}. They must be PEM files that belong together, the key without "
+            "a passphrase."
         ) from None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sheepop import data as corpora  # its build is loaded when it is called
+from sheepop import data as corpora  # loads the builder only when it is called
 from sheepop.checkpoint import resolve_model_directory
 from sheepop.core.config import validate
 from sheepop.core.console import Console
@@ -18,7 +18,7 @@ from sheepop.tokenizer import Tokenizer, TokenizerConfig, chat_templates, holds_
 
 
 def find_tokenizer(path: str | Path, pattern: str | None = None) -> Tokenizer:
-    """The tokenizer that `path` means: its own directory or file, or that of a model, run or corpus.
+    """Loads the tokenizer at `path`: a tokenizer directory or file, or a model, run or corpus directory.
 
     `pattern` is for tiktoken's rank files (see `load_tokenizer`).
     """
@@ -54,7 +54,7 @@ def train_from_files(
     _require_free(output)
     with storage_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        # The corpus is made for its documents, and removed when the tokenizer is trained.
+        # A temporary corpus: only its documents and tokenizer are needed.
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tokenizer-") as scratch:
             corpus = corpora.build_corpus(data, config, Path(scratch) / "corpus", seed=0, console=console)
             tokenizer = corpus.tokenizer()
@@ -70,7 +70,7 @@ def train_from_files(
 
 
 def convert_tokenizer(source: Path, output: Path, pattern: str | None) -> dict[str, Any]:
-    """Writes the tokenizer that `source` means as ``tokenizer.json`` to the directory `output`, with the same ids."""
+    """Writes the tokenizer at `source` as ``tokenizer.json`` into the directory `output`, with the same ids."""
     _require_free(output)
     tokenizer = find_tokenizer(source, pattern)
     tokenizer.save(output)
@@ -88,7 +88,7 @@ def _require_free(output: Path) -> None:
 
 
 def encode_text(path: Path, text: str, allow_special: bool, pattern: str | None = None) -> list[dict[str, Any]]:
-    """The tokens of `text`, each with its id and the text it stands for."""
+    """The id and text of every token of `text`."""
     tokenizer = find_tokenizer(path, pattern)
     return _tokens(tokenizer, tokenizer.encode(text, allow_special=allow_special))
 

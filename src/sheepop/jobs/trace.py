@@ -32,13 +32,13 @@ from sheepop.jobs.generate import load_adapted
 from sheepop.report import save_png, save_svg
 from sheepop.tokenizer import Tokenizer
 
-# Maps of more tokens than this have less than a point of paper for each.
+# Attention maps of more tokens would have less than a point of paper per token.
 _MOST_DRAWN = 512
 
 
 @dataclass(frozen=True)
 class TraceOutcome:
-    """A trace with what was read off it."""
+    """A trace, its checks and the analyses made from it."""
 
     directory: Path | None
     trace: Trace
@@ -65,13 +65,14 @@ def trace_prompt(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> TraceOutcome:
-    """Follows `prompt` through a model and, with an `output`, writes what was found into that directory.
+    """Traces `prompt` through a model and, with an `output`, writes the results into that directory.
 
-    An encoder-decoder reads the prompt as its source and writes a target, which may begin with `target`.
+    An encoder-decoder reads the prompt as its source; `target` is the start of its target.
 
-    What is predicted behind `position` is attributed to the parts of the network: the logit of `token`, by default the
-    likeliest, less that of `rival` if there is one. `compare` means a second model, tuned from the first perhaps.
-    Raises `UsageError` for a position that is not there and for a text that is no single token.
+    The prediction after `position` is attributed to the parts of the network: the logit of `token` (None: the
+    likeliest) minus that of `rival`, if given. `compare` is a second model, for example one tuned from the first.
+    Raises `OutputError` if `output` exists, and `UsageError` for a position outside the text and for a `token` or
+    `rival` that is not a single token.
     """
     if output is not None and output.exists() and not overwrite:
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
@@ -80,7 +81,9 @@ def trace_prompt(
     trace = Trace.of(loaded.model, loaded.tokenizer, prompt, target)
     text = "prompt" if trace.source is None else "target"
     if not -trace.num_tokens <= position < trace.num_tokens:
-        raise UsageError(f"--position {position} is none of the {counted(trace.num_tokens, 'token')} of the {text}.")
+        raise UsageError(
+            f"--position {position} is outside the {text}, which has {counted(trace.num_tokens, 'token')}."
+        )
     position %= trace.num_tokens
     wanted = trace.predictions[position].top[0][0] if token is None else _single(loaded.tokenizer, token)
     attribution = direct_attribution(
@@ -97,10 +100,10 @@ def trace_prompt(
 
 
 def _single(tokenizer: Tokenizer, text: str) -> int:
-    """The token of a text; raises `UsageError` where it is not one alone."""
+    """The id of a text that is a single token; raises `UsageError` for any other text."""
     ids = tokenizer.encode(text, allow_special=True)
     if len(ids) != 1:
-        raise UsageError(f"{text!r} is {len(ids)} tokens of this model, not one. A space in front may be part of it.")
+        raise UsageError(f"{text!r} is {len(ids)} tokens of this model, not one. A leading space may be missing.")
     return ids[0]
 
 
@@ -117,24 +120,24 @@ def _write(
     ]
     if outcome.comparison is not None:
         pictures.append(comparison_picture(trace, outcome.comparison))
-    with atomic_directory(output, replace=overwrite) as place:
-        write_trace(trace, place, outcome.checks, model)
+    with atomic_directory(output, replace=overwrite) as directory:
+        write_trace(trace, directory, outcome.checks, model)
         drawn = sum(len(attentions_of(block)) for stream in trace.streams for block in stream.blocks)
         count = len(pictures) + drawn
         with console.progress("Pictures", count, "pictures") as progress:
             for picture in pictures:
-                _save(picture, place)
+                _save(picture, directory)
                 progress.advance()
             if max(stream.num_tokens for stream in trace.streams) > _MOST_DRAWN:
-                console.warn(f"Attention of more than {_MOST_DRAWN} tokens is not drawn; its numbers can be asked for.")
+                console.warn(f"Attention maps of more than {_MOST_DRAWN} tokens are not drawn.")
             else:
                 for picture in attention_pictures(trace):
-                    _save(picture, place)
+                    _save(picture, directory)
                     progress.advance()
-        write_checksums(place)
+        write_checksums(directory)
 
 
-def _save(picture: Picture, place: Path) -> None:
-    save_png(picture.figure, place / f"{picture.name}.png")
-    save_svg(picture.figure, place / f"{picture.name}.svg")
-    write_json(place / f"{picture.name}.json", picture.data)
+def _save(picture: Picture, directory: Path) -> None:
+    save_png(picture.figure, directory / f"{picture.name}.png")
+    save_svg(picture.figure, directory / f"{picture.name}.svg")
+    write_json(directory / f"{picture.name}.json", picture.data)

@@ -1,4 +1,4 @@
-"""Runs as a page watches them: read from their directories again whenever it asks, while they train or afterwards."""
+"""The runs that the page shows, read from their directories at each request, during training and afterwards."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sheepop.jobs.run.record import view_run_config
 from sheepop.jobs.run.steps import show_step
 from sheepop.train.metrics import read_json_lines
 
-# What one answer holds: bytes of metrics, texts, documents of a step and characters of each.
+# Limits of one response: bytes of metrics, samples, documents of a step, and characters of each document.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
 _OPEN_TRACES, _LAST_LINES = 64, 1024
 _REPORTS = ("run", "corpus")
 
 
 class WatchedRuns:
-    """The runs in `places`, by name; what one does not have raises `SheepOpError`."""
+    """The runs in `places`, by name. Methods raise `SheepOpError` for an unknown run and for data that it lacks."""
 
     def __init__(self, places: Mapping[str, Path]) -> None:
         self._runs = {name: RunDirectory(place) for name, place in places.items()}
@@ -38,11 +38,11 @@ class WatchedRuns:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """Of all runs."""
+        """The names of all runs."""
         return list(self._runs)
 
     def summary(self, name: str) -> dict[str, Any]:
-        """State, size, steps and scores, and what else there is to see."""
+        """State, size, steps and scores of a run, and the pages that it has."""
         run = self._run(name)
         found = read_run(run.path)
         corpus = find_corpus(run, view_run_config(run))
@@ -54,9 +54,9 @@ class WatchedRuns:
         }
 
     def metrics(self, name: str, offset: int) -> dict[str, Any]:
-        """Whole rows after `offset`; a file that a resumed run has cut is read from its start.
+        """Complete rows after byte `offset`; starts at 0 if a resumed run has cut the file.
 
-        `is_whole` says that there are no more for now.
+        `is_whole` is true if there are no more rows for now.
         """
         run = self._run(name)
         if not run.metrics_file.is_file():
@@ -70,16 +70,16 @@ class WatchedRuns:
         try:
             rows = [json.loads(line) for line in whole.splitlines() if line.strip()]
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{run.metrics_file} holds a line that is no JSON ({error}).") from None
+            raise DataError(f"{run.metrics_file} has a line that is not JSON ({error}).") from None
         end = begin + len(whole)
         self._remember(name, end, whole)
         return {"rows": rows, "from": begin, "offset": end, "is_whole": begin + len(read) >= size,
                 "is_running": run.is_running()}  # fmt: skip
 
     def _is_unchanged(self, file: BinaryIO, name: str, offset: int) -> bool:
-        """Whether the bytes before `offset` end with the line that ended there when it was read.
+        """Whether the line before `offset` is still the one that was read there.
 
-        A resumed run cuts the file and writes other rows, after which it may be longer than `offset` again.
+        A resumed run cuts the file and writes other rows, so the file may again be longer than `offset`.
         """
         with self._lock:
             last = self._last_lines.get((name, offset), b"\n")
@@ -89,7 +89,7 @@ class WatchedRuns:
         return file.read(len(last)) == last
 
     def _remember(self, name: str, offset: int, rows: bytes) -> None:
-        """Keeps the last line before `offset`."""
+        """Stores the last line before `offset` for `_is_unchanged`."""
         if not rows:
             return
         with self._lock:
@@ -98,11 +98,11 @@ class WatchedRuns:
                 self._last_lines.popitem(last=False)
 
     def samples(self, name: str) -> list[dict[str, Any]]:
-        """The last texts that it wrote."""
+        """The latest samples of a run."""
         return read_json_lines(self._run(name).samples_file)[0][-_SAMPLES:]
 
     def differences(self) -> dict[str, Any]:
-        """The settings in which the runs differ, and a warning where their scores do not compare."""
+        """The settings in which the runs differ, and a warning if their scores are not comparable."""
         runs, left_out = find_runs([run.path for run in self._runs.values()])
         found = Comparison(Listing(runs, left_out), differing_settings(runs))
         names = {str(run.path): name for name, run in self._runs.items()}
@@ -120,7 +120,7 @@ class WatchedRuns:
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def trace(self, name: str, step: int) -> StoredTrace:
-        """One of these traces, verified when it is first read."""
+        """The trace of a step, verified when it is first read."""
         run = self._run(name)
         with self._lock:
             found = self._traces.pop((name, step), None)
@@ -135,24 +135,24 @@ class WatchedRuns:
         return found
 
     def origins(self, name: str, step: int) -> list[dict[str, Any]]:
-        """The texts of a step by their rows in the batch, with their documents; the first of them where it has many."""
+        """The first texts of a step, each with its row in the batch and its document."""
         found = islice(show_step(self._run(name).path, step), _ORIGINS)
         return [{"row": row, **asdict(origin), "text": origin.text[:_CHARACTERS]} for row, origin in found]
 
     def report(self, name: str, kind: str) -> bytes:
-        """The page about the run (``run``) or about its corpus (``corpus``)."""
+        """The HTML report of a run (``run``) or of its corpus (``corpus``)."""
         run = self._run(name)
         if kind not in _REPORTS:
-            raise UsageError(f"There is no page {kind!r} of a run; there is {', '.join(_REPORTS)}.")
+            raise UsageError(f"A run has no page {kind!r}. Its pages are {', '.join(_REPORTS)}.")
         page: Path | None = run.report
         if kind == "corpus":
             corpus = find_corpus(run, view_run_config(run))
             page = None if corpus is None else corpus / REPORT_HTML
         if page is None or not page.is_file():
-            raise DataError(f"{run.path} has no report of its {kind} yet.")
+            raise DataError(f"{run.path} has no {kind} report yet.")
         return page.read_bytes()
 
     def _run(self, name: str) -> RunDirectory:
         if name not in self._runs:
-            raise CheckpointError(f"There is no run {name!r}; there is {', '.join(self._runs) or 'none'}.")
+            raise CheckpointError(f"There is no run {name!r}. Runs: {', '.join(self._runs) or 'none'}.")
         return self._runs[name]

@@ -25,10 +25,10 @@ _SMALL, _TINY = 7.5, 6.5
 _INK, _PAPER, _TINT = "#1c2127", "#ffffff", "#f5f7f9"
 _PLATE = {"facecolor": _PAPER, "linewidth": 0, "pad": 3}
 _WORK = {
-    "forwards": TRAIN,
-    "backwards": VALIDATION,
-    "backwards, gradients of activations": VALIDATION,
-    "gradients of weights": REFERENCES[2],
+    "forward": TRAIN,
+    "backward": VALIDATION,
+    "backward, activation gradients": VALIDATION,
+    "backward, weight gradients": REFERENCES[2],
 }
 
 

@@ -1,4 +1,4 @@
-"""A layout as a picture: what every rank has, and who talks to whom, read off the layout and put into a grid."""
+"""Draws a parallel layout as a grid: what every rank holds, and which ranks communicate."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LAYOUT = "layout.png"
-# Cells beside and below each other, of which a reader still sees each; where some are left out, as many below.
+# Most columns and rows of cells that stay readable, most rows if some are left out, and fewest entries of an axis.
 _ACROSS, _DOWN, _DOWN_OF_MORE, _FEWEST = 8, 16, 8, 2
 _MOST_STAGES, _MOST_MICRO_BATCHES, _SHOWN_UNITS = 16, 64, 48.0
 _KEPT = {
-    0: "Of its part of the network each rank has weights, gradients and optimizer state whole.",
-    1: "Of its part of the network each rank has weights and gradients whole, and a piece of the optimizer state.",
-    2: "Of its part of the network each rank has weights whole, and a piece of gradients and optimizer state.",
-    3: "Of its part of the network each rank has a piece of weights, gradients and optimizer state.",
+    0: "Each rank holds all weights, gradients and optimizer state of its part of the network.",
+    1: "Each rank holds all weights and gradients of its part of the network, and a piece of the optimizer state.",
+    2: "Each rank holds all weights of its part of the network, and a piece of the gradients and optimizer state.",
+    3: "Each rank holds a piece of the weights, gradients and optimizer state of its part of the network.",
 }
 _KINDS = {
-    FORWARD: "forwards",
-    BACKWARD: "backwards",
-    OF_INPUTS: "backwards, gradients of activations",
-    OF_WEIGHTS: "gradients of weights",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    OF_INPUTS: "backward, activation gradients",
+    OF_WEIGHTS: "backward, weight gradients",
 }
 
 
 @dataclass(frozen=True)
 class SharedStep:
-    """A step as ranks share it: `rows` of `num_tokens`, in micro-batches of `micro_batch` rows."""
+    """A step divided over ranks: `rows` rows of `num_tokens` tokens, in micro-batches of `micro_batch` rows."""
 
     layout: Layout
     model: ModelConfig
@@ -53,18 +53,18 @@ class SharedStep:
 
     @classmethod
     def of(cls, config: SheepOpConfig, layout: Layout, num_tokens: int) -> SharedStep:
-        """That of a run whose steps are shared already; see `sheepop.jobs.layout.shared_steps`."""
+        """The step of a run, after `sheepop.jobs.run.ranks.shared_steps` has set its micro-batch size."""
         training = config.training
         assert training.micro_batch_size is not None
         return cls(layout, config.model, training.global_batch_size, training.micro_batch_size, num_tokens)
 
     @property
     def num_micro_batches(self) -> int:
-        """Of a data rank."""
+        """The micro-batches of each data rank."""
         return math.ceil(self.rows / self.micro_batch) // self.layout.num_data
 
     def of_rank(self, rank: int) -> Cell:
-        """What a rank has of the network, of the batch, and of what is learnt."""
+        """A rank's share of the network, of the batch and of the training state."""
         layout = replace(self.layout, ranks=Ranks(rank, self.layout.ranks.size))
         config, model = layout.config, self.model
         stages = config.stages_of(layout.pipeline_rank)
@@ -97,7 +97,7 @@ class SharedStep:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is said within groups of ranks, `count` of them `stride` apart; every rank is in one group."""
+    """A communication within groups of `count` ranks, `stride` apart; every rank is in one group."""
 
     words: str
     color: str
@@ -106,32 +106,35 @@ class Exchange:
     onward: bool = False
 
     def groups(self, size: int) -> list[tuple[int, ...]]:
-        """The groups of `size` ranks."""
+        """The groups that `size` ranks form."""
         firsts = (rank for rank in range(size) if rank // self.stride % self.count == 0)
         return [tuple(range(first, first + self.stride * self.count, self.stride)) for first in firsts]
 
 
 def exchanges(layout: Layout, model: ModelConfig) -> list[Exchange]:
-    """Who talks to whom about what, where a group has several ranks."""
+    """The communications of a layout, in groups of several ranks."""
     config, pieces = layout.config, layout.num_pieces
     replicas = layout.num_copies // pieces
-    tied = " The first and the last stage add up the gradient of the embedding, which is the head too."
+    tied = " The first and the last stage all-reduce the gradient of the embedding, which is also the head."
     is_apart = model.tie_weights and config.stages_of(0)[-1] != config.num_stages - 1
     of_pieces = {
-        1: "Gradients are added up in pieces once a step, and new weights gathered",
-        2: "Gradients are added up in pieces at each micro-batch, and new weights gathered",
-        3: "Weights are gathered block by block, and gradients added up in pieces",
+        1: "Gradients are reduce-scattered once a step, and new weights are all-gathered",
+        2: "Gradients are reduce-scattered at each micro-batch, and new weights are all-gathered",
+        3: "Weights are all-gathered block by block, and gradients are reduce-scattered",
     }
-    whole = "Gradients are added up once a step"
-    of_replicas = "The gradients of a piece are added up over copies" if pieces > 1 else whole
+    whole = "Gradients are all-reduced once a step"
+    of_replicas = "The gradients of a piece are all-reduced over copies" if pieces > 1 else whole
     found = [
         Exchange(
-            f"Micro-batches go on to the next stage, and their gradients back.{tied if is_apart else ''}",
+            f"Activations go to the next stage, and their gradients back.{tied if is_apart else ''}",
             REFERENCES[2], layout.stage_size, config.pipeline, onward=True,
         ),
-        Exchange("Tokens are gathered before each sublayer, and sums scattered behind it", TRAIN, 1, config.tensor),
         Exchange(
-            "Keys and values go round in attention" if config.context_method == "ring"
+            "Tokens are all-gathered before each sublayer, and sums are reduce-scattered after it",
+            TRAIN, 1, config.tensor,
+        ),
+        Exchange(
+            "Keys and values circulate in attention" if config.context_method == "ring"
             else "Tokens are exchanged for heads in attention",
             REFERENCES[1], config.tensor, config.context,
         ),
@@ -143,7 +146,7 @@ def exchanges(layout: Layout, model: ModelConfig) -> list[Exchange]:
 
 
 def draw_layout(step: SharedStep) -> Figure:
-    """All ranks of a layout in a grid, or of each kind the first ones and the last; and the order of a pipeline."""
+    """Draws the ranks of a layout, of a large one the first and last of each axis, and the schedule of a pipeline."""
     layout, size = step.layout, step.layout.ranks.size
     across, down = _axes(layout)
     is_long = math.prod(axis.size for axis in down) > _DOWN
@@ -168,39 +171,39 @@ def draw_layout(step: SharedStep) -> Figure:
         column_names=_column_names(layout, blocks, places),
     )
     squares = (
-        "Upper square of a rank: its layers, from top to bottom, and its share of their features, from left to right. "
-        "Lower square: its rows of a step, from top to bottom, and its tokens of them, from left to right."
+        "Upper square of a rank: its layers (top to bottom) and its share of their features (left to right). "
+        "Lower square: its rows of a step (top to bottom) and its tokens of these rows (left to right)."
     )
     return layout_figure(_title(layout), grid, talks, [_KEPT[layout.config.zero], squares], _order(step))
 
 
 def keep_layout(run: RunDirectory, record: RunRecord, words: str, step: SharedStep) -> None:
-    """Writes the picture into the plots of a run that begins or goes on, and the words of its plan into its record."""
+    """Saves the picture among the plots of a run, and the `words` of its plan in its record."""
     save_png(draw_layout(step), run.plots / LAYOUT)
     replace(record, layout=words).write(run)
 
 
 def forget_layout(run: RunDirectory, record: RunRecord) -> None:
-    """Removes what a run had from several ranks, when it goes on with one."""
+    """Removes the layout of a run that resumes on one rank."""
     if record.layout is not None:
         (run.plots / LAYOUT).unlink(missing_ok=True)
         replace(record, layout=None).write(run)
 
 
 def add_layout(page: Page, run: RunDirectory, record: RunRecord) -> None:
-    """Words and picture of the layout that a run had at its last start, if it had several ranks."""
+    """Adds words and picture of the layout at the last start of a run, if it had several ranks."""
     if record.layout is None:
         return
     page.add_section("Layout")
     page.add_text(record.layout)
     picture = run.plots / LAYOUT
     if picture.is_file():
-        page.add_picture(picture.read_bytes(), "What each rank has, and which ranks talk to each other")
+        page.add_picture(picture.read_bytes(), "What each rank holds, and which ranks communicate")
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """A dimension of the grid: `size` places for ranks `stride` apart, each for `wide` of the kind `name`."""
+    """A dimension of the grid: `size` entries `stride` ranks apart, each for `wide` ranks of the kind `name`."""
 
     name: str
     size: int
@@ -210,17 +213,17 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A row or column, whose ranks begin with `rank`; with `words` it stands for others that are left out."""
+    """A row or column with its first rank; with `words`, it stands for rows or columns that are left out."""
 
     rank: int
     words: str | None = None
 
 
 def _axes(layout: Layout) -> tuple[list[_Axis], list[_Axis]]:
-    """What goes from left to right, and what from top to bottom, the widest apart first.
+    """The axes of the columns and those of the rows, each with the largest stride first.
 
-    Stages stand side by side, and data ranks below each other; tensor and context ranks where there is room for them.
-    Without stages data ranks fill lines, of a copy each where there are several.
+    Stages are columns and data ranks are rows; tensor and context ranks go where there is room. Without stages, data
+    ranks fill lines; if they form several copies of the model, each line is one copy.
     """
     config, inner = layout.config, layout.config.tensor * layout.config.context
     data = _Axis("data rank", layout.num_data, inner)
@@ -240,7 +243,7 @@ def _axes(layout: Layout) -> tuple[list[_Axis], list[_Axis]]:
 
 
 def _slots(axes: Sequence[_Axis], most: int) -> Iterator[_Slot]:
-    """The rows or columns of `axes`, at most `most` with ranks: of an axis the first ones and the last."""
+    """The rows or columns of `axes`, at most `most` with ranks: the first ones and the last one of each axis."""
     shown = [axis.size for axis in axes]
     while math.prod(shown) > most and max(shown) > _FEWEST:
         shown[shown.index(max(shown))] -= 1
@@ -261,13 +264,13 @@ def _slots_of(axes: Sequence[_Axis], shown: Sequence[int], first: int) -> Iterat
 
 
 def _placed(exchange: Exchange, size: int, places: Mapping[int, Place]) -> list[list[Place]]:
-    """The cells of each group of which several are shown; from block to block, one way is enough."""
+    """The cells of each group, for groups with several ranks in the grid."""
     groups = [[places[rank] for rank in group if rank in places] for group in exchange.groups(size)]
     return [group for group in groups if len(group) > 1]
 
 
 def _blocks(layout: Layout, places: Mapping[int, Place]) -> list[tuple[Place, Place]]:
-    """First and last place of the ranks that have the same layers and rows."""
+    """The first and last place of each block of ranks with the same layers and rows."""
     inner = layout.config.tensor * layout.config.context
     found: dict[int, list[Place]] = {}
     for rank, place in places.items():
@@ -282,11 +285,8 @@ def _row_names(
         return {}
     ranks = {place: rank for rank, place in places.items()}
     first = {block[0][0]: ranks[block[0]] for block in blocks if block[0][1] == 0}
-    return {row: f"data rank {_data_rank(layout, rank):,}" for row, rank in first.items()}
-
-
-def _data_rank(layout: Layout, rank: int) -> int:
-    return replace(layout, ranks=Ranks(rank, layout.ranks.size)).data_rank
+    size = layout.ranks.size
+    return {row: f"data rank {replace(layout, ranks=Ranks(rank, size)).data_rank:,}" for row, rank in first.items()}
 
 
 def _column_names(layout: Layout, blocks: Sequence[tuple[Place, Place]], places: Mapping[int, Place]) -> dict[int, str]:
@@ -316,7 +316,7 @@ def _title(layout: Layout) -> str:
 
 
 def _named(exchange: Exchange, size: int) -> str:
-    """What is said, and in which groups: the first ones."""
+    """The words of an exchange and the first groups that take part."""
     groups = exchange.groups(size)
     most = 4
     words = "; ".join(_members(group) for group in groups[:most])
@@ -331,7 +331,7 @@ def _members(group: Sequence[int]) -> str:
 
 
 def _piece(layout: Layout) -> list[str]:
-    """Which piece is here of what is cut, and of which copy."""
+    """The piece of the sharded state that a rank holds, and the copy that it belongs to."""
     pieces = layout.num_pieces
     if pieces == 1:
         return []
@@ -341,15 +341,15 @@ def _piece(layout: Layout) -> list[str]:
 
 
 def _order(step: SharedStep) -> Order | None:
-    """The order of a pipeline, of no more ranks and micro-batches than can be seen."""
+    """The schedule of a pipeline, with as many micro-batches as can be seen; None for too many ranks."""
     config, count = step.layout.config, step.num_micro_batches
     if not 1 < config.pipeline <= _MOST_STAGES:
         return None
     drawn = min(count, _MOST_MICRO_BATCHES // config.pipeline * config.pipeline)
     spans = timeline(config, drawn)
     end = max(span.end for span in spans)
-    lost = f", waiting {waiting(spans):.0%} as long as computing" if drawn == count else ""
-    begins = "" if end <= _SHOWN_UNITS else "; how it begins"
+    lost = f", waiting time {waiting(spans):.0%} of computing time" if drawn == count else ""
+    begins = "" if end <= _SHOWN_UNITS else "; only its start is drawn"
     title = f"{config.schedule}: {count:,} micro-batches through {config.num_stages} stages{lost}{begins}"
     note = "paler: the second stage of a rank" if config.num_stages > config.pipeline else ""
     bars = [
@@ -374,7 +374,7 @@ def _part(whole: range, number: int, count: int) -> range:
 
 
 def _short(numbers: range) -> str:
-    """Numbers from 1 on."""
+    """A range as text, counted from 1."""
     return f"{numbers.start + 1:,}–{numbers.stop:,}" if len(numbers) > 1 else f"{numbers.start + 1:,}"
 
 
