@@ -178,9 +178,12 @@ def _parse(words: list[str]) -> None:
     """Raises unless the program knows the verb and its options, and the configuration the settings."""
     command: Any = typer.main.get_command(app)
     words = [word for word in words if word != "--debug"]
-    if plugged := "--plugin" in words:
+    plugged = "--plugin" in words
+    while "--plugin" in words:
         place = words.index("--plugin")
         words = [*words[:place], *words[place + 2 :]]
+    if plugged and words[0] not in command.commands:  # which the plugin has registered
+        return
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     if {"--help", "-h", "--version"} & set(words):

@@ -81,7 +81,7 @@ def test_a_plugin_that_is_missing_changed_or_broken_is_named(
 
 
 def test_the_python_of_the_page_gives_a_model(place: Path, launcher: Launcher) -> None:
-    program = blocks("python")[1].replace("minutes=1", "minutes=0.03, device='cpu', quiet=True")
+    program = blocks("python")[2].replace("minutes=1", "minutes=0.03, device='cpu', quiet=True")
     done = launcher.run(program=program, directory=place)
     assert done.code == 0, done.err
     assert load_model(place / "runs" / "short").config.d_model == 64
