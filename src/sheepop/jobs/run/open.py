@@ -69,15 +69,19 @@ def open_run(request: RunRequest) -> OpenRun:
         if stored is None and request.must_resume:
             raise UsageError(why_no_run(request.path))
         settings = request.settings if stored is None else request.over(stored.record.requested)
-        check_layout(settings, ranks)
+        if request.resumes:  # a new run was checked before
+            check_layout(settings, ranks)
     require_sinks(settings.training.sinks)
     device = resolve_device(settings.device)
     ranks.connect(device)
     prepare_process(settings, device)  # before a step is measured: deterministic algorithms may be slower
     run = None
     with ranks.together():
-        if ranks.is_first:
-            run = _new(request, device) if stored is None else _resumed(request, stored, settings, device)
+        if ranks.is_first and stored is not None:
+            run = _resumed(request, stored, settings, device)
+        elif ranks.is_first:
+            with interrupts_advise(f"No step was taken and nothing was left in {request.path}. Run the command again."):
+                run = _new(request, device)
     resumes = ranks.told(run is not None and run.resumes)
     with ranks.together():
         return run or _followed(request, device, resumes=resumes)
@@ -110,10 +114,7 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     origin = None if request.fork is None else Fork(request.fork)
     task = task_of(requested, RunDirectory(path), console, origin)
     inputs = [Path(place) for place in (*task.inputs, request.fork) if place is not None]
-    with (
-        interrupts_advise(f"No step was taken and nothing was left in {path}. Run the command again."),
-        RunDirectory.starting(path, overwrite=replaces, reading=inputs) as directory,
-    ):
+    with RunDirectory.starting(path, overwrite=replaces, reading=inputs) as directory:
         with times(task.stage):
             task = task.prepared(request.given)
         with times("Measuring"):
