@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sheepop.jobs.train import train
+
 import sheepop
 from sheepop.core.console import Console
 from sheepop.jobs.config import load_config
-from sheepop.jobs.train import train
 
 
 def main() -> None:

@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import Corpus, DataConfig, PairBatches, StepPlan, TokenSplit, batch_hash, build_corpus, pair_batches
-from sheepop.data.mixture_schedule import MixtureSchedule
-from sheepop.data.order import SampleOrder
-from sheepop.data.pair_batches import PairBatch
+from sheepop.data.batches import PairBatch
 from sheepop.data.pairs import Pair, pair_settings
-from sheepop.data.stages import Stages
-from sheepop.data.step_plan import RowSource
+from sheepop.data.step_plan import MixtureSchedule, RowSource, SampleOrder, Stages
 from sheepop.tokenizer import TokenizerConfig
 
 PAD, BOS, EOS = 0, 2, 3

@@ -93,7 +93,11 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
         if split == "validation" and not (score := _score(run, over)).is_empty:
             scores = [math.nan if value is None else value for value in score.values]
             axes.plot(score.steps, scores, color=RUNS[place % len(RUNS)], marker="D", markersize=6, linestyle="")
-    finish_axes(axes, _title(runs, split), _AXES[over], has_legend=False)
+    title = scored("Held-out text", is_sampled=any(run.is_sampled for run in runs))
+    if any(not _score(run, "step").is_empty for run in runs):
+        title += "; diamonds: all of it"
+    title = title if split == "validation" else "Training loss, smoothed"
+    finish_axes(axes, title, _AXES[over], has_legend=False)
     axes.set_ylabel(_UNITS[split], fontsize=9)
     return lines
 
@@ -102,14 +106,8 @@ def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: in
     """Adds the legend below all panels."""
     if not named:
         return
-    legend = figure.legend(
-        [line for _, line in named],
-        [str(place) for place in range(len(named))],
-        loc="lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-    )
+    handles, labels = [line for _, line in named], [str(place) for place in range(len(named))]
+    legend = figure.legend(handles, labels, loc="lower center", ncols=columns, frameon=False, fontsize=9)
     # Passed as labels, names that begin with an underscore would be dropped, and dollar signs would become formulas.
     for text, (name, _) in zip(legend.get_texts(), named, strict=True):
         text.set_parse_math(False)
@@ -129,11 +127,3 @@ def _score(run: Curves, over: str) -> Series:
     steps, times = (series(run.metrics, "validation", _KEYS["validation"], over=name).steps for name in _AXES)
     reached = dict(zip(steps, times, strict=False)).get(found.steps[0])
     return Series([], []) if reached is None else Series([reached], found.values)
-
-
-def _title(runs: Sequence[Curves], split: str) -> str:
-    if split == "train":
-        return "Training loss, smoothed"
-    has_score = any(not _score(run, "step").is_empty for run in runs)
-    sampled = scored("Held-out text", is_sampled=any(run.is_sampled for run in runs))
-    return f"{sampled}; diamonds: all of it" if has_score else sampled

@@ -256,20 +256,15 @@ class _Drawing:
         """Draws an arrow from the block of one cell to that of another."""
         edges = [self._edges(*self._block_of(place)) for place in (one, other)]
         y = edges[0][3] - 0.28 * (edges[0][3] - edges[0][1])
-        self.axes.annotate(
-            "",
-            (edges[1][0], y),
-            (edges[0][2], y),
-            arrowprops={"arrowstyle": "<|-|>", "color": color, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0},
-        )
+        style = {"arrowstyle": "<|-|>", "color": color, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
+        self.axes.annotate("", (edges[1][0], y), (edges[0][2], y), arrowprops=style)
 
     def _block_of(self, place: Place) -> tuple[Place, Place]:
-        inside = (
+        return next(
             (first, last)
             for first, last in self.grid.blocks
             if first[0] <= place[0] <= last[0] and first[1] <= place[1] <= last[1]
         )
-        return next(inside)
 
     def _draw_names(self) -> None:
         for row, words in self.grid.row_names.items():

@@ -37,8 +37,7 @@ class Page:
     """Collects content from top to bottom; `write` makes the file. All text is untrusted and escaped."""
 
     def __init__(self, title: str, *, footer: str = "") -> None:
-        self.title = title
-        self.footer = footer
+        self.title, self.footer = title, footer
         self._parts: list[str] = []
         self._sections: dict[str, str] = {}
         self._num_charts = self._num_searched = 0
@@ -124,10 +123,9 @@ class Page:
         self._num_charts += 1
         # The standard library's encoder escapes every non-ASCII character.
         data = _script_safe(to_json(figure, validate=False, engine="json"))
-        style = "chart half" if half else "chart"
         below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
         self._parts.append(
-            f'<figure class="{style}" aria-label="{escaped(title)}"><h3{_hint(title)}>{escaped(title)}</h3>'
+            f'<figure class="{"chart half" if half else "chart"}" aria-label="{escaped(title)}"><h3{_hint(title)}>{escaped(title)}</h3>'
             f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
         )
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 # The library needs about 170 bytes of memory per character during encoding, so a batch is encoded in groups.
 _GROUP_CHARACTERS = 2**21
 
-# A pre-tokenizer that cuts text wherever `cut_text` does, and does not look beyond a cut.
-_BERT_PRE_TOKENIZER = {"type": "BertPreTokenizer"}
-
 
 class BackendTokenizer(Tokenizer):
     """A tokenizer from `content`, the text of a ``tokenizer.json``, and `settings`, the keys of its settings file.
@@ -191,7 +188,8 @@ class BackendTokenizer(Tokenizer):
     def _may_be_cut(self) -> bool:
         """Whether the parts from `cut_text` give the same ids separately as the whole text."""
         normalizer, pre_tokenizer = self._description["normalizer"], self._description["pre_tokenizer"]
-        if pre_tokenizer == _BERT_PRE_TOKENIZER:
+        # This pre-tokenizer cuts text wherever `cut_text` does, and does not look beyond a cut.
+        if pre_tokenizer == {"type": "BertPreTokenizer"}:
             cuts = normalizer is None or normalizer["type"] == "BertNormalizer"
         else:
             cuts = normalizer is None and begins_with_known_cut(pre_tokenizer or {})

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.alphabet import BYTE_TOKENS
 from sheepop.tokenizer.interface import TOKENIZER_FILE
 from sheepop.tokenizer.pattern import surrogate_error
+from sheepop.tokenizer.vocabulary import BYTE_TOKENS
 
 if TYPE_CHECKING:
     import tokenizers

@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.added_tokens import with_recorded_tokens
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
+from sheepop.tokenizer.byte_level_files import (
+    MERGES_OF,
+    SUFFIX,
+    VOCABULARY_OF,
+    is_rank_file,
+    read_ranks,
+    read_vocabulary_and_merges,
+)
 from sheepop.tokenizer.character import CharTokenizer, is_character_tokenizer
-from sheepop.tokenizer.gpt2_files import MERGES_OF, VOCABULARY_OF, read_vocabulary_and_merges
 from sheepop.tokenizer.interface import TOKENIZER_FILE, Tokenizer
 from sheepop.tokenizer.sentencepiece import read_sentencepiece
-from sheepop.tokenizer.settings import read_settings, read_text
-from sheepop.tokenizer.tiktoken_ranks import SUFFIX, is_rank_file, read_ranks
+from sheepop.tokenizer.settings import read_settings, read_text, with_recorded_tokens
 from sheepop.tokenizer.vocabulary import ALGORITHMS
 
 WHAT_IS_READ = (

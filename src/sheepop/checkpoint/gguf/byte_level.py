@@ -13,7 +13,7 @@ from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, described_t
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
-from sheepop.tokenizer.alphabet import text_as_characters
+from sheepop.tokenizer.vocabulary import text_as_characters
 
 _PRE = "ggml.pre"
 _MERGES = "ggml.merges"
