@@ -94,10 +94,7 @@ class Batch:
 
 
 def batch_hash(batch: Batch) -> str:
-    """SHA-256 of a global batch: its shape, token ids, labels and document ids, row by row, as 64-bit numbers.
-
-    Subclasses add their own arrays. The hash covers the whole batch, whatever the micro-batch size.
-    """
+    """SHA-256 of a global batch: the arrays of its `content` as 64-bit numbers, whatever the micro-batch size."""
     digest = hashlib.sha256()
     for array in batch.content():
         digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
@@ -261,17 +258,10 @@ class PairBatch(Batch):
         source_ids, source_mask = _padded([source for source, _ in pairs], pad_id)
         labels, _ = _padded([target[1:] for _, target in pairs], IGNORED_LABEL)
         input_ids, is_target = _padded([target[:-1] for _, target in pairs], pad_id)
-        return cls(
-            input_ids=input_ids,
-            labels=labels,
-            # As in every batch, padding is a document of its own, whose positions start at 0.
-            positions=np.where(is_target, np.arange(input_ids.shape[1]), np.cumsum(~is_target, axis=1) - 1),
-            document_ids=(~is_target).astype(np.int64),
-            has_boundaries=False,
-            source_ids=source_ids,
-            source_mask=source_mask,
-            pad_id=pad_id,
-        )
+        # As in every batch, padding is a document of its own, whose positions start at 0.
+        positions = np.where(is_target, np.arange(input_ids.shape[1]), np.cumsum(~is_target, axis=1) - 1)
+        document_ids = (~is_target).astype(np.int64)
+        return cls(input_ids, labels, positions, document_ids, False, source_ids, source_mask, pad_id)
 
     def pair(self, row: int) -> tuple[Ids, Ids]:
         """The (source, target) of a row, without padding."""
@@ -351,10 +341,7 @@ class PairBatches:
 
 
 def _bounds(split: TokenSource, eos_id: int) -> NDArray[np.int64]:
-    """The offsets of each pair's source, target and end, ``(3, N)``.
-
-    Reads the whole split, one block at a time; raises `DataError` for a document that is not a pair.
-    """
+    """The offsets of each pair's source, target and end, ``(3, N)``; raises `DataError` if a document is no pair."""
     begins, ends = split.offsets[:-1], split.offsets[1:]
     targets = np.zeros(len(begins), dtype=np.int64)
     for start in range(0, split.num_tokens, _BLOCK_TOKENS):

@@ -113,7 +113,6 @@ class DocumentEncoder:
         return encoded
 
     def _segments(self, document: Document, tokenizer: Tokenizer, ids: dict[Special, int]) -> list[str | int]:
-        """The texts and special tokens of a document, in the order of encoding."""
         if document.kind == PAIR:
             pair = Pair.of(document)
             return [pair.source, tokenizer.eos_id, tokenizer.bos_id, pair.target]

@@ -56,10 +56,7 @@ def comparison_figure(runs: Sequence[Curves]) -> Figure:
 
 
 def comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
-    """Bits per byte of held-out text, or the smoothed training loss, of every run, by step or training time.
-
-    The score of a finished run on all held-out text is a separate point.
-    """
+    """Bits per byte of held-out text with scores as points, or the smoothed training loss, by step or training time."""
     chart = empty_chart(height=360)
     chart.update_xaxes(title_text=_AXES[over], gridcolor=GRID, zeroline=False, exponentformat="none")
     chart.update_yaxes(title={"text": _UNITS[split], "standoff": 10}, gridcolor=GRID, zeroline=False)
@@ -103,7 +100,6 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
 
 
 def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: int) -> None:
-    """Adds the legend below all panels."""
     if not named:
         return
     handles, labels = [line for _, line in named], [str(place) for place in range(len(named))]

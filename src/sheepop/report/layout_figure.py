@@ -93,10 +93,7 @@ class Order:
 def layout_figure(
     title: str, grid: Grid, talks: Sequence[Talk], notes: Sequence[str] = (), order: Order | None = None
 ) -> Figure:
-    """Draws `grid` with the lines of `talks` between its cells, their legend, notes, and the schedule if given.
-
-    Overlapping lines of one row or column are drawn side by side.
-    """
+    """Draws `grid`, the lines of `talks`, side by side where they overlap, their legend, notes, and the schedule."""
     return _Drawing(title, grid, talks, notes, order).draw()
 
 
@@ -253,7 +250,6 @@ class _Drawing:
         self.axes.plot(xs, ys, color=line.talk.color, linewidth=1.4)
 
     def _draw_arrow(self, one: Place, other: Place, color: str) -> None:
-        """Draws an arrow from the block of one cell to that of another."""
         edges = [self._edges(*self._block_of(place)) for place in (one, other)]
         y = edges[0][3] - 0.28 * (edges[0][3] - edges[0][1])
         style = {"arrowstyle": "<|-|>", "color": color, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}

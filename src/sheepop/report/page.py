@@ -67,10 +67,7 @@ class Page:
         self._parts.append(f"<dl>{''.join(items)}</dl>")
 
     def add_table(self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> None:
-        """Adds a table; columns of numbers (or of numbers and None) are right-aligned.
-
-        Raises `ValueError` if a row has more or fewer cells than the header.
-        """
+        """Adds a table with numbers right-aligned; raises `ValueError` if a row does not have a cell per column."""
         rows = [list(row) for row in rows]
         for row in rows:
             if len(row) != len(header):
@@ -125,8 +122,9 @@ class Page:
         data = _script_safe(to_json(figure, validate=False, engine="json"))
         below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
         self._parts.append(
-            f'<figure class="{"chart half" if half else "chart"}" aria-label="{escaped(title)}"><h3{_hint(title)}>{escaped(title)}</h3>'
-            f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
+            f'<figure class="{"chart half" if half else "chart"}" aria-label="{escaped(title)}">'
+            f'<h3{_hint(title)}>{escaped(title)}</h3><div class="plot"></div><script type="application/json">{data}'
+            f"</script>{below}</figure>"
         )
 
     def add_picture(self, png: bytes, description: str) -> None:
@@ -139,10 +137,7 @@ class Page:
         )
 
     def add_sample(self, prompt: str, text: str, *, label: str = "", half: bool = False) -> None:
-        """Adds a prompt and its continuation exactly as they are; control characters become visible symbols.
-
-        Two `half` ones are side by side if there is room.
-        """
+        """Adds a prompt and its continuation, with control characters visible; two `half` ones fit side by side."""
         caption = f'<figcaption class="label">{escaped(label)}</figcaption>' if label else ""
         begin = f'<span class="prompt">{escaped(prompt)}</span>' if prompt else ""
         rest = f'<span class="continuation">{escaped(text)}</span>'

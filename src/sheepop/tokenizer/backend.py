@@ -57,7 +57,6 @@ class BackendTokenizer(Tokenizer):
         return read_decoding(self._description["decoder"])
 
     def _ids_around(self, library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that the library puts before and after a text."""
         if self._description["post_processor"] is None:
             return (), ()
         around = ids_around(library)
@@ -134,8 +133,8 @@ class BackendTokenizer(Tokenizer):
         if (matching := self._settings.get(CHARSMAP_MATCHING)) is not None:
             description, charsmap = charsmap_of(description, matching)
             rewrite, library = charsmap.rewrite, None
-        special = self._special.keys()
-        return Encoder(description, special, allow_special=allow_special, rewrite=rewrite, library=library)
+        names = self._special.keys()
+        return Encoder(description, names, allow_special=allow_special, rewrite=rewrite, library=library)
 
     @cached_property
     def _with_special(self) -> Encoder:

@@ -58,10 +58,7 @@ class PartEncoder:
         self._agreed: set[str] = set()
 
     def encode(self, text: str) -> NDArray[np.uint32] | None:
-        """The token ids of `text`, or None if the library may classify one of its characters differently.
-
-        These are lone surrogates, and characters that differ between Unicode versions.
-        """
+        """The token ids of `text`; None for surrogates, and for characters that differ between Unicode versions."""
         blocks = []
         start, size = 0, _WINDOW
         while start < len(text):

@@ -71,10 +71,7 @@ def byte_level_json(
     *,
     ignore_merges: bool = False,
 ) -> str:
-    """The content of a ``tokenizer.json`` of byte-level BPE; `special` are entries of the vocabulary.
-
-    `settings` define the tokens that are added around a text.
-    """
+    """A ``tokenizer.json`` of byte-level BPE: `special` are its entries, `settings` define the tokens around a text."""
     added = {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()}
     description = {
         "version": "1.0",

@@ -1,8 +1,4 @@
-"""Renders a conversation as text with the model's chat template, in Jinja.
-
-A template is a program from the model's directory, so it runs in Jinja's sandbox, in its own process with limits on
-time, memory and output.
-"""
+"""Renders conversations with a model's chat template, a program that runs in Jinja's sandbox in a bounded process."""
 
 from __future__ import annotations
 
@@ -118,11 +114,7 @@ class ChatTemplate:
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> Rendered:
-        """Renders a whole conversation, with the parts that a model writes.
-
-        These are the ``{% generation %}`` blocks of the template. Raises errors as `render` does, and `TokenizerError`
-        for nested blocks.
-        """
+        """Like `render`, with the spans of ``{% generation %}`` blocks; raises `TokenizerError` if they nest."""
         return self._render(messages, True, tools, None, {"add_generation_prompt": False, **variables})
 
     def _render(

@@ -111,7 +111,6 @@ def _found(directory: Path) -> list[Path]:
 
 
 def _find(directory: Path) -> Path:
-    """The file in `directory` that describes the tokenizer."""
     found = _found(directory)
     if not found:
         raise TokenizerError(f"There is no tokenizer in {directory}. {WHAT_IS_READ}")

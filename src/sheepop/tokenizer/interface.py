@@ -68,10 +68,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of a token, possibly a fragment of a character; empty for a special token.
-
-        Raises `TokenizerError` for an id outside the vocabulary.
-        """
+        """The UTF-8 bytes of a token, empty for a special one; raises `TokenizerError` for an unknown id."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -86,7 +83,6 @@ class Tokenizer(ABC):
         """The content of ``tokenizer_config.json``, which names the token of each role under the usual keys."""
 
     def __len__(self) -> int:
-        """`vocab_size`."""
         return self.vocab_size
 
     def __call__(self, text: str) -> list[int]:
@@ -135,8 +131,7 @@ class Tokenizer(ABC):
         Special tokens are left out, or written as their text if `skip_special` is False. With `continues`, the ids
         follow others with text, so a leading space belongs to the text.
         """
-        data = self.decode_bytes(ids, skip_special=skip_special, continues=continues)
-        return data.decode("utf-8", errors="replace")
+        return self.decode_bytes(ids, skip_special=skip_special, continues=continues).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> bytes:
         """The bytes of a sequence of token ids; see `decode`."""
@@ -154,10 +149,7 @@ class Tokenizer(ABC):
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], dtype=np.int64)
 
     def save(self, directory: str | Path, *, model_max_length: int | None = None) -> None:
-        """Writes ``tokenizer.json`` and ``tokenizer_config.json`` to `directory`, which is made if missing.
-
-        `model_max_length`, the longest input of the model, is recorded for other programs.
-        """
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, with the model's longest input if given."""
         directory = Path(directory)
         settings = self.settings()
         if model_max_length is not None:

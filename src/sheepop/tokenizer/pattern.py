@@ -123,10 +123,7 @@ _PART_CHARACTERS = 2**15
 
 
 def cut_text(text: str, characters: int = _PART_CHARACTERS) -> Iterator[str]:
-    """Cuts `text` into parts of about `characters` at places where every `Pattern` cuts, so that no ids change.
-
-    A text without such a place (an ASCII letter or digit before a space or line end) stays whole.
-    """
+    """Cuts `text` into parts of about `characters` where every `Pattern` cuts; without such a place it stays whole."""
     start = 0
     while len(text) - start > characters and (place := CUT.search(text, start + characters)):
         yield text[start : place.start()]

@@ -22,11 +22,7 @@ _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Value]]:
-    """Yields the number and the value of every field of a message, in order.
-
-    Varints are unsigned integers; fixed-size and length-delimited values are bytes. Raises `TokenizerError` if
-    `message` is damaged.
-    """
+    """Yields the number and value of each field, an int or bytes; raises `TokenizerError` if `message` is damaged."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)

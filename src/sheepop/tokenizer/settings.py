@@ -119,10 +119,7 @@ def with_roles(settings: Mapping[str, Any], special: Mapping[str, int]) -> dict[
 
 
 def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The ``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`.
-
-    `further` are special tokens besides the four, with their ids.
-    """
+    """The ``tokenizer_config.json`` of a tokenizer trained here with `further` special tokens, for `AutoTokenizer`."""
     ids = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())} | dict(further or {})
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -181,10 +178,7 @@ def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
 
 
 def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
-    """The ``post_processor`` for ``add_bos_token`` and ``add_eos_token``, by default as usual for the named class.
-
-    It is for files that do not describe one themselves. `ids` are those of the special tokens.
-    """
+    """The ``post_processor`` that `settings`, or the class they name, ask for; `ids` are those of special tokens."""
     usual = _USUAL_AROUND.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (False, False))
     is_on = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
     named = (role_text(settings, "bos"), role_text(settings, "eos"))

@@ -67,8 +67,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, special_tokens: Seque
     description["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda item: item[1]))
     description["added_tokens"] = special_token_entries() + special_token_entries(len(vocabulary), names)
     ids = {text: len(vocabulary) + number for number, text in enumerate(names)}
-    content = json.dumps(description, ensure_ascii=False, separators=(",", ":"))
-    return BackendTokenizer(content, standard_settings(ids))
+    return BackendTokenizer(json.dumps(description, ensure_ascii=False, separators=(",", ":")), standard_settings(ids))
 
 
 def _alphabet(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -39,10 +39,7 @@ def text_as_characters(text: str) -> str:
 
 
 def characters_as_bytes(text: str) -> bytes:
-    """The bytes that an entry of a byte-level vocabulary represents.
-
-    An entry with other characters represents its own text, as in the `tokenizers` library.
-    """
+    """The bytes of a byte-level entry; one with other characters stands for its own text, as in `tokenizers`."""
     try:
         return bytes(BYTE_ALPHABET[character] for character in text)
     except KeyError:

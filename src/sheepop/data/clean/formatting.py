@@ -224,11 +224,7 @@ _INDENT_OR_NO_BREAK_SPACE = re.compile(r"((?:(?<=\n)|\A)[ \t\xa0]+)|\xa0")
 
 
 class Formatting(ChangeStage):
-    """Repairs prose, tables and chat; code stays byte for byte the same.
-
-    White space at the beginning of a line never changes, and in fenced, indented and other verbatim blocks only line
-    ends do.
-    """
+    """Repairs all but code; white space that begins a line never changes, and in verbatim blocks only line ends do."""
 
     name = "formatting"
     config: FormattingConfig

@@ -1,8 +1,4 @@
-"""Replaces personal data: addresses, telephone numbers, cards, bank accounts, national identity numbers.
-
-Here are e-mail addresses, told from other uses of the at sign, and IP addresses of internet hosts, told from version
-numbers and reserved ranges.
-"""
+"""Replaces personal data, and finds e-mail addresses and IP addresses of internet hosts."""
 
 from __future__ import annotations
 

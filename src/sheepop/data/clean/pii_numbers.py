@@ -252,11 +252,7 @@ _CARD_CONTEXT = 40
 
 
 def find_cards(text: str, runs: list[Run], *, is_code: bool) -> Iterator[Finding]:
-    """Yields card numbers with a known prefix and a valid check digit.
-
-    In code, where long integers are common, digits without separators must be quoted or follow a word that names a
-    card.
-    """
+    """Yields cards with a known prefix and a valid check digit; in code, bare digits must be quoted or announced."""
     for run in runs:
         if run.digits < _FEWEST_CARD_DIGITS:
             continue

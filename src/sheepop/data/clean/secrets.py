@@ -254,7 +254,6 @@ def _in_lines(text: str, names: list[str]) -> Iterator[Finding]:
 
 @cache
 def _detectors() -> Mapping[str, Any]:
-    """The detectors of detect-secrets by class name."""
     from detect_secrets.settings import default_settings, get_plugins
 
     with default_settings():

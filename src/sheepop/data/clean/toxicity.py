@@ -59,10 +59,7 @@ class ToxicHits(NamedTuple):
 
 
 class ToxicLexicon:
-    """The bundled words and phrases with their weights; a search looks at each word of a text once.
-
-    An entry that occurs in several languages has its greatest weight.
-    """
+    """The bundled words and phrases, each with its greatest weight in any language; a search sees each word once."""
 
     def __init__(self) -> None:
         weights: dict[str, float] = {}

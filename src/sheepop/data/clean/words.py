@@ -253,10 +253,7 @@ BLOCK_CHARACTERS = 2**17
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a text in order: their lengths in characters, and two flags.
-
-    `is_word` is true for tokens that are more than punctuation, `has_letter` for those with a letter.
-    """
+    """The tokens of a text in order: lengths in characters, whether more than punctuation, and whether with letters."""
 
     lengths: Ints
     is_word: Bools

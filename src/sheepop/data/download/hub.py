@@ -224,8 +224,7 @@ class Hub:
                 f"{self.name} asks for fewer requests (status 429). Run the same command again in a few minutes; "
                 "with an access token in HF_TOKEN it allows more."
             )
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        words = lines[0].rstrip(".")[:300]
+        words = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
         if status is not None:
             return DataError(f"{self.name} failed (status {status}): {words}. Run the command again.")
         return DataError(
@@ -235,10 +234,7 @@ class Hub:
 
 
 def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
-    """Calls `work`, and again if there is no answer or the hub is overloaded; returns its result.
-
-    The count of failures restarts after an attempt that increased `reached()`.
-    """
+    """Calls `work`, again after passing failures; their count restarts after an attempt that increased `reached()`."""
     failures, before = 0, reached()
     while True:
         try:

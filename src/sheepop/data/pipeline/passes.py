@@ -84,10 +84,7 @@ def local_stages(config: CleanConfig, names: Iterable[str], account: Account, se
 
 @dataclass(frozen=True)
 class CleanPart:
-    """The work that cleans a part: runs the stages `local`, and signs the documents for the global stages `decided`.
-
-    The documents come from the inputs of the plan, or from the pass in `earlier` if there is one.
-    """
+    """Cleans a part, from the plan or the `earlier` pass, by the `local` stages; signs it for the `decided` ones."""
 
     plan: Plan
     query: Query | None
@@ -273,16 +270,9 @@ def close_extraction() -> None:
 def _draft(text: str, part: int, item: Extracted, entry: Entry) -> Draft:
     facts = {**dict(entry.facts), **item.metadata}
     facts.pop("encoding", None)
-    return Draft(
-        text,
-        entry.source,
-        part,
-        item.kind,
-        item.language,
-        _valid(item.place),
-        [(offset, _valid(name)) for offset, name in item.marks],
-        {_valid(name): _valid(value) for name, value in facts.items()},
-    )
+    facts = {_valid(name): _valid(value) for name, value in facts.items()}
+    marks = [(offset, _valid(name)) for offset, name in item.marks]
+    return Draft(text, entry.source, part, item.kind, item.language, _valid(item.place), marks, facts)
 
 
 def _valid(text: str) -> str:

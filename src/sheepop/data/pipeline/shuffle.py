@@ -294,13 +294,12 @@ def place_split(gathered: Path, encoded: Path, buckets: Sequence[int], corpus: P
             _place_file(part_path(gathered, bucket) / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", documents)
             known = {"documents": account["documents"], "sha256": sha256_file(documents)}
             files.append({"file": documents.name, **known})
-    unknown = total.pop("unknown")
     return {
-        **total,
+        **{name: total[name] for name in ("documents", "tokens", "bytes")},
         "shards": shards,
         "index": {"file": index.name, "sha256": sha256_file(index)},
         "sources": DocumentSources.joined(sources).write(corpus / TOKENS, prefix),
-        "unknown": unknown,
+        "unknown": total["unknown"],
         "licenses": dict(sorted(licenses.items())),
         "files": files,
     }
