@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sheepop.data.batches import (
-        IGNORED_LABEL,
-        Batch,
-        Batches,
-        PackedBatches,
-        PaddedBatches,
-        PairBatches,
-        TextBatches,
-        batch_hash,
-    )
+    from sheepop.data.batches import Batch, Batches, PackedBatches, PaddedBatches, PairBatches, TextBatches, batch_hash
     from sheepop.data.build import build_corpus
     from sheepop.data.config import DataConfig
     from sheepop.data.corpus import Corpus
@@ -30,7 +21,6 @@ else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
-    "IGNORED_LABEL",
     "Batch",
     "Batches",
     "Corpus",

@@ -44,7 +44,7 @@ class Corpus:
 
     @classmethod
     def open(cls, directory: str | Path, *, verify: bool = True) -> Corpus:
-        """Opens a corpus directory, with `verify` by its checksums; raises `DataError` if it is none, damaged or too new."""
+        """Opens a corpus, with `verify` by its checksums; raises `DataError` if it is none, damaged or too new."""
         directory = Path(directory)
         manifest = read_manifest(directory)
         problems = damaged_files(directory) if verify else []

@@ -44,7 +44,11 @@ class Page:
 
     def add_section(self, heading: str) -> None:
         """Begins a section with an anchor and a link at the top of the page."""
-        anchor = self._new_anchor(heading)
+        base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+        anchor, count = base, 1
+        while anchor in self._sections:
+            count += 1
+            anchor = f"{base}-{count}"
         self._sections[anchor] = heading
         link = f'<a href="#{escaped(anchor)}">{escaped(heading)}</a>'
         self._parts.append(f'</section>\n<section class="named">\n<h2 id="{escaped(anchor)}">{link}</h2>')
@@ -182,14 +186,6 @@ class Page:
         if self._num_searched:
             found += f"<script>\n{_resource('searched.js')}</script>\n"
         return found
-
-    def _new_anchor(self, heading: str) -> str:
-        base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
-        anchor, count = base, 1
-        while anchor in self._sections:
-            count += 1
-            anchor = f"{base}-{count}"
-        return anchor
 
 
 def escaped(text: str) -> str:

@@ -12,7 +12,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, charsmap_of
 from sheepop.tokenizer.decoding import Decoding, read_decoding
 from sheepop.tokenizer.encoder import Encoder, ids_around, parse
-from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole, Tokenizer, outside_vocabulary
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole, Tokenizer
 from sheepop.tokenizer.pattern import CUT, begins_with_known_cut, cut_text
 from sheepop.tokenizer.settings import check_special_ids, role_text, with_roles
 from sheepop.tokenizer.vocabulary import ALGORITHMS, check_model, texts_by_id
@@ -106,12 +106,6 @@ class BackendTokenizer(Tokenizer):
                 results[owner] += ids
         return results
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of a token; empty for a special token."""
-        if not 0 <= token_id < len(self._pieces):
-            raise outside_vocabulary(token_id, len(self._pieces))
-        return self._pieces[token_id]
-
     def fingerprint(self) -> str:
         """SHA-256 of the model, its pre-tokenization and its special tokens in a canonical form."""
         return self._fingerprint
@@ -192,12 +186,9 @@ class BackendTokenizer(Tokenizer):
             cuts = normalizer is None or normalizer["type"] == "BertNormalizer"
         else:
             cuts = normalizer is None and begins_with_known_cut(pre_tokenizer or {})
-        return cuts and not any(_looks_around(token) for token in self._description["added_tokens"])
-
-
-def _looks_around(token: Mapping[str, Any]) -> bool:
-    """Whether `cut_text` may cut inside an added token, or beside one that depends on its surroundings."""
-    return any(token[flag] for flag in ("single_word", "lstrip", "rstrip")) or bool(CUT.search(token["content"]))
+        # `cut_text` may cut inside an added token, or beside one that depends on its surroundings.
+        flags, added = ("single_word", "lstrip", "rstrip"), self._description["added_tokens"]
+        return cuts and not any(CUT.search(token["content"]) or any(token[flag] for flag in flags) for token in added)
 
 
 def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:

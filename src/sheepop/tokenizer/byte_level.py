@@ -25,10 +25,10 @@ from sheepop.tokenizer.pattern import PATTERNS, Pattern, cut_text, find_pattern,
 from sheepop.tokenizer.settings import further_special_tokens, standard_settings
 from sheepop.tokenizer.vocabulary import (
     BYTE_ALPHABET,
+    bytes_as_characters,
     characters_as_bytes,
     check_options,
     require_size,
-    text_as_characters,
 )
 
 if TYPE_CHECKING:
@@ -46,15 +46,14 @@ _LONGEST_REMEMBERED = 64
 class PartEncoder:
     """Encodes with the model of `backend` exactly like the library, and caches the ids of up to 2^18 parts.
 
-    `backend` has no normalizer, its pre-tokenizer is that of `pattern`, and `part_text` returns the form of a part in
-    its vocabulary. Safe to share between threads.
+    `backend` has no normalizer, and its pre-tokenizer is that of `pattern`. Safe to share between threads.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, pattern: Pattern, part_text: Callable[[str], str]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, pattern: Pattern) -> None:
         self._pre_tokenizer = backend.pre_tokenizer
         self._pattern = pattern
         self._ascii_parts = re.compile(pattern.ascii_regex).findall
-        self._ids_of = _Memo(backend.model, part_text).__getitem__
+        self._ids_of = _Memo(backend.model).__getitem__
         self._agreed: set[str] = set()
 
     def encode(self, text: str) -> NDArray[np.uint32] | None:
@@ -112,12 +111,12 @@ class PartEncoder:
 class _Memo(dict[str, bytes]):
     """A cache from parts to their ids, as the bytes of 32-bit numbers; it is emptied when it is full."""
 
-    def __init__(self, model: Any, part_text: Callable[[str], str]) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self._model, self._part_text = model, part_text
+        self._model = model
 
     def __missing__(self, part: str) -> bytes:
-        tokens = self._model.tokenize(self._part_text(part))
+        tokens = self._model.tokenize(bytes_as_characters(part.encode("utf-8")))
         ids = array("I", [token.id for token in tokens]).tobytes()
         if len(part) <= _LONGEST_REMEMBERED:
             if len(self) >= _ENTRIES:
@@ -213,7 +212,7 @@ class ByteLevelBPE(BackendTokenizer):
         if self._description["normalizer"] is not None:
             return None
         pattern = find_pattern(self._description["pre_tokenizer"])
-        return None if pattern is None else PartEncoder(self._ordinary.library, pattern, text_as_characters)
+        return None if pattern is None else PartEncoder(self._ordinary.library, pattern)
 
     def _read_decoding(self) -> Decoding:
         return Decoding((characters_as_bytes,), 0)

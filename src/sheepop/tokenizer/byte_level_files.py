@@ -31,12 +31,14 @@ _SAME_CUT = ("GPT2Tokenizer", "GPTNeoXTokenizer", "PreTrainedTokenizer")
 _END_OF_TEXT = "<|endoftext|>"
 
 
-def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path, settings: Mapping[str, Any]) -> str:
-    """Converts the pair to the content of a ``tokenizer.json`` that cuts text as GPT-2 does.
+def read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> tuple[str, dict[str, Any]]:
+    """Converts the pair with `file` to the content of a ``tokenizer.json`` that cuts text as GPT-2 does.
 
-    `settings` are those of the directory. Raises `TokenizerError` if a file is missing or damaged, if the two do not
-    belong together, and if `settings` name a class that may cut text differently.
+    Returns it with the `settings` of the directory. Raises `TokenizerError` if a file is missing or damaged, if the two
+    do not belong together, and if `settings` name a class that may cut text differently.
     """
+    vocabulary_file = file.with_name(VOCABULARY_OF.get(file.name, file.name))
+    merges_file = file.with_name(MERGES_OF[vocabulary_file.name])
     kind = settings.get("tokenizer_class")
     if kind is not None and str(kind).removesuffix("Fast") not in _SAME_CUT:
         raise TokenizerError(
@@ -49,8 +51,7 @@ def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path, setting
             raise TokenizerError(
                 f"{file.name} is missing: {vocabulary_file.name} and {merges_file.name} together make a tokenizer."
             )
-    vocabulary = _read_vocabulary(vocabulary_file)
-    merges = _read_merges(merges_file)
+    vocabulary, merges = _read_vocabulary(vocabulary_file), _read_merges(merges_file)
     for number, (left, right) in enumerate(merges, start=1):
         if missing := [text for text in (left, right, left + right) if text not in vocabulary]:
             raise TokenizerError(
@@ -59,7 +60,7 @@ def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path, setting
             )
     special = [_END_OF_TEXT] if _END_OF_TEXT in vocabulary else []
     cut = {**byte_level_step(use_regex=True), "add_prefix_space": settings.get("add_prefix_space") is True}
-    return byte_level_json(vocabulary, merges, cut, special, settings)
+    return byte_level_json(vocabulary, merges, cut, special, settings), settings
 
 
 def byte_level_json(
@@ -196,15 +197,9 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
         raise TokenizerError(f"it is damaged or incomplete: no token has the rank {holes[0]}.")
     special |= {f"<|reserved_{token_id}|>": token_id for token_id in holes}
     special = dict(sorted(special.items(), key=lambda item: item[1]))
-    content = byte_level_json(
-        vocabulary | special,
-        _merges(ranks),
-        split_bytes(encoding.pattern),
-        list(special),
-        settings,
-        ignore_merges=True,  # a part that is a token becomes that token, regardless of merges
-    )
-    return content, settings
+    cut, entries = split_bytes(encoding.pattern), vocabulary | special
+    # A part that is a token becomes that token, regardless of merges.
+    return byte_level_json(entries, _merges(ranks), cut, list(special), settings, ignore_merges=True), settings
 
 
 def _encoding(file: Path, pattern: str | None) -> _Encoding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,9 +66,22 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
         """`encode` of every text, in order, with several threads if the library can."""
 
+    @property
     @abstractmethod
+    def _pieces(self) -> Sequence[bytes]:
+        """The result of `token_bytes` for every id."""
+
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of a token, empty for a special one; raises `TokenizerError` for an unknown id."""
+        """The UTF-8 bytes of a token, possibly a fragment of a character; empty for a special token.
+
+        Raises `TokenizerError` for an id outside the vocabulary.
+        """
+        if not 0 <= token_id < (size := len(self._pieces)):
+            raise TokenizerError(
+                f"Token id {token_id} is outside this tokenizer's vocabulary of {size} (ids 0 to {size - 1}). "
+                "The ids come from another tokenizer."
+            )
+        return self._pieces[token_id]
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -173,14 +186,6 @@ def without_leading_spaces(data: bytes, count: int) -> bytes:
     """`data` without up to `count` leading spaces."""
     kept = data.lstrip(b" ")
     return data[min(count, len(data) - len(kept)) :]
-
-
-def outside_vocabulary(token_id: int, vocab_size: int) -> TokenizerError:
-    """The error for an id that is not in the vocabulary."""
-    return TokenizerError(
-        f"Token id {token_id} is outside this tokenizer's vocabulary of {vocab_size} (ids 0 to {vocab_size - 1}). "
-        "The ids come from another tokenizer."
-    )
 
 
 class StreamDecoder:

@@ -151,14 +151,10 @@ def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int) -
         loss = expected[candidates] * (logs[candidates] - alternatives)
         keep = max(goal, int(_SHRINKING * alive)) - len(alphabet)
         logs[candidates[np.argsort(-loss, kind="stable")[keep:]]] = -np.inf
-    return _chosen(texts, logs, len(alphabet), size)
-
-
-def _chosen(texts: Sequence[str], logs: Floats, num_characters: int, size: int) -> list[tuple[str, float]]:
-    """The whole alphabet and the most probable other pieces."""
-    others = [number for number in range(num_characters, len(texts)) if np.isfinite(logs[number])]
+    # The whole alphabet, and the most probable other pieces.
+    others = [number for number in range(len(alphabet), len(texts)) if np.isfinite(logs[number])]
     others.sort(key=lambda number: (-logs[number], texts[number]))
-    chosen = [*range(num_characters), *others[: max(0, size - num_characters)]]
+    chosen = [*range(len(alphabet)), *others[: max(0, size - len(alphabet))]]
     pieces = [(texts[number], round(float(logs[number]), 6)) for number in chosen]
     return sorted(pieces, key=lambda piece: (-piece[1], piece[0]))
 

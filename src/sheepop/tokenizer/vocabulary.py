@@ -33,11 +33,6 @@ def bytes_as_characters(data: bytes) -> str:
     return data.decode("latin-1").translate(_CHARACTER_OF_BYTE)
 
 
-def text_as_characters(text: str) -> str:
-    """The characters that represent the UTF-8 bytes of `text` in a byte-level vocabulary."""
-    return bytes_as_characters(text.encode("utf-8"))
-
-
 def characters_as_bytes(text: str) -> bytes:
     """The bytes of a byte-level entry; one with other characters stands for its own text, as in `tokenizers`."""
     try:

@@ -287,17 +287,8 @@ class QualityConfig(Config):
         return given
 
 
-STAGES = (
-    "formatting",
-    "language",
-    "quality",
-    "toxicity",
-    "secrets",
-    "pii",
-    "decontamination",
-    "exact_duplicates",
-    "near_duplicates",
-)
+_STAGES = "formatting language quality toxicity secrets pii decontamination exact_duplicates near_duplicates"
+STAGES = tuple(_STAGES.split())
 
 
 class CleanConfig(Config):

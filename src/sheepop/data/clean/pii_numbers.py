@@ -32,10 +32,7 @@ _GOES_ON = re.compile(r" ?[A-Z]|[a-f]{0,3}:")
 
 
 class Run(NamedTuple):
-    """A run of digits that may belong to one number: its span, the number of digits, and of dots between them.
-
-    `is_lettered` runs follow two capital letters, as in tax codes and account numbers; they need only two digits.
-    """
+    """A run of digits: its span, its digits, the dots between them, and whether it follows two capital letters."""
 
     start: int
     end: int

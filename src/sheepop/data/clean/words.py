@@ -83,14 +83,9 @@ _BEFORE_DOT, _BETWEEN, _ARITHMETIC, _AFTER_DOMAIN, _APOSTROPHE, _SHORT, _AFTER_D
 _ROLES = ("%²-+|", "-–—~:<>=/", "+-*^", ":/?#", "'’", "sSdDmM", "+%$£€")
 
 
-def _role_table() -> Bits:
-    table = np.zeros(0x2100, np.uint8)
-    for bit, signs in enumerate(_ROLES):
-        table[[ord(sign) for sign in signs]] |= 1 << bit
-    return table
-
-
-_ROLE = _role_table()
+_ROLE: Bits = np.zeros(0x2100, np.uint8)
+for _bit, _signs in enumerate(_ROLES):
+    _ROLE[[ord(sign) for sign in _signs]] |= 1 << _bit
 
 
 def _roles(codes: Codes) -> Bits:

@@ -104,6 +104,22 @@ def word_hashes(text: str, kind: str) -> Hashes:
     return _hash_words(values, starts, ends)
 
 
+def spelled_words(text: str) -> list[str]:
+    """The words that `word_hashes` hashes by the rule for prose, as strings, after composition (NFC)."""
+    table = character_table("words")
+    words: list[list[str]] = []
+    before = BETWEEN
+    for char in unicodedata.normalize("NFC", text):
+        code = min(ord(char), table.roles.size - 1)
+        role = table.roles[code]
+        if role == WORD and before == WORD and len(words[-1]) < LONGEST_WORD:
+            words[-1].append(chr(table.values[code]))
+        elif role in (WORD, ALONE):
+            words.append([char if code == table.roles.size - 1 else chr(table.values[code])])
+        before = role
+    return ["".join(word) for word in words]
+
+
 def shingles_of_words(hashes: Hashes, kind: str, words: int) -> Hashes:
     """The hash of every `words` consecutive words, given the hash of each word; of all words if there are fewer.
 

@@ -129,21 +129,17 @@ def clean_documents(
         run_pass(engine, directory, work, plan.megabytes, console, what)
         if decided:
             parts = finished_parts(directory, len(plan.parts))
-            write_removals(directory, _decide(parts, decided, config.clean.near_duplicates, directory, console))
+            write_removals(directory, _decide(parts, decided, config.clean, directory, console))
         directories.append(directory)
     return directories
 
 
 def _decide(
-    parts: Sequence[FinishedPart],
-    decided: Sequence[str],
-    config: NearDuplicatesConfig,
-    directory: Path,
-    console: Console,
+    parts: Sequence[FinishedPart], decided: Sequence[str], config: CleanConfig, directory: Path, console: Console
 ) -> Iterator[Removal]:
-    """Yields the documents of `parts` that the stages `decided` remove; those of ``config.against`` always stay."""
-    near = config if "near_duplicates" in decided else None
-    earlier = earlier_files(config.against)
+    """Yields the documents of `parts` that the stages `decided` remove; those of earlier corpora always stay."""
+    near = config.near_duplicates if "near_duplicates" in decided else None
+    earlier = earlier_files(config.near_duplicates.against)
     signed = directory / "earlier"
     signed.mkdir(exist_ok=True)
     signatures = [sign_file(file, signed / f"{number:05d}", near) for number, file in enumerate(earlier)]

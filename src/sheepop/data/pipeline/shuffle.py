@@ -25,11 +25,10 @@ from sheepop.core.random import derive_seed
 from sheepop.data.clean.account import EXCERPT_CHARACTERS, Account, Samples
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, TOKENS
-from sheepop.data.documents import Document, StoredDocument, batched_by_size, read_stored, stored_file
+from sheepop.data.documents import Document, Pair, StoredDocument, batched_by_size, read_stored, stored_file
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.template import PAIR
 from sheepop.data.mixing import Mixture, copies
-from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
 from sheepop.data.shards import DocumentSources, TokenWriter
 from sheepop.data.split import SPLITS, SplitName, Splitter
