@@ -60,9 +60,8 @@ class Document:
 
     def draft(self) -> Draft:
         """A mutable copy for the cleaning stages."""
-        return Draft(
-            self.text, self.source, self.part, self.kind, self.language, self.place, list(self.marks), dict(self.facts)
-        )
+        marks, facts = list(self.marks), dict(self.facts)
+        return Draft(self.text, self.source, self.part, self.kind, self.language, self.place, marks, facts)
 
     def stored(self) -> StoredDocument:
         """The document in its form on disk."""

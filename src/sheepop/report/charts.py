@@ -133,8 +133,7 @@ def evaluation_charts(metrics: Metrics) -> dict[str, Figure]:
     for key in keys:
         task, _, measure = key.rpartition("/")
         figure = charts.setdefault(measure, _by_step(measure.replace("_", " ")))
-        color = RUNS[len(figure.data) % len(RUNS)]
-        add_curve(figure, series(metrics, "evaluation", key), task, color, markers=True)
+        add_curve(figure, series(metrics, "evaluation", key), task, RUNS[len(figure.data) % len(RUNS)], markers=True)
         figure.update_layout(showlegend=True)
     return charts
 

@@ -161,8 +161,7 @@ class BackendTokenizer(Tokenizer):
             content["prefix"] = self.prefix_ids
         if CHARSMAP_MATCHING in self._settings:
             content[CHARSMAP_MATCHING] = self._settings[CHARSMAP_MATCHING]
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
 
     def _groups(self, texts: list[str]) -> Iterator[list[tuple[int, str]]]:
         group: list[tuple[int, str]] = []

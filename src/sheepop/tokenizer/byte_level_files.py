@@ -18,7 +18,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE
 from sheepop.tokenizer.pattern import byte_level_step, split_bytes
 from sheepop.tokenizer.settings import SPECIAL_FLAGS, check_file_size, post_processor, read_text, recorded_tokens
-from sheepop.tokenizer.vocabulary import bytes_as_characters
+from sheepop.tokenizer.vocabulary import BPE_OPTIONS, JSON_HEAD, bytes_as_characters
 
 MERGES_OF = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
 """The file names of a pair in OpenAI's release and in transformers."""
@@ -75,26 +75,13 @@ def byte_level_json(
     """A ``tokenizer.json`` of byte-level BPE: `special` are its entries, `settings` define the tokens around a text."""
     added = {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()}
     description = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **JSON_HEAD,
         "added_tokens": [{"id": vocabulary[text], "content": text, **SPECIAL_FLAGS} for text in special],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": post_processor(settings, {**added, **vocabulary}),
         "decoder": byte_level_step(use_regex=True),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": ignore_merges,
-            "vocab": vocabulary,
-            "merges": merges,
-        },
+        "model": {**BPE_OPTIONS, "ignore_merges": ignore_merges, "vocab": vocabulary, "merges": merges},
     }
     return json.dumps(description, ensure_ascii=False)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.interface import SETTINGS_FILE, SPECIAL_TOKENS, TOKENIZER_FILE, UNK, SpecialRole, Tokenizer
 from sheepop.tokenizer.settings import check_special_ids, role_text, special_token_entries, standard_settings
+from sheepop.tokenizer.vocabulary import JSON_HEAD
 
 _ASCII_SIZE = 128
 _SPECIAL_IDS = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())}
@@ -116,9 +117,7 @@ class CharTokenizer(Tokenizer):
     def to_json(self) -> str:
         """A word-level model whose words are single characters, for which `tokenizers` gives the same ids."""
         description = {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
+            **JSON_HEAD,
             "added_tokens": special_token_entries(),
             "normalizer": None,
             "pre_tokenizer": _EVERY_CHARACTER,

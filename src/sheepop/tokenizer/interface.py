@@ -184,8 +184,7 @@ class Tokenizer(ABC):
 
 def without_leading_spaces(data: bytes, count: int) -> bytes:
     """`data` without up to `count` leading spaces."""
-    kept = data.lstrip(b" ")
-    return data[min(count, len(data) - len(kept)) :]
+    return data[min(count, len(data) - len(data.lstrip(b" "))) :]
 
 
 class StreamDecoder:

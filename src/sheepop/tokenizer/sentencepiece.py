@@ -15,6 +15,7 @@ from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, LONGEST, Charsmap
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
 from sheepop.tokenizer.sentencepiece_model import NormalizerSpec, Piece, PieceType, SentencePieceModel, read_model
 from sheepop.tokenizer.settings import SPECIAL_FLAGS, post_processor, recorded_tokens
+from sheepop.tokenizer.vocabulary import BPE_OPTIONS, JSON_HEAD
 
 _SPACE = "\u2581"  # represents a space in pieces
 
@@ -33,9 +34,7 @@ def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, di
     symbols = _symbols(model)
     added = _added_tokens(model, set(symbols), settings)
     description = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **JSON_HEAD,
         "added_tokens": added,
         # In a Unigram model symbols are vocabulary entries, in BPE they are cut out first.
         "normalizer": _normalizer(model.normalizer, symbols if model.type == "bpe" else []),
@@ -127,14 +126,10 @@ def _bpe(model: SentencePieceModel) -> dict[str, Any]:
         if text[:cut] in normal and text[cut:] in normal
     ]
     return {
-        "type": "BPE",
-        "dropout": None,
+        **BPE_OPTIONS,
         "unk_token": model.pieces[model.unknown_id].text,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
         "fuse_unk": True,
         "byte_fallback": model.byte_fallback,
-        "ignore_merges": False,
         "vocab": ids,
         "merges": [(left, right) for *_, left, right in sorted(merges)],
     }

@@ -23,7 +23,7 @@ from sheepop.tokenizer.config import SMALLEST_VOCABULARY
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
 from sheepop.tokenizer.pattern import SHEEPOP, unicode_texts
 from sheepop.tokenizer.settings import further_special_tokens, special_token_entries, standard_settings
-from sheepop.tokenizer.vocabulary import BYTE_TOKENS, PRINTABLE_ASCII, frequent_characters, require_size
+from sheepop.tokenizer.vocabulary import BYTE_TOKENS, JSON_HEAD, PRINTABLE_ASCII, frequent_characters, require_size
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -277,9 +277,7 @@ def _file(pieces: Sequence[tuple[str, float]], special_tokens: Sequence[str]) ->
     vocabulary = [*first, *pieces]
     further = further_special_tokens(special_tokens, {text for text, _ in vocabulary})
     description = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **JSON_HEAD,
         "added_tokens": special_token_entries() + special_token_entries(len(vocabulary), further),
         "normalizer": None,
         "pre_tokenizer": SHEEPOP.step,

@@ -44,6 +44,21 @@ def characters_as_bytes(text: str) -> bytes:
 ALGORITHMS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}
 """The names of the library's models in SheepOp."""
 
+JSON_HEAD = {"version": "1.0", "truncation": None, "padding": None}
+"""The beginning of a ``tokenizer.json``."""
+
+BPE_OPTIONS = {
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+"""The ``model`` of a ``tokenizer.json`` with BPE, without vocabulary and merges, and all options off."""
+
 PRINTABLE_ASCII = tuple(map(chr, range(0x21, 0x7F)))
 
 # The share of a text that its frequent characters make up, as is usual with SentencePiece.

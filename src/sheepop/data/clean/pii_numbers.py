@@ -184,8 +184,7 @@ def find_national_ids(text: str, runs: list[Run], *, is_code: bool) -> Iterator[
                 needs_word = name.endswith("?") or (is_code and name.endswith("~"))
                 name = name.rstrip("?~")
                 if (not needs_word or _is_announced(text, start, end, name)) and _is_valid(name, text[start:end]):
-                    compact = text[start:end].translate(_SEPARATORS)
-                    yield Finding(start, end, "national_id", name, compact)
+                    yield Finding(start, end, "national_id", name, text[start:end].translate(_SEPARATORS))
                     break
 
 

@@ -45,8 +45,7 @@ class ToxicityFilter(FilterStage):
         hits, score = found.entries.total(), 1000 * found.weight / max(found.words, 1)
         if hits < self.config.min_hits or score <= self.config.threshold:
             return None
-        most = sorted(found.entries, key=lambda entry: (-found.entries[entry], entry))[:_SHOWN]
-        shown = ", ".join(most)
+        shown = ", ".join(sorted(found.entries, key=lambda entry: (-found.entries[entry], entry))[:_SHOWN])
         return Removal("words", f"weight {score:.1f} for every 1,000 words, {hits} hits, most often {shown}")
 
 

@@ -322,8 +322,7 @@ def _spans(parts: list[str]) -> Iterator[Tokens]:
     made_of = np.bitwise_or.reduceat(kinds, begins) if len(begins) else kinds[:0]
     is_word, has_letter = (made_of & WORD) != 0, (made_of & LETTER) != 0
     offsets = PADDING + np.cumsum([len(part) + 1 for part in parts[:-1]], dtype=np.int64)
-    places = [0, *np.searchsorted(begins, offsets).tolist(), len(begins)]
-    for first, last in pairwise(places):
+    for first, last in pairwise([0, *np.searchsorted(begins, offsets).tolist(), len(begins)]):
         span = slice(first, last)
         begin, end = begins[span], ends[span]
         yield Tokens(end - begin, is_word[span], has_letter[span], ((codes, begin, end),))

@@ -30,9 +30,8 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
 
     def __init__(self, directory: Path, columns: int, *, memory_bytes: int, unique: bool = False) -> None:
         self._directory, self._columns, self._unique = directory, columns, unique
-        row_bytes = columns * _WORD.itemsize
         # Sorting needs memory for the unsorted and the sorted rows, their order, and the tied rows.
-        self._run_rows = max(_LEAST_ROWS, memory_bytes // (4 * row_bytes))
+        self._run_rows = max(_LEAST_ROWS, memory_bytes // (4 * columns * _WORD.itemsize))
         self._waiting: Rows = np.empty((0, columns), np.uint64)
         self._num_waiting = 0
         self._runs: list[Path] = []

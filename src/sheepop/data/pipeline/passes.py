@@ -125,8 +125,7 @@ def clean_documents(
     for number, (local, decided) in enumerate(split_into_passes(config.clean.stages)):
         directory = plan.directory / f"pass-{number}"
         work = CleanPart(plan, query, directories[-1] if number else None, config, local, decided, seed)
-        what = "Cleaning" if number else "Reading and cleaning"
-        run_pass(engine, directory, work, plan.megabytes, console, what)
+        run_pass(engine, directory, work, plan.megabytes, console, "Cleaning" if number else "Reading and cleaning")
         if decided:
             parts = finished_parts(directory, len(plan.parts))
             write_removals(directory, _decide(parts, decided, config.clean, directory, console))
