@@ -19,7 +19,7 @@ _FEWEST_WITHOUT_MARKERS = 30
 
 
 def loss_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
-    """Training loss (raw, smoothed) and held-out loss by step; `is_sampled`, in all charts, if that is on a sample."""
+    """Training loss (raw, smoothed) and held-out loss by step; `is_sampled` if that was measured on a sample."""
     is_of_text = not any("margin" in row or "reward" in row for row in metrics)
     return _both_splits(metrics, "loss", "Nats per token" if is_of_text else "Loss", is_sampled=is_sampled)
 

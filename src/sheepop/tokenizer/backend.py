@@ -46,7 +46,7 @@ class BackendTokenizer(Tokenizer):
         self._check()
         self._decoding = self._read_decoding()
         self.leading_spaces = self._decoding.leading_spaces
-        self._around = self._ids_around(library)
+        self.prefix_ids, self.suffix_ids = self._ids_around(library)
         self._ordinary = self._encoder(allow_special=False, library=library)
 
     def _check(self) -> None:
@@ -78,16 +78,6 @@ class BackendTokenizer(Tokenizer):
         """The id of the token that ``tokenizer_config.json`` names for `role`, or None."""
         text = role_text(self._settings, role)
         return None if text is None else self._special[text]
-
-    @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """The ids that the ``post_processor`` of ``tokenizer.json`` puts before a text."""
-        return self._around[0]
-
-    @property
-    def suffix_ids(self) -> tuple[int, ...]:
-        """The ids that the ``post_processor`` of ``tokenizer.json`` puts after a text."""
-        return self._around[1]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """The token ids of `text`; raises `TokenizerError` for a lone surrogate, which UTF-8 cannot encode."""

@@ -39,6 +39,10 @@ class Tokenizer(ABC):
 
     algorithm: str
     leading_spaces: int = 0
+    prefix_ids: tuple[int, ...] = ()
+    """Ids that the tokenizer's own format puts before every text, such as ``<bos>``; `encode` leaves them out."""
+    suffix_ids: tuple[int, ...] = ()
+    """Ids that the tokenizer's own format puts after every text; `encode` leaves them out."""
 
     @property
     @abstractmethod
@@ -103,16 +107,6 @@ class Tokenizer(ABC):
         return self.encode(text)
 
     @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """Ids that the tokenizer's own format puts before every text, such as ``<bos>``; `encode` leaves them out."""
-        return ()
-
-    @property
-    def suffix_ids(self) -> tuple[int, ...]:
-        """Ids that the tokenizer's own format puts after every text; `encode` leaves them out."""
-        return ()
-
-    @property
     def pad_id(self) -> int:
         """The id of the padding token; like the other three, raises `TokenizerError` if there is none."""
         return self._required_id("pad")
@@ -162,7 +156,7 @@ class Tokenizer(ABC):
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], dtype=np.int64)
 
     def save(self, directory: str | Path, *, model_max_length: int | None = None) -> None:
-        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, with the model's longest input if given."""
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, with the model's longest input, to a directory."""
         directory = Path(directory)
         settings = self.settings()
         if model_max_length is not None:

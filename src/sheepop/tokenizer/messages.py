@@ -61,7 +61,7 @@ def message_text(message: Message) -> str:
 
 
 def plain_messages(messages: Any, name: str) -> list[dict[str, Any]]:
-    """The messages of system, user and assistant, as texts; raises `MessageError` as above and for tool calls."""
+    """The messages of system, user and assistant as texts; raises `MessageError` as `check_messages`, or for calls."""
     checked = check_messages(messages, name, ("system", "user", "assistant"))
     for number, message in enumerate(checked):
         if message.get("tool_calls"):

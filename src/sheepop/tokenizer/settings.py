@@ -178,7 +178,7 @@ def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
 
 
 def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
-    """The ``post_processor`` that `settings`, or the class they name, ask for; `ids` are those of special tokens."""
+    """The ``post_processor`` for `settings`, by default that of the class they name; `ids` are of special tokens."""
     usual = _USUAL_AROUND.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (False, False))
     is_on = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
     named = (role_text(settings, "bos"), role_text(settings, "eos"))
