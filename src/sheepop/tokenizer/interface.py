@@ -80,7 +80,8 @@ class Tokenizer(ABC):
 
         Raises `TokenizerError` for an id outside the vocabulary.
         """
-        if not 0 <= token_id < (size := len(self._pieces)):
+        size = len(self._pieces)
+        if not 0 <= token_id < size:
             raise TokenizerError(
                 f"Token id {token_id} is outside this tokenizer's vocabulary of {size} (ids 0 to {size - 1}). "
                 "The ids come from another tokenizer."
