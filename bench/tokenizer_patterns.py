@@ -15,7 +15,7 @@ from typing import Any
 
 from record import add_json_option, write_record
 from sheepop.checkpoint.gguf.pre_tokenizers import find_pre_tokenizer
-from sheepop.tokenizer.gpt2_files import byte_level_json
+from sheepop.tokenizer.byte_level_files import byte_level_json
 from sheepop.tokenizer.pattern import PATTERNS
 from texts import code_files
 

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
-from sheepop.data import Corpus, DataConfig, PairBatches, StepPlan, TokenSplit, batch_hash, build_corpus, pair_batches
-from sheepop.data.mixture_schedule import MixtureSchedule
-from sheepop.data.order import SampleOrder
-from sheepop.data.pair_batches import PairBatch
-from sheepop.data.pairs import Pair, pair_settings
-from sheepop.data.stages import Stages
-from sheepop.data.step_plan import RowSource
+from sheepop.data import Corpus, DataConfig, PairBatches, StepPlan, TokenSplit, batch_hash, build_corpus
+from sheepop.data.batches import PairBatch
+from sheepop.data.config import pair_settings
+from sheepop.data.documents import Pair
+from sheepop.data.step_plan import MixtureSchedule, RowSource, SampleOrder, Stages
 from sheepop.tokenizer import TokenizerConfig
 
 PAD, BOS, EOS = 0, 2, 3
@@ -92,7 +90,7 @@ def test_every_pair_comes_back_whole(found: list[tuple[list[int], list[int]]], b
     """Blocks of a few tokens cut the split anywhere."""
     split = TokenSplit.from_documents([[*source, EOS, BOS, *target, EOS] for source, target in found])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_batches, "_BLOCK_TOKENS", block)
+        patch.setattr("sheepop.data.batches._BLOCK_TOKENS", block)
         made = PairBatches(split, max_length=7, pad_id=PAD, eos_id=EOS)
     chosen = data.draw(st.lists(st.integers(0, len(found) - 1), min_size=1, max_size=5))
     batch = made.batch(np.array(chosen))

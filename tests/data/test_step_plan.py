@@ -18,8 +18,8 @@ from sheepop.data import (
     TokenSplit,
     batch_hash,
 )
-from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.shards import DocumentView
+from sheepop.data.step_plan import MixtureSchedule
 
 # Every token is another number, so that a batch says where each of its tokens came from.
 DOCUMENTS = [

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data import IGNORED_LABEL, Batch, PackedBatches, PaddedBatches, TokenSplit
+from sheepop.data import Batch, PackedBatches, PaddedBatches, TokenSplit
+from sheepop.data.batches import IGNORED_LABEL
 from sheepop.tokenizer import CharTokenizer
 
 PAD = 0

@@ -17,7 +17,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import TokenizerError
 from sheepop.data import Corpus, PairBatches
 from sheepop.data.corpus import trace_tokens
-from sheepop.data.pairs import Pair
+from sheepop.data.documents import Pair
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data import build

@@ -18,8 +18,8 @@ from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import Corpus
-from sheepop.data.pair_batches import PairBatch
-from sheepop.data.pairs import Pair
+from sheepop.data.batches import PairBatch
+from sheepop.data.documents import Pair
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import load_config

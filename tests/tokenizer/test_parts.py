@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer import ByteLevelBPE, Tokenizer, tokenizer_from_json
-from sheepop.tokenizer import parts as parts_module
+from sheepop.tokenizer import byte_level as parts_module
 from sheepop.tokenizer.pattern import PATTERNS
 
 PIECES = (

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer import Tokenizer
-from sheepop.tokenizer.unigram import train_unigram
-from sheepop.tokenizer.unigram_training import _candidates, _digamma, learn_pieces
-from sheepop.tokenizer.word_lattice import WordLattice
+from sheepop.tokenizer.unigram import WordLattice, _candidates, _digamma, learn_pieces, train_unigram
 
 FRAGMENTS = st.sampled_from(
     ("<eos>", "<unk>", "<0x41>", "\u2581", "  ", "\r\n", "\x00", "日本語", "e\u0301", "🐑", "return")

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer import Tokenizer
-from sheepop.tokenizer.wordpiece import train_wordpiece
+from sheepop.tokenizer.training import train_wordpiece
 
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 WORDS = st.lists(st.sampled_from(("parser", "help", "return", "xyzzy", "don't", "a.b", "日本", "é", "I", "self")))
 
 _TRAIN = """
 import hashlib, pathlib, sys, sysconfig
-from sheepop.tokenizer.wordpiece import train_wordpiece
+from sheepop.tokenizer.training import train_wordpiece
 folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
 texts = [(folder / name).read_text(encoding="utf-8") for name in ("argparse.py", "heapq.py")]
 print(hashlib.sha256(train_wordpiece(texts, 900).to_json().encode()).hexdigest())

@@ -7,25 +7,20 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sheepop.data.batches import IGNORED_LABEL, Batch, Batches, TextBatches, batch_hash
+    from sheepop.data.batches import Batch, Batches, PackedBatches, PaddedBatches, PairBatches, TextBatches, batch_hash
     from sheepop.data.build import build_corpus
     from sheepop.data.config import DataConfig
     from sheepop.data.corpus import Corpus
     from sheepop.data.documents import Document
     from sheepop.data.manifest import is_corpus
-    from sheepop.data.order import SampleOrder
-    from sheepop.data.pair_batches import PairBatches
     from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
     from sheepop.data.pipeline.workplace import Query
     from sheepop.data.shards import TokenSplit
-    from sheepop.data.stages import Stages
-    from sheepop.data.step_plan import RowSource, StepPlan
-    from sheepop.data.text_batches import PackedBatches, PaddedBatches
+    from sheepop.data.step_plan import RowSource, SampleOrder, Stages, StepPlan
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
-    "IGNORED_LABEL",
     "Batch",
     "Batches",
     "Corpus",

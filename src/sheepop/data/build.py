@@ -115,10 +115,8 @@ class _Build:
     given: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        self.corpus = self.workplace / "corpus"
-        self.scattered, self.gathered, self.encoded = (
-            self.workplace / name for name in ("scattered", "gathered", "encoded")
-        )
+        names = ("corpus", "scattered", "gathered", "encoded")
+        self.corpus, self.scattered, self.gathered, self.encoded = map(self.workplace.joinpath, names)
 
     def plan(self, output: Path) -> Plan:
         """Plans the build; keeps the finished parts of a stopped build with the same plan and removes others."""
@@ -181,10 +179,7 @@ class _Build:
         return added_accounts([part_path(self.gathered, bucket)])
 
     def _given_tokenizer(self) -> Tokenizer | None:
-        """The configured tokenizer, if any, checked for ``<eos>``, ``<bos>`` (for pairs) and sentinels (for infilling).
-
-        Raises `TokenizerError` if one is missing.
-        """
+        """The configured tokenizer, if any; raises `TokenizerError` if it lacks a special token that is needed."""
         if self.request.tokenizer_config.path is None:
             return None
         tokenizer = load_tokenizer(self.request.tokenizer_config.path)
@@ -212,8 +207,7 @@ class _Build:
         unknown_id = tokenizer.special_id("unk")
         if unknown_id == tokenizer.special_id("eos"):  # as in GPT-2, which knows every byte
             unknown_id = None
-        encoder = DocumentEncoder(str(self.corpus / TOKENIZER), infilling)
-        encode = Encode(self.gathered, encoder, dtype.str, unknown_id)
+        encode = Encode(self.gathered, DocumentEncoder(str(self.corpus / TOKENIZER), infilling), dtype.str, unknown_id)
         megabytes = [self._gathered(bucket)["bytes"] / 1e6 for bucket in range(num_buckets)]
         run_pass(self.engine, self.encoded, encode, megabytes, self.console, "Tokenizing", is_light=True)
         splits: dict[str, Any] = {}

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config, PathText
+from sheepop.core.errors import ConfigError
 from sheepop.core.keys import MayChange
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.discovery import ignore_spec
 from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.template import SOURCE, TARGET
 from sheepop.data.mixing import MixedSource
 
 DocumentMode = Literal["file", "line", "blank_line"]
 SplitMode = Literal["document", "tail"]
+
+# Pairs are labelled by hand or made by a rule: unusual prose is no fault, and nearly equal pairs may be intended. Equal
+# pairs could land in both splits.
+_STAGES_OF_PAIRS = ("exact_duplicates",)
 
 
 class FimConfig(Config):
@@ -99,3 +105,27 @@ class DataConfig(Config):
                 "would be lost; choose a stride of at most max_length"
             )
         return self
+
+
+def pair_settings(config: DataConfig, given: DataConfig) -> DataConfig:
+    """`config` with the defaults for pairs, except where `given`, the config before anything was derived, sets a value.
+
+    By default pairs come from the fields ``source`` and ``target``, are not packed, and go through the stage for exact
+    duplicates only. Raises `ConfigError` if `given` has a setting that pairs do not support.
+    """
+    refused = {
+        "packing=true": "packing" in given.model_fields_set and given.packing,
+        "stride": given.stride is not None,
+        "infilling.rate": given.infilling.rate > 0,
+        "extract.column": given.extract.column is not None,
+        "extract.template": given.extract.template is not None,
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"data.{name} is for text, but an encoder-decoder learns from pairs. Leave it out.")
+    changes: dict[str, Any] = {"packing": False}
+    if config.extract.pair is None:
+        changes["extract"] = {**config.extract.model_dump(), "pair": (SOURCE, TARGET)}
+    if not given.clean.model_fields_set & {"stages", "preset"}:
+        changes["clean"] = {**config.clean.model_dump(), "stages": _STAGES_OF_PAIRS}
+    return config.replace(**changes)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,10 +44,7 @@ class Corpus:
 
     @classmethod
     def open(cls, directory: str | Path, *, verify: bool = True) -> Corpus:
-        """Opens a corpus directory; `verify` compares every file with its checksum.
-
-        Raises `DataError` if it is not a corpus, is damaged (names the files), or was written by a newer SheepOp.
-        """
+        """Opens a corpus, with `verify` by its checksums; raises `DataError` if it is none, damaged or too new."""
         directory = Path(directory)
         manifest = read_manifest(directory)
         problems = damaged_files(directory) if verify else []
@@ -109,17 +106,12 @@ class Corpus:
         return DocumentSources.read(self.directory / TOKENS, entry, tokens.num_documents)
 
     def _summary(self, split: str) -> Mapping[str, Any]:
-        summary: Mapping[str, Any] = self.manifest["tokens"]["splits"][split]
-        return summary
+        return cast(Mapping[str, Any], self.manifest["tokens"]["splits"][split])
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Tokens ``start:stop`` of a split that belong to one document.
-
-    `document` is its number in the split; `file`, `part` and `place` are its origin, `pages` the pages, slides or cells
-    of the tokens, and `text` their text.
-    """
+    """Tokens ``start:stop`` of a split: those of one document, with its number and origin, and their pages and text."""
 
     split: str
     start: int
@@ -151,20 +143,9 @@ def trace_tokens(corpus: Corpus, split: SplitName, start: int, stop: int) -> Ite
         end = min(stop, int(tokens.offsets[number + 1]))
         before = len(tokenizer.decode(tokens.tokens(int(tokens.offsets[number]), begin).tolist()))
         text = tokenizer.decode(tokens.tokens(begin, end).tolist(), continues=before > 0)
-        yield Origin(
-            split=split,
-            start=begin,
-            stop=end,
-            document=number,
-            file=document.source,
-            part=document.part,
-            place=document.place,
-            pages=_pages(document, before, before + len(text)),
-            kind=document.kind,
-            language=document.language,
-            facts=dict(document.facts),
-            text=text,
-        )
+        about = {name: getattr(document, name) for name in ("part", "place", "kind", "language")}
+        about |= {"pages": _pages(document, before, before + len(text)), "facts": dict(document.facts)}
+        yield Origin(split, begin, end, number, file=document.source, text=text, **about)
 
 
 def _pages(document: Document, start: int, stop: int) -> tuple[str, ...]:

@@ -66,10 +66,7 @@ class Decoded:
 
 
 def decode(data: bytes, name: str = "") -> Decoded:
-    """Decodes `data`; only a `name` of Python source makes a coding cookie count.
-
-    Raises `ExtractionError` with reason ``binary``, or ``undecodable`` if no known encoding fits.
-    """
+    """Decodes `data`, by its cookie if `name` is of Python source; raises `ExtractionError` (binary, undecodable)."""
     # Most text is UTF-8 without a mark; this path reads it only once.
     if not data.startswith(_MARKS) and _cookie(data, name) is None and b"\0" not in data:
         with suppress(UnicodeDecodeError):
@@ -81,10 +78,7 @@ def decode(data: bytes, name: str = "") -> Decoded:
 
 
 def find_encoding(file: BinaryIO, name: str = "") -> tuple[str, int]:
-    """The encoding that `decode` would use for a file of any size, and the length of its byte order mark.
-
-    Holds at most one block in memory. Raises `ExtractionError` as `decode` does.
-    """
+    """The encoding that `decode` would use, and the length of its mark; reads block by block, raises as `decode`."""
     head = file.read(_DETECTION_BYTES)
     marked = ("utf_8", len(codecs.BOM_UTF8)) if head.startswith(codecs.BOM_UTF8) else wide_encoding(head)
     if marked and _fits(file, *marked):
@@ -178,10 +172,7 @@ def _is_utf16(head: bytes, encoding: str, low: bytes, high: bytes) -> bool:
 
 
 def _cookie(data: bytes, name: str) -> str | None:
-    """The encoding named by a comment in the first two lines of Python source, with no code before it (PEP 263).
-
-    None if there is none, for UTF-8, and for an encoding that Python source cannot have.
-    """
+    """The encoding named by a comment before any code (PEP 263); None for UTF-8 and for one that Python cannot have."""
     match = _COOKIE.match(data[:1024]) if name.lower().endswith(_PYTHON_SUFFIXES) else None
     if match is None:
         return None

@@ -36,7 +36,7 @@ def row_difficulty(
     """
     scores = np.empty(batches.num_samples)
     with console.progress("Scoring the difficulty of rows", batches.num_samples, "rows") as progress:
-        score = _SCORES[name](split, tokenizer)
+        score: Score = _SCORES[name](split, tokenizer)
         for sample in range(batches.num_samples):
             scores[sample] = score(*batches.token_range(sample))
             if (sample + 1) % _REPORT_EVERY == 0:
@@ -45,10 +45,7 @@ def row_difficulty(
 
 
 def read_difficulty(path: Path, identity: Mapping[str, str], sizes: Sequence[int]) -> list[NDArray[np.float64]] | None:
-    """Reads the scores that `write_difficulty` stored for the same `identity`, one array per source.
-
-    Returns None if the file is missing or damaged, or if identity or sizes differ: scores can be computed again.
-    """
+    """The stored scores of each source; None if the file is missing, damaged, or of another identity or other sizes."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
@@ -97,9 +94,5 @@ def _length(split: TokenSource, tokenizer: Tokenizer) -> Score:
     return mean_length
 
 
-_SCORES: dict[str, Callable[[TokenSource, Tokenizer], Score]] = {
-    "rarity": _rarity,
-    "compression": _compression,
-    "length": _length,
-}
+_SCORES = {"rarity": _rarity, "compression": _compression, "length": _length}
 assert _SCORES.keys() == set(get_args(DifficultyName))

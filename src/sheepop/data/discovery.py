@@ -132,10 +132,7 @@ def _is_pattern(line: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder in the walk: its path, the prefix of printable names, its path relative to the input, its ignore rules.
-
-    Each rule is the folder it comes from and the patterns.
-    """
+    """A folder in the walk: path, prefix of printable names, path relative to the input, ignore rules by folder."""
 
     path: str
     prefix: str

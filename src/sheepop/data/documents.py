@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 import zstandard
 
 from sheepop.core.errors import DataError
 from sheepop.data.config import DocumentMode
-from sheepop.data.extract.template import PAIR
+from sheepop.data.extract.template import PAIR, sides
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 # Atomic groups, so that a CR LF does not match as two line ends.
@@ -60,9 +60,8 @@ class Document:
 
     def draft(self) -> Draft:
         """A mutable copy for the cleaning stages."""
-        return Draft(
-            self.text, self.source, self.part, self.kind, self.language, self.place, list(self.marks), dict(self.facts)
-        )
+        marks, facts = list(self.marks), dict(self.facts)
+        return Draft(self.text, self.source, self.part, self.kind, self.language, self.place, marks, facts)
 
     def stored(self) -> StoredDocument:
         """The document in its form on disk."""
@@ -71,6 +70,21 @@ class Document:
         about["text"] = self.text
         beginning = f'{{"id":"{self.id}","bytes":{self.num_bytes},'.encode("ascii")
         return StoredDocument(self.id, self.num_bytes, beginning + orjson.dumps(about)[1:] + b"\n")
+
+
+class Pair(NamedTuple):
+    """The text to read and the text to write."""
+
+    source: str
+    target: str
+
+    @classmethod
+    def of(cls, document: Document) -> Pair:
+        """The pair in a document; raises `DataError` if its marks do not separate source and target."""
+        found = sides(document.text, document.marks)
+        if found is None:
+            raise DataError(f"{document.source}, {document.place}: it is not a pair of source and target.")
+        return cls(*found)
 
 
 @dataclass(slots=True)

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from sheepop.core.errors import TokenizerError
 from sheepop.core.random import derive_seed
 from sheepop.data.config import FimConfig
-from sheepop.data.documents import Document, StoredDocument
+from sheepop.data.documents import Document, Pair, StoredDocument
 from sheepop.data.extract.template import PAIR
-from sheepop.data.pairs import Pair
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 # Exact as a float and above every seed, so a rate of 1 selects every document and a rate of 0 none.
@@ -113,7 +112,6 @@ class DocumentEncoder:
         return encoded
 
     def _segments(self, document: Document, tokenizer: Tokenizer, ids: dict[Special, int]) -> list[str | int]:
-        """The texts and special tokens of a document, in the order of encoding."""
         if document.kind == PAIR:
             pair = Pair.of(document)
             return [pair.source, tokenizer.eos_id, tokenizer.bos_id, pair.target]

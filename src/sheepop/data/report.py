@@ -32,10 +32,7 @@ _MOST_BARS = 25
 def write_reports(
     directory: Path, manifest: Mapping[str, Any], counted: Mapping[str, Any], words: str, seconds: Mapping[str, float]
 ) -> None:
-    """Writes both reports into the corpus; the JSON has no times and is the same for the same input.
-
-    `words` is the summary of the build. The page lists every entry of ``quarantine.jsonl``.
-    """
+    """Writes both reports into the corpus, the JSON without times; `words` is the summary of the build."""
     splits = manifest["tokens"]["splits"]
     num_bytes = sum(split["bytes"] for split in splits.values())
     tokens = sum(split["tokens"] - split["documents"] for split in splits.values())
@@ -63,8 +60,7 @@ def write_reports(
     _add_samples(page, "Removed documents", report["removed_samples"])
     if seconds:
         page.add_section("Time")
-        times = {name: round(value, 1) for name, value in seconds.items()}
-        page.add_bars(times, "Time by stage", unit="Seconds")
+        page.add_bars({name: round(value, 1) for name, value in seconds.items()}, "Time by stage", unit="Seconds")
     page.write(directory / REPORT_HTML)
 
 
@@ -87,11 +83,8 @@ def _add_overview(page: Page, report: Mapping[str, Any], vocab_size: int, words:
     rows = [(_SPLIT_NAMES[name], *counts.values()) for name, counts in report["tokens"].items()]
     page.add_table(["Split", "Documents", "Bytes", "Tokens", "Unknown tokens"], rows)
     if report["mix"]:
-        page.add_table(
-            ["Source", "Epochs", "Documents", "Bytes", "Bytes in the mixture"],
-            [tuple(source.values()) for source in report["mix"]],
-            caption="Mixture of the training text",
-        )
+        header, mix = ["Source", "Epochs", "Documents", "Bytes", "Bytes in the mixture"], report["mix"]
+        page.add_table(header, [tuple(source.values()) for source in mix], caption="Mixture of the training text")
     if report["limits"]:
         page.add_text(
             "This build is not reproducible: a time or memory limit was reached at the files below, and may not be "

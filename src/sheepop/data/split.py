@@ -80,10 +80,7 @@ class Splitter:
         return "validation" if split_key(self.seed, document_id) < self.fraction else "train"
 
     def pieces(self, document: StoredDocument, passed: int) -> list[tuple[SplitName, StoredDocument]]:
-        """The document with its split, or its two pieces with theirs; `passed` as in `side`.
-
-        Raises `DataError` if there is no line end at which to cut a tail.
-        """
+        """The document, or its two pieces, with their splits; raises `DataError` if a tail cannot be cut there."""
         side = self.side(document.id, document.num_bytes, passed)
         return [(side, document)] if side else self._cut(document.document(), passed)
 

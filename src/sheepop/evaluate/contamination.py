@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sheepop.data.clean.decontamination import Hashes, hashed_words
-from sheepop.data.duplicates.shingles import shingles_of_words
+from sheepop.data.clean.decontamination import hashed_words
+from sheepop.data.duplicates.shingles import Hashes, shingles_of_words
 from sheepop.evaluate.results import Evaluation, Item, Table
 
 NGRAM = 13

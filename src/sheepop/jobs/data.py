@@ -14,9 +14,9 @@ from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, is_corpus
+from sheepop.data.config import pair_settings
 from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.data.extract.query import is_ordered
-from sheepop.data.pairs import pair_settings
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.run.record import view_run_config

@@ -14,7 +14,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
 from sheepop.data import RowSource, SampleOrder, StepPlan
-from sheepop.data.stages import Stages
+from sheepop.data.step_plan import Stages
 from sheepop.jobs.bench import training_speed
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.network import build_network, bytes_of_a_step

@@ -16,7 +16,7 @@ from torch import Tensor
 from sheepop.core.errors import TrainingError
 from sheepop.core.random import derive_seed, numpy_generator
 from sheepop.data.batches import IGNORED_LABEL
-from sheepop.data.order import SampleOrder
+from sheepop.data.step_plan import SampleOrder
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit

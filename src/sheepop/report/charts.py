@@ -19,17 +19,9 @@ _FEWEST_WITHOUT_MARKERS = 30
 
 
 def loss_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
-    """Training loss (raw and smoothed) and held-out loss by step; for text, in nats per token.
-
-    `is_sampled` marks validations that read a sample of the held-out text, here and in all charts.
-    """
+    """Training loss (raw, smoothed) and held-out loss by step; `is_sampled` if that was measured on a sample."""
     is_of_text = not any("margin" in row or "reward" in row for row in metrics)
-    figure = _by_step("Nats per token" if is_of_text else "Loss")
-    _add_smoothed(figure, series(metrics, "train", "loss"), "Training")
-    name = scored("Held out", is_sampled=is_sampled)
-    add_curve(figure, series(metrics, "validation", "loss"), name, VALIDATION, markers=True)
-    add_curve(figure, series(metrics, "score", "loss"), WHOLE, SCORE, markers=True)
-    return figure
+    return _both_splits(metrics, "loss", "Nats per token" if is_of_text else "Loss", is_sampled=is_sampled)
 
 
 def bits_per_byte_chart(
@@ -50,34 +42,30 @@ def bits_per_byte_chart(
 
 def learning_rate_chart(metrics: Metrics) -> Figure:
     """Learning rate by step."""
-    figure = _by_step()
+    figure = _by_step(exponentformat="e", rangemode="tozero")
     add_curve(figure, series(metrics, "train", "learning_rate"), "Learning rate", TRAIN)
-    figure.update_yaxes(exponentformat="e", rangemode="tozero")
     return figure
 
 
 def gradient_norm_chart(metrics: Metrics) -> Figure:
     """Norm of the gradient before clipping, by step."""
-    figure = _by_step()
+    figure = _by_step(rangemode="tozero")
     add_curve(figure, series(metrics, "train", "grad_norm"), "Gradient norm", TRAIN)
-    figure.update_yaxes(rangemode="tozero")
     return figure
 
 
 def speed_chart(metrics: Metrics) -> Figure:
     """Training tokens per second by step, raw and smoothed."""
-    figure = _by_step("Tokens per second")
+    figure = _by_step("Tokens per second", rangemode="tozero", exponentformat="SI")
     _add_smoothed(figure, series(metrics, "train", "tokens_per_second"), "Measured")
-    figure.update_yaxes(rangemode="tozero", exponentformat="SI")
     return figure
 
 
 def expert_load_chart(metrics: Metrics) -> Figure:
     """The largest and smallest load of an expert in any layer by step; 1 is an even load; empty without experts."""
-    figure = _by_step("Load, relative to even")
+    figure = _by_step("Load, relative to even", rangemode="tozero")
     add_curve(figure, series(metrics, "train", "expert_load_max"), "Most loaded", VALIDATION)
     add_curve(figure, series(metrics, "train", "expert_load_min"), "Least loaded", TRAIN)
-    figure.update_yaxes(rangemode="tozero")
     return figure
 
 
@@ -88,36 +76,29 @@ def reward_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
 
 def order_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
     """The share of pairs in the right order by step, on both splits."""
-    figure = _both_splits(metrics, "accuracy", "Share of pairs", needs="margin", is_sampled=is_sampled)
-    figure.update_yaxes(range=[0, 1.02])
-    return figure
+    rows = [row for row in metrics if "margin" in row]
+    return _both_splits(rows, "accuracy", "Share of pairs", is_sampled=is_sampled, range=[0, 1.02])
 
 
 def divergence_chart(metrics: Metrics) -> Figure:
     """The divergence of the policy from the reference by step, in nats per answer."""
-    figure = _by_step("Nats per answer")
+    figure = _by_step("Nats per answer", rangemode="tozero")
     add_curve(figure, series(metrics, "train", "divergence"), "Policy", TRAIN)
-    figure.update_yaxes(rangemode="tozero")
     return figure
 
 
 def length_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
     """The length of answers in tokens by step, on both splits."""
-    figure = _both_splits(metrics, "length", "Tokens", is_sampled=is_sampled)
-    figure.update_yaxes(rangemode="tozero")
-    return figure
+    return _both_splits(metrics, "length", "Tokens", is_sampled=is_sampled, rangemode="tozero")
 
 
-def _both_splits(
-    metrics: Metrics, key: str, title: str, *, needs: str | None = None, is_sampled: bool = False
-) -> Figure:
-    """The values of `key` in training and validation rows, and only in rows that have `needs`."""
-    figure = _by_step(title)
-    rows = [row for row in metrics if needs is None or needs in row]
-    _add_smoothed(figure, series(rows, "train", key), "Training")
+def _both_splits(metrics: Metrics, key: str, title: str, *, is_sampled: bool, **y_axis: Any) -> Figure:
+    """The values of `key` in training and validation rows, and the score; `y_axis` are options of plotly."""
+    figure = _by_step(title, **y_axis)
+    _add_smoothed(figure, series(metrics, "train", key), "Training")
     name = scored("Held out", is_sampled=is_sampled)
-    add_curve(figure, series(rows, "validation", key), name, VALIDATION, markers=True)
-    add_curve(figure, series(rows, "score", key), WHOLE, SCORE, markers=True)
+    add_curve(figure, series(metrics, "validation", key), name, VALIDATION, markers=True)
+    add_curve(figure, series(metrics, "score", key), WHOLE, SCORE, markers=True)
     return figure
 
 
@@ -152,8 +133,7 @@ def evaluation_charts(metrics: Metrics) -> dict[str, Figure]:
     for key in keys:
         task, _, measure = key.rpartition("/")
         figure = charts.setdefault(measure, _by_step(measure.replace("_", " ")))
-        color = RUNS[len(figure.data) % len(RUNS)]
-        add_curve(figure, series(metrics, "evaluation", key), task, color, markers=True)
+        add_curve(figure, series(metrics, "evaluation", key), task, RUNS[len(figure.data) % len(RUNS)], markers=True)
         figure.update_layout(showlegend=True)
     return charts
 
@@ -178,10 +158,11 @@ def reliability_chart(confidences: Sequence[float | None], accuracies: Sequence[
     return figure
 
 
-def _by_step(title: str = "") -> Figure:
+def _by_step(title: str = "", **y_axis: Any) -> Figure:
     figure = empty_chart(height=320)
     figure.update_xaxes(title_text="Step", gridcolor=GRID, zeroline=False, rangemode="tozero", exponentformat="none")
-    figure.update_yaxes(title={"text": title, "standoff": 10}, gridcolor=GRID, zeroline=False, automargin=True)
+    y_axis = {"title": {"text": title, "standoff": 10}, "gridcolor": GRID, "zeroline": False, **y_axis}
+    figure.update_yaxes(automargin=True, **y_axis)
     return figure
 
 

@@ -56,10 +56,7 @@ def comparison_figure(runs: Sequence[Curves]) -> Figure:
 
 
 def comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
-    """Bits per byte of held-out text, or the smoothed training loss, of every run, by step or training time.
-
-    The score of a finished run on all held-out text is a separate point.
-    """
+    """Bits per byte of held-out text with scores as points, or the smoothed training loss, by step or training time."""
     chart = empty_chart(height=360)
     chart.update_xaxes(title_text=_AXES[over], gridcolor=GRID, zeroline=False, exponentformat="none")
     chart.update_yaxes(title={"text": _UNITS[split], "standoff": 10}, gridcolor=GRID, zeroline=False)
@@ -93,23 +90,20 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
         if split == "validation" and not (score := _score(run, over)).is_empty:
             scores = [math.nan if value is None else value for value in score.values]
             axes.plot(score.steps, scores, color=RUNS[place % len(RUNS)], marker="D", markersize=6, linestyle="")
-    finish_axes(axes, _title(runs, split), _AXES[over], has_legend=False)
+    title = scored("Held-out text", is_sampled=any(run.is_sampled for run in runs))
+    if any(not _score(run, "step").is_empty for run in runs):
+        title += "; diamonds: all of it"
+    title = title if split == "validation" else "Training loss, smoothed"
+    finish_axes(axes, title, _AXES[over], has_legend=False)
     axes.set_ylabel(_UNITS[split], fontsize=9)
     return lines
 
 
 def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: int) -> None:
-    """Adds the legend below all panels."""
     if not named:
         return
-    legend = figure.legend(
-        [line for _, line in named],
-        [str(place) for place in range(len(named))],
-        loc="lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-    )
+    handles, labels = [line for _, line in named], [str(place) for place in range(len(named))]
+    legend = figure.legend(handles, labels, loc="lower center", ncols=columns, frameon=False, fontsize=9)
     # Passed as labels, names that begin with an underscore would be dropped, and dollar signs would become formulas.
     for text, (name, _) in zip(legend.get_texts(), named, strict=True):
         text.set_parse_math(False)
@@ -129,11 +123,3 @@ def _score(run: Curves, over: str) -> Series:
     steps, times = (series(run.metrics, "validation", _KEYS["validation"], over=name).steps for name in _AXES)
     reached = dict(zip(steps, times, strict=False)).get(found.steps[0])
     return Series([], []) if reached is None else Series([reached], found.values)
-
-
-def _title(runs: Sequence[Curves], split: str) -> str:
-    if split == "train":
-        return "Training loss, smoothed"
-    has_score = any(not _score(run, "step").is_empty for run in runs)
-    sampled = scored("Held-out text", is_sampled=any(run.is_sampled for run in runs))
-    return f"{sampled}; diamonds: all of it" if has_score else sampled

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DPI = 144
 _FEWEST_WITHOUT_MARKERS = 30
 
 # Inches around panels, enough for the longest tick labels at the sizes used here. Fixed, because computing the margins
@@ -67,7 +66,10 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, is_sampled: bool = 
         rows.append(["loads", "loads"])
     figure = blank_figure(11, 3.5 * len(rows), len(rows), 2)
     axes = figure.subplot_mosaic(rows)
-    _draw_loss(axes["loss"], metrics, scored("Held out", is_sampled=is_sampled))
+    _draw_smoothed(axes["loss"], series(metrics, "train", "loss"), "Training")
+    held_out, name = series(metrics, "validation", "loss"), scored("Held out", is_sampled=is_sampled)
+    _draw_line(axes["loss"], held_out, color=VALIDATION, label=name, marker="o", markersize=3.5)
+    finish_axes(axes["loss"], "Loss (nats per token)")
     for key, title in (("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm before clipping")):
         _draw_line(axes[key], series(metrics, "train", key), color=TRAIN)
         finish_axes(axes[key], title)
@@ -104,34 +106,24 @@ def range_test_figure(
 
 def save_png(figure: Figure, path: str | Path) -> None:
     """Writes `figure` to `path` atomically, and makes its folder; the same figure gives the same bytes."""
-    path = Path(path)
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=_DPI, metadata={"Software": None})
-    with storage_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content.getvalue())
+    _save(figure, path, format="png", dpi=144, metadata={"Software": None})
 
 
 def save_svg(figure: Figure, path: str | Path) -> None:
     """Like `save_png`, as a vector graphic."""
     from matplotlib import rc_context
 
-    path = Path(path)
-    content = BytesIO()
     # Otherwise the ids of its elements are random.
     with rc_context({"svg.hashsalt": "sheepop"}):
-        figure.savefig(content, format="svg", metadata={"Date": None})
+        _save(figure, path, format="svg", metadata={"Date": None})
+
+
+def _save(figure: Figure, path: str | Path, **options: Any) -> None:
+    path, content = Path(path), BytesIO()
+    figure.savefig(content, **options)
     with storage_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content.getvalue())
-
-
-def _draw_loss(axes: Axes, metrics: Sequence[Mapping[str, Any]], held_out: str) -> None:
-    _draw_smoothed(axes, series(metrics, "train", "loss"), "Training")
-    validation = series(metrics, "validation", "loss")
-    if not validation.is_empty:
-        _draw_line(axes, validation, color=VALIDATION, label=held_out, marker="o", markersize=3.5)
-    finish_axes(axes, "Loss (nats per token)")
 
 
 def _draw_smoothed(axes: Axes, found: Series, label: str) -> None:

@@ -68,7 +68,5 @@ GLOSSARY = {
 
 def meaning(label: str) -> str | None:
     """The meaning of `label`, or of the term that it begins with; None if the glossary has neither."""
-    found = GLOSSARY.get(label)
-    if found is None:
-        found = next((text for term, text in GLOSSARY.items() if label.startswith(term)), None)
-    return found
+    by_beginning = (text for term, text in GLOSSARY.items() if label.startswith(term))
+    return GLOSSARY.get(label) or next(by_beginning, None)

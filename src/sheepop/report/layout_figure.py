@@ -93,10 +93,7 @@ class Order:
 def layout_figure(
     title: str, grid: Grid, talks: Sequence[Talk], notes: Sequence[str] = (), order: Order | None = None
 ) -> Figure:
-    """Draws `grid` with the lines of `talks` between its cells, their legend, notes, and the schedule if given.
-
-    Overlapping lines of one row or column are drawn side by side.
-    """
+    """Draws `grid`, the lines of `talks`, side by side where they overlap, their legend, notes, and the schedule."""
     return _Drawing(title, grid, talks, notes, order).draw()
 
 
@@ -231,45 +228,31 @@ class _Drawing:
                 self._box(left + across, top + down, max(wide, 0.012), max(high, 0.012), TRAIN)
 
     def _draw_line(self, line: _Line) -> None:
-        width, height = self.cell
-        aside = 0.2 + 0.06 * line.lane
-        beside = _PAD + 0.02 + line.lane * _LANE
-        for member in line.members:
-            if line.across:
-                x, y = self.x[member] + aside, self.y[line.index] + height
-                xs, ys = (x, x), (y, y + beside)
-            else:
-                x, y = self.x[line.index] + width, self.y[member] + aside
-                xs, ys = (x, x + beside), (y, y)
-            self.axes.plot(xs, ys, color=line.talk.color, linewidth=1.4, solid_capstyle="round")
-            self.axes.plot(xs[1], ys[1], "o", color=line.talk.color, markersize=3.2)
-        first, last = line.members[0], line.members[-1]
-        if line.across:
-            y = self.y[line.index] + height + beside
-            xs, ys = (self.x[first] + aside, self.x[last] + aside), (y, y)
-        else:
-            x = self.x[line.index] + width + beside
-            xs, ys = (x, x), (self.y[first] + aside, self.y[last] + aside)
-        self.axes.plot(xs, ys, color=line.talk.color, linewidth=1.4)
+        def plot(along: Any, outward: Any, *form: str, **style: Any) -> None:
+            places = (along, outward) if line.across else (outward, along)
+            self.axes.plot(*places, *form, color=line.talk.color, **style)
+
+        places, others = (self.x, self.y) if line.across else (self.y, self.x)
+        along = [places[member] + 0.2 + 0.06 * line.lane for member in line.members]
+        edge = others[line.index] + self.cell[line.across]
+        outside = edge + (_PAD + 0.02 + line.lane * _LANE)
+        for place in along:
+            plot((place, place), (edge, outside), linewidth=1.4, solid_capstyle="round")
+            plot(place, outside, "o", markersize=3.2)
+        plot((along[0], along[-1]), (outside, outside), linewidth=1.4)
 
     def _draw_arrow(self, one: Place, other: Place, color: str) -> None:
-        """Draws an arrow from the block of one cell to that of another."""
         edges = [self._edges(*self._block_of(place)) for place in (one, other)]
         y = edges[0][3] - 0.28 * (edges[0][3] - edges[0][1])
-        self.axes.annotate(
-            "",
-            (edges[1][0], y),
-            (edges[0][2], y),
-            arrowprops={"arrowstyle": "<|-|>", "color": color, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0},
-        )
+        style = {"arrowstyle": "<|-|>", "color": color, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
+        self.axes.annotate("", (edges[1][0], y), (edges[0][2], y), arrowprops=style)
 
     def _block_of(self, place: Place) -> tuple[Place, Place]:
-        inside = (
+        return next(
             (first, last)
             for first, last in self.grid.blocks
             if first[0] <= place[0] <= last[0] and first[1] <= place[1] <= last[1]
         )
-        return next(inside)
 
     def _draw_names(self) -> None:
         for row, words in self.grid.row_names.items():

@@ -37,15 +37,18 @@ class Page:
     """Collects content from top to bottom; `write` makes the file. All text is untrusted and escaped."""
 
     def __init__(self, title: str, *, footer: str = "") -> None:
-        self.title = title
-        self.footer = footer
+        self.title, self.footer = title, footer
         self._parts: list[str] = []
         self._sections: dict[str, str] = {}
         self._num_charts = self._num_searched = 0
 
     def add_section(self, heading: str) -> None:
         """Begins a section with an anchor and a link at the top of the page."""
-        anchor = self._new_anchor(heading)
+        base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+        anchor, count = base, 1
+        while anchor in self._sections:
+            count += 1
+            anchor = f"{base}-{count}"
         self._sections[anchor] = heading
         link = f'<a href="#{escaped(anchor)}">{escaped(heading)}</a>'
         self._parts.append(f'</section>\n<section class="named">\n<h2 id="{escaped(anchor)}">{link}</h2>')
@@ -68,10 +71,7 @@ class Page:
         self._parts.append(f"<dl>{''.join(items)}</dl>")
 
     def add_table(self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> None:
-        """Adds a table; columns of numbers (or of numbers and None) are right-aligned.
-
-        Raises `ValueError` if a row has more or fewer cells than the header.
-        """
+        """Adds a table with numbers right-aligned; raises `ValueError` if a row does not have a cell per column."""
         rows = [list(row) for row in rows]
         for row in rows:
             if len(row) != len(header):
@@ -124,11 +124,11 @@ class Page:
         self._num_charts += 1
         # The standard library's encoder escapes every non-ASCII character.
         data = _script_safe(to_json(figure, validate=False, engine="json"))
-        style = "chart half" if half else "chart"
         below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
         self._parts.append(
-            f'<figure class="{style}" aria-label="{escaped(title)}"><h3{_hint(title)}>{escaped(title)}</h3>'
-            f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
+            f'<figure class="{"chart half" if half else "chart"}" aria-label="{escaped(title)}">'
+            f'<h3{_hint(title)}>{escaped(title)}</h3><div class="plot"></div><script type="application/json">{data}'
+            f"</script>{below}</figure>"
         )
 
     def add_picture(self, png: bytes, description: str) -> None:
@@ -141,10 +141,7 @@ class Page:
         )
 
     def add_sample(self, prompt: str, text: str, *, label: str = "", half: bool = False) -> None:
-        """Adds a prompt and its continuation exactly as they are; control characters become visible symbols.
-
-        Two `half` ones are side by side if there is room.
-        """
+        """Adds a prompt and its continuation, with control characters visible; two `half` ones fit side by side."""
         caption = f'<figcaption class="label">{escaped(label)}</figcaption>' if label else ""
         begin = f'<span class="prompt">{escaped(prompt)}</span>' if prompt else ""
         rest = f'<span class="continuation">{escaped(text)}</span>'
@@ -189,14 +186,6 @@ class Page:
         if self._num_searched:
             found += f"<script>\n{_resource('searched.js')}</script>\n"
         return found
-
-    def _new_anchor(self, heading: str) -> str:
-        base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
-        anchor, count = base, 1
-        while anchor in self._sections:
-            count += 1
-            anchor = f"{base}-{count}"
-        return anchor
 
 
 def escaped(text: str) -> str:

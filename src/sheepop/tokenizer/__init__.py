@@ -7,37 +7,17 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sheepop.tokenizer.backend import BackendTokenizer
     from sheepop.tokenizer.byte_level import ByteLevelBPE
     from sheepop.tokenizer.character import CharTokenizer
     from sheepop.tokenizer.chat import ChatTemplate, chat_templates
     from sheepop.tokenizer.config import TokenizerConfig
     from sheepop.tokenizer.files import holds_tokenizer, load_tokenizer, tokenizer_from_json
-    from sheepop.tokenizer.interface import (
-        BOS,
-        EOS,
-        PAD,
-        SETTINGS_FILE,
-        SPECIAL_TOKENS,
-        TOKENIZER_FILE,
-        UNK,
-        SpecialRole,
-        Tokenizer,
-    )
-    from sheepop.tokenizer.stream import StreamDecoder
+    from sheepop.tokenizer.interface import SpecialRole, StreamDecoder, Tokenizer
     from sheepop.tokenizer.training import train_tokenizer
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
-    "BOS",
-    "EOS",
-    "PAD",
-    "SETTINGS_FILE",
-    "SPECIAL_TOKENS",
-    "TOKENIZER_FILE",
-    "UNK",
-    "BackendTokenizer",
     "ByteLevelBPE",
     "CharTokenizer",
     "ChatTemplate",

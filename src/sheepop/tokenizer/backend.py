@@ -12,7 +12,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, charsmap_of
 from sheepop.tokenizer.decoding import Decoding, read_decoding
 from sheepop.tokenizer.encoder import Encoder, ids_around, parse
-from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole, Tokenizer, outside_vocabulary
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole, Tokenizer
 from sheepop.tokenizer.pattern import CUT, begins_with_known_cut, cut_text
 from sheepop.tokenizer.settings import check_special_ids, role_text, with_roles
 from sheepop.tokenizer.vocabulary import ALGORITHMS, check_model, texts_by_id
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 # The library needs about 170 bytes of memory per character during encoding, so a batch is encoded in groups.
 _GROUP_CHARACTERS = 2**21
-
-# A pre-tokenizer that cuts text wherever `cut_text` does, and does not look beyond a cut.
-_BERT_PRE_TOKENIZER = {"type": "BertPreTokenizer"}
 
 
 class BackendTokenizer(Tokenizer):
@@ -49,7 +46,7 @@ class BackendTokenizer(Tokenizer):
         self._check()
         self._decoding = self._read_decoding()
         self.leading_spaces = self._decoding.leading_spaces
-        self._around = self._ids_around(library)
+        self.prefix_ids, self.suffix_ids = self._ids_around(library)
         self._ordinary = self._encoder(allow_special=False, library=library)
 
     def _check(self) -> None:
@@ -60,7 +57,6 @@ class BackendTokenizer(Tokenizer):
         return read_decoding(self._description["decoder"])
 
     def _ids_around(self, library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that the library puts before and after a text."""
         if self._description["post_processor"] is None:
             return (), ()
         around = ids_around(library)
@@ -83,16 +79,6 @@ class BackendTokenizer(Tokenizer):
         text = role_text(self._settings, role)
         return None if text is None else self._special[text]
 
-    @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """The ids that the ``post_processor`` of ``tokenizer.json`` puts before a text."""
-        return self._around[0]
-
-    @property
-    def suffix_ids(self) -> tuple[int, ...]:
-        """The ids that the ``post_processor`` of ``tokenizer.json`` puts after a text."""
-        return self._around[1]
-
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """The token ids of `text`; raises `TokenizerError` for a lone surrogate, which UTF-8 cannot encode."""
         return self.encode_batch((text,), allow_special=allow_special)[0]
@@ -109,12 +95,6 @@ class BackendTokenizer(Tokenizer):
             for owner, ids in zip(owners, encoder.encode(parts), strict=True):
                 results[owner] += ids
         return results
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of a token; empty for a special token."""
-        if not 0 <= token_id < len(self._pieces):
-            raise outside_vocabulary(token_id, len(self._pieces))
-        return self._pieces[token_id]
 
     def fingerprint(self) -> str:
         """SHA-256 of the model, its pre-tokenization and its special tokens in a canonical form."""
@@ -137,8 +117,8 @@ class BackendTokenizer(Tokenizer):
         if (matching := self._settings.get(CHARSMAP_MATCHING)) is not None:
             description, charsmap = charsmap_of(description, matching)
             rewrite, library = charsmap.rewrite, None
-        special = self._special.keys()
-        return Encoder(description, special, allow_special=allow_special, rewrite=rewrite, library=library)
+        names = self._special.keys()
+        return Encoder(description, names, allow_special=allow_special, rewrite=rewrite, library=library)
 
     @cached_property
     def _with_special(self) -> Encoder:
@@ -171,8 +151,7 @@ class BackendTokenizer(Tokenizer):
             content["prefix"] = self.prefix_ids
         if CHARSMAP_MATCHING in self._settings:
             content[CHARSMAP_MATCHING] = self._settings[CHARSMAP_MATCHING]
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
 
     def _groups(self, texts: list[str]) -> Iterator[list[tuple[int, str]]]:
         group: list[tuple[int, str]] = []
@@ -191,16 +170,14 @@ class BackendTokenizer(Tokenizer):
     def _may_be_cut(self) -> bool:
         """Whether the parts from `cut_text` give the same ids separately as the whole text."""
         normalizer, pre_tokenizer = self._description["normalizer"], self._description["pre_tokenizer"]
-        if pre_tokenizer == _BERT_PRE_TOKENIZER:
+        # This pre-tokenizer cuts text wherever `cut_text` does, and does not look beyond a cut.
+        if pre_tokenizer == {"type": "BertPreTokenizer"}:
             cuts = normalizer is None or normalizer["type"] == "BertNormalizer"
         else:
             cuts = normalizer is None and begins_with_known_cut(pre_tokenizer or {})
-        return cuts and not any(_looks_around(token) for token in self._description["added_tokens"])
-
-
-def _looks_around(token: Mapping[str, Any]) -> bool:
-    """Whether `cut_text` may cut inside an added token, or beside one that depends on its surroundings."""
-    return any(token[flag] for flag in ("single_word", "lstrip", "rstrip")) or bool(CUT.search(token["content"]))
+        # `cut_text` may cut inside an added token, or beside one that depends on its surroundings.
+        flags, added = ("single_word", "lstrip", "rstrip"), self._description["added_tokens"]
+        return cuts and not any(CUT.search(token["content"]) or any(token[flag] for flag in flags) for token in added)
 
 
 def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,27 +5,125 @@ Sennrich, Haddow and Birch 2016 (merges); Radford et al. 2019, section 2.2 (byte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.alphabet import BYTE_ALPHABET, characters_as_bytes, text_as_characters
 from sheepop.tokenizer.backend import BackendTokenizer
+from sheepop.tokenizer.byte_level_files import byte_level_json
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
 from sheepop.tokenizer.decoding import Decoding
 from sheepop.tokenizer.encoder import parse
-from sheepop.tokenizer.gpt2_files import byte_level_json
 from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE
-from sheepop.tokenizer.parts import PartEncoder
-from sheepop.tokenizer.pattern import PATTERNS, cut_text, find_pattern, surrogate_error, unicode_texts
+from sheepop.tokenizer.pattern import PATTERNS, Pattern, cut_text, find_pattern, surrogate_error, unicode_texts
 from sheepop.tokenizer.settings import further_special_tokens, standard_settings
-from sheepop.tokenizer.vocabulary import check_options, require_size
+from sheepop.tokenizer.vocabulary import (
+    BYTE_ALPHABET,
+    bytes_as_characters,
+    characters_as_bytes,
+    check_options,
+    require_size,
+)
 
 if TYPE_CHECKING:
     import tokenizers
 
-_SMALLEST = SMALLEST_VOCABULARY["bpe"]
+# A small window, so that a non-ASCII character sends little text through the slower, general pattern.
+_WINDOW = 2**10
+# Where a part ends depends on at most this many characters after it. White space is the exception: its cut may depend
+# on its last line end.
+_LOOKAHEAD = 3
+_ENTRIES = 2**18
+_LONGEST_REMEMBERED = 64
+
+
+class PartEncoder:
+    """Encodes with the model of `backend` exactly like the library, and caches the ids of up to 2^18 parts.
+
+    `backend` has no normalizer, and its pre-tokenizer is that of `pattern`. Safe to share between threads.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, pattern: Pattern) -> None:
+        self._pre_tokenizer = backend.pre_tokenizer
+        self._pattern = pattern
+        self._ascii_parts = re.compile(pattern.ascii_regex).findall
+        self._ids_of = _Memo(backend.model).__getitem__
+        self._agreed: set[str] = set()
+
+    def encode(self, text: str) -> NDArray[np.uint32] | None:
+        """The token ids of `text`; None for surrogates, and for characters that differ between Unicode versions."""
+        blocks = []
+        start, size = 0, _WINDOW
+        while start < len(text):
+            window = text[start : start + size]
+            parts = self._parts(window)
+            if parts is None:
+                return None
+            held_back = 0
+            if start + size < len(text):
+                while parts and (held_back < _LOOKAHEAD or parts[-1].isspace()):
+                    held_back += len(parts.pop())
+                if not parts:
+                    size *= 2
+                    continue
+            blocks.append(b"".join(map(self._ids_of, parts)))
+            start += len(window) - held_back
+            size = _WINDOW
+        return np.frombuffer(b"".join(blocks), dtype=np.uint32)
+
+    def _parts(self, window: str) -> list[str] | None:
+        if window.isascii():
+            return self._ascii_parts(window)
+        unknown = set(window) - self._agreed
+        if not all(map(self._is_same_class, unknown)):
+            return None
+        self._agreed |= unknown
+        return self._general_parts(window)
+
+    @cached_property
+    def _general_parts(self) -> Callable[[str], list[str]]:
+        import regex  # type: ignore[import-untyped, unused-ignore]
+
+        findall: Callable[[str], list[str]] = regex.compile(self._pattern.regex).findall
+        return findall
+
+    def _is_same_class(self, character: str) -> bool:
+        """Whether library and pattern cut equally between `character` and a letter, a digit and a sign before it.
+
+        The three together distinguish letters, numbers, white space and everything else.
+        """
+        if "\ud800" <= character <= "\udfff":
+            return False
+        for neighbour in "a1!":
+            probe = neighbour + character
+            theirs = [probe[start:stop] for _, (start, stop) in self._pre_tokenizer.pre_tokenize_str(probe)]
+            if theirs != self._general_parts(probe):
+                return False
+        return True
+
+
+class _Memo(dict[str, bytes]):
+    """A cache from parts to their ids, as the bytes of 32-bit numbers; it is emptied when it is full."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = model
+
+    def __missing__(self, part: str) -> bytes:
+        tokens = self._model.tokenize(bytes_as_characters(part.encode("utf-8")))
+        ids = array("I", [token.id for token in tokens]).tobytes()
+        if len(part) <= _LONGEST_REMEMBERED:
+            if len(self) >= _ENTRIES:
+                self.clear()
+            self[part] = ids
+        return ids
+
 
 # 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies lack them.
 _UTF8_CHARACTERS = {c for c, byte in BYTE_ALPHABET.items() if byte not in {0xC0, 0xC1, *range(0xF5, 0x100)}}
@@ -49,14 +147,14 @@ class ByteLevelBPE(BackendTokenizer):
         `pattern` names the entry of `PATTERNS` that cuts the text. Raises `TokenizerError` if the texts have too few
         different parts for this many tokens.
         """
-        smallest = _SMALLEST + len(special_tokens)
+        smallest = SMALLEST_VOCABULARY["bpe"] + len(special_tokens)
         if vocab_size < smallest:
             raise TokenizerError(
                 f"A byte-level vocabulary needs at least {smallest} tokens "
                 f"({len(SPECIAL_TOKENS) + len(special_tokens)} special tokens and 256 bytes), got "
                 f"vocab_size={vocab_size}."
             )
-        from tokenizers import decoders, pre_tokenizers, trainers
+        from tokenizers import AddedToken, decoders, pre_tokenizers, trainers
 
         backend = parse(byte_level_json({}, [], PATTERNS[pattern].pre_tokenizer, [], {}))
         backend.decoder = decoders.ByteLevel()
@@ -68,9 +166,11 @@ class ByteLevelBPE(BackendTokenizer):
             show_progress=False,
         )
         backend.train_from_iterator((part for text in unicode_texts(texts) for part in cut_text(text)), trainer)
-        further = _add_special_tokens(backend, special_tokens)
+        first = backend.get_vocab_size(with_added_tokens=True)
+        further = further_special_tokens(special_tokens, backend.get_vocab())
+        backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in further])
         require_size(backend.get_vocab_size(with_added_tokens=True), vocab_size)
-        return cls(backend.to_str(), standard_settings(further))
+        return cls(backend.to_str(), standard_settings({text: first + place for place, text in enumerate(further)}))
 
     def _check(self) -> None:
         model = self._description["model"]
@@ -88,7 +188,8 @@ class ByteLevelBPE(BackendTokenizer):
         if encoder is None:
             return super().encode_batch(texts, allow_special=allow_special)
         texts = list(texts)
-        cut_out = list(self._added.values()) if allow_special else self._ordinary_added
+        # The library finds added tokens that are not special even if special tokens are not allowed.
+        cut_out = [text for text in self._added.values() if allow_special or text not in self._special]
         results: list[list[int]] = []
         left_over: list[int] = []
         for index, text in enumerate(texts):
@@ -111,25 +212,10 @@ class ByteLevelBPE(BackendTokenizer):
         if self._description["normalizer"] is not None:
             return None
         pattern = find_pattern(self._description["pre_tokenizer"])
-        return None if pattern is None else PartEncoder(self._ordinary.library, pattern, text_as_characters)
-
-    @cached_property
-    def _ordinary_added(self) -> list[str]:
-        """Added tokens that are not special, which the library finds even if special tokens are not allowed."""
-        return [text for text in self._added.values() if text not in self._special]
+        return None if pattern is None else PartEncoder(self._ordinary.library, pattern)
 
     def _read_decoding(self) -> Decoding:
         return Decoding((characters_as_bytes,), 0)
-
-
-def _add_special_tokens(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> dict[str, int]:
-    """Adds special tokens after all others; returns their ids."""
-    from tokenizers import AddedToken
-
-    first = backend.get_vocab_size(with_added_tokens=True)
-    texts = further_special_tokens(texts, backend.get_vocab())
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
-    return {text: first + index for index, text in enumerate(texts)}
 
 
 def is_byte_level(description: Mapping[str, Any]) -> bool:

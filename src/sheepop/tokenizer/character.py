@@ -13,16 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.interface import (
-    SETTINGS_FILE,
-    SPECIAL_TOKENS,
-    TOKENIZER_FILE,
-    UNK,
-    SpecialRole,
-    Tokenizer,
-    outside_vocabulary,
-)
+from sheepop.tokenizer.interface import SETTINGS_FILE, SPECIAL_TOKENS, TOKENIZER_FILE, UNK, SpecialRole, Tokenizer
 from sheepop.tokenizer.settings import check_special_ids, role_text, special_token_entries, standard_settings
+from sheepop.tokenizer.vocabulary import JSON_HEAD
 
 _ASCII_SIZE = 128
 _SPECIAL_IDS = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())}
@@ -49,10 +42,6 @@ class CharTokenizer(Tokenizer):
                     "surrogate, and not one of the control characters 0 to 3, whose ids the special tokens take."
                 )
         self.extra_characters = "".join(sorted(c for c in characters if ord(c) >= _ASCII_SIZE))
-        self._pieces = [b""] * len(_SPECIAL_IDS) + [
-            c.encode("utf-8") for c in map(chr, range(len(_SPECIAL_IDS), _ASCII_SIZE))
-        ]
-        self._pieces += [c.encode("utf-8") for c in self.extra_characters]
         self._settings = standard_settings()
 
     @classmethod
@@ -93,7 +82,7 @@ class CharTokenizer(Tokenizer):
     @property
     def vocab_size(self) -> int:
         """128 plus the number of extra characters."""
-        return len(self._pieces)
+        return _ASCII_SIZE + len(self.extra_characters)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -117,11 +106,9 @@ class CharTokenizer(Tokenizer):
         """`encode` of every text, in order."""
         return [self.encode(text, allow_special=allow_special) for text in texts]
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of the character; empty for a special token."""
-        if not 0 <= token_id < len(self._pieces):
-            raise outside_vocabulary(token_id, len(self._pieces))
-        return self._pieces[token_id]
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        return [b"" if text in _SPECIAL_IDS else text.encode("utf-8") for text in self._vocabulary()]
 
     def fingerprint(self) -> str:
         """SHA-256 of the name of the algorithm and the extra characters."""
@@ -130,9 +117,7 @@ class CharTokenizer(Tokenizer):
     def to_json(self) -> str:
         """A word-level model whose words are single characters, for which `tokenizers` gives the same ids."""
         description = {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
+            **JSON_HEAD,
             "added_tokens": special_token_entries(),
             "normalizer": None,
             "pre_tokenizer": _EVERY_CHARACTER,

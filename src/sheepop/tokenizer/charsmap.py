@@ -111,10 +111,7 @@ class Charsmap:
 
 
 def charsmap_of(description: Mapping[str, Any], matching: str) -> tuple[dict[str, Any], Charsmap]:
-    """Splits `description` into the rest and its table of replacements, for the `matching` in the settings.
-
-    Raises `TokenizerError` unless the table is the first step of the normalizer.
-    """
+    """Splits `description` into the rest and its table; raises `TokenizerError` unless that is the first step."""
     if matching != LONGEST:
         raise TokenizerError(f"{SETTINGS_FILE}: {CHARSMAP_MATCHING} = {matching!r} must be {LONGEST!r}.")
     normalizer = description["normalizer"]

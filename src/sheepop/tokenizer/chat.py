@@ -1,8 +1,4 @@
-"""Renders a conversation as text with the model's chat template, in Jinja.
-
-A template is a program from the model's directory, so it runs in Jinja's sandbox, in its own process with limits on
-time, memory and output.
-"""
+"""Renders conversations with a model's chat template, a program that runs in Jinja's sandbox in a bounded process."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, MemoryLimitError, TimeLimitError
@@ -18,11 +13,6 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
 from sheepop.tokenizer.messages import Message
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE
-
-_CHILD = "sheepop.tokenizer.chat_child"
-_MEMORY_BYTES = 2**29
-_SECONDS = 10.0
-_LARGEST_OUTPUT = 2**24
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 # The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
@@ -59,9 +49,9 @@ class ChatTemplate:
         template: str,
         variables: Mapping[str, Any] | None = None,
         *,
-        seconds: float = _SECONDS,
-        memory_bytes: int = _MEMORY_BYTES,
-        largest_output: int = _LARGEST_OUTPUT,
+        seconds: float = 10.0,
+        memory_bytes: int = 2**29,
+        largest_output: int = 2**24,
     ) -> None:
         if len(template) > LARGEST_TEMPLATE:
             raise TokenizerError(
@@ -70,7 +60,7 @@ class ChatTemplate:
         self._template = template
         self._variables = dict(variables or {})
         self._limits = (seconds, memory_bytes, largest_output)
-        self._process = BoundedProcess(_CHILD, memory_bytes=memory_bytes, seconds=seconds)
+        self._process = BoundedProcess("sheepop.tokenizer.chat_child", memory_bytes=memory_bytes, seconds=seconds)
         # Linux ends the process with the thread that started it, so this object uses a thread of its own for it.
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
@@ -124,11 +114,7 @@ class ChatTemplate:
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> Rendered:
-        """Renders a whole conversation, with the parts that a model writes.
-
-        These are the ``{% generation %}`` blocks of the template. Raises errors as `render` does, and `TokenizerError`
-        for nested blocks.
-        """
+        """Like `render`, with the spans of ``{% generation %}`` blocks; raises `TokenizerError` if they nest."""
         return self._render(messages, True, tools, None, {"add_generation_prompt": False, **variables})
 
     def _render(
@@ -146,18 +132,11 @@ class ChatTemplate:
                 "A conversation must be a list of at least one message, each an object with content and a role, "
                 "which is a text such as user."
             )
-        seen = {
-            "messages": [_message(message) for message in messages],
-            "tools": tools,
-            "documents": documents,
-            **self._variables,
-            **variables,
-        }
-        now = datetime.now().isoformat()  # the process has another time zone
+        seen = {"messages": [_message(message) for message in messages], "tools": tools, "documents": documents}
         request = {
             "template": self._template,
-            "variables": seen,
-            "now": now,
+            "variables": {**seen, **self._variables, **variables},
+            "now": datetime.now().isoformat(),  # the process has another time zone
             "largest_output": self._limits[2],
             "marked": marked,
         }
@@ -178,9 +157,7 @@ class ChatTemplate:
     def __enter__(self) -> ChatTemplate:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _ask(self, request: dict[str, Any]) -> Rendered:

@@ -24,10 +24,7 @@ class OutputError(Exception):
 
 
 class _Generation(Extension):
-    """The tag ``{% generation %} ... {% endgeneration %}``, which marks the parts that a model writes, for training.
-
-    If the environment has a `generation_mark`, it is written at the start and end of each such part.
-    """
+    """The tag ``{% generation %}`` around a part that a model writes, marked with `generation_mark` if there is one."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so in jinja2
 
@@ -76,10 +73,7 @@ class _Namespace(Namespace):
 
 
 def render(request: dict[str, Any], alive: Alive) -> Iterator[str]:
-    """Yields the text that the template of `request` renders and, if requested, the spans that a model writes.
-
-    A span is ``begin end`` in characters.
-    """
+    """Yields the rendered text and, if requested, ``begin end`` in characters of each part that a model writes."""
     template = _compiled(request["template"])
     # A random mark, which no template can write itself.
     mark = f"\0{secrets.token_hex(16)}" if request.get("marked") else ""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.alphabet import BYTE_TOKEN, characters_as_bytes
 from sheepop.tokenizer.interface import TOKENIZER_FILE
+from sheepop.tokenizer.vocabulary import BYTE_TOKEN, characters_as_bytes
 
 Step = Callable[[str], str | bytes]
 
@@ -121,16 +121,13 @@ def _word_piece(part: Mapping[str, Any]) -> Step:
     return word_piece
 
 
-def _byte_fallback(_: Mapping[str, Any]) -> Step:
-    def byte_fallback(text: str) -> str | bytes:
-        found = BYTE_TOKEN.fullmatch(text)
-        return bytes((int(found[1], 16),)) if found else text
-
-    return byte_fallback
+def _byte_fallback(text: str) -> str | bytes:
+    found = BYTE_TOKEN.fullmatch(text)
+    return bytes((int(found[1], 16),)) if found else text
 
 
 _STEPS: dict[str, Callable[[Mapping[str, Any]], Step]] = {
-    "ByteFallback": _byte_fallback,
+    "ByteFallback": lambda part: _byte_fallback,
     "ByteLevel": lambda part: characters_as_bytes,
     "Metaspace": lambda part: lambda text: text.replace(part["replacement"], " "),
     "Replace": _replace,

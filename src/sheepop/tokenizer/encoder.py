@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.alphabet import BYTE_TOKENS
 from sheepop.tokenizer.interface import TOKENIZER_FILE
 from sheepop.tokenizer.pattern import surrogate_error
+from sheepop.tokenizer.vocabulary import BYTE_TOKENS
 
 if TYPE_CHECKING:
     import tokenizers
@@ -67,8 +67,7 @@ class Encoder:
         except (*_PASSED_ON, TokenizerError):
             raise
         except BaseException as error:  # A panic of the library is not an Exception.
-            unencodable = TokenizerError(f"The tokenizer cannot encode this text: {error}.")
-            raise surrogate_error(texts) or unencodable from None
+            raise surrogate_error(texts) or TokenizerError(f"The tokenizer cannot encode this text: {error}.") from None
 
     def _ids(self, ids: list[int], text: str) -> list[int]:
         if self._ids_of_bytes is None or self._unknown not in ids:

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.added_tokens import with_recorded_tokens
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
+from sheepop.tokenizer.byte_level_files import MERGES_OF, SUFFIX, VOCABULARY_OF, is_rank_file, read_pair, read_ranks
 from sheepop.tokenizer.character import CharTokenizer, is_character_tokenizer
-from sheepop.tokenizer.gpt2_files import MERGES_OF, VOCABULARY_OF, read_vocabulary_and_merges
 from sheepop.tokenizer.interface import TOKENIZER_FILE, Tokenizer
 from sheepop.tokenizer.sentencepiece import read_sentencepiece
-from sheepop.tokenizer.settings import read_settings, read_text
-from sheepop.tokenizer.tiktoken_ranks import SUFFIX, is_rank_file, read_ranks
+from sheepop.tokenizer.settings import read_settings, read_text, with_recorded_tokens
 from sheepop.tokenizer.vocabulary import ALGORITHMS
 
 WHAT_IS_READ = (
@@ -29,6 +27,7 @@ _LARGEST_FILE = 2**27
 _LARGEST_VOCABULARY = 2**22
 
 Converted = tuple[str, dict[str, Any]]
+Reader = Callable[[Path, dict[str, Any], str | None], Converted]
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
@@ -106,7 +105,6 @@ def _found(directory: Path) -> list[Path]:
 
 
 def _find(directory: Path) -> Path:
-    """The file in `directory` that describes the tokenizer."""
     found = _found(directory)
     if not found:
         raise TokenizerError(f"There is no tokenizer in {directory}. {WHAT_IS_READ}")
@@ -116,7 +114,7 @@ def _find(directory: Path) -> Path:
     return found[0]
 
 
-def _reader(file: Path) -> Callable[[Path, dict[str, Any], str | None], Converted]:
+def _reader(file: Path) -> Reader:
     if file.name in MERGES_OF or file.name in VOCABULARY_OF:
         return _READERS["pair"]
     # Some models of Meta have tiktoken's ranks under SentencePiece's file name.
@@ -139,15 +137,9 @@ def _begins_as_json(file: Path) -> bool:
         return True  # reading the file will raise a clear error
 
 
-def _read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
-    vocabulary = file.with_name(VOCABULARY_OF.get(file.name, file.name))
-    merges = vocabulary.with_name(MERGES_OF[vocabulary.name])
-    return read_vocabulary_and_merges(vocabulary, merges, settings), settings
-
-
-_READERS: dict[str, Callable[[Path, dict[str, Any], str | None], Converted]] = {
+_READERS: dict[str, Reader] = {
     "json": _read_json,
-    "pair": _read_pair,
+    "pair": read_pair,
     "ranks": read_ranks,
     "sentencepiece": lambda file, settings, pattern: read_sentencepiece(file, settings),
 }

@@ -1,9 +1,10 @@
-"""The interface of all tokenizers, and the names of the special tokens."""
+"""The interface of all tokenizers, the names of the special tokens, and decoding of a stream."""
 
 from __future__ import annotations
 
+import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,10 @@ class Tokenizer(ABC):
 
     algorithm: str
     leading_spaces: int = 0
+    prefix_ids: tuple[int, ...] = ()
+    """Ids that the tokenizer's own format puts before every text, such as ``<bos>``; `encode` leaves them out."""
+    suffix_ids: tuple[int, ...] = ()
+    """Ids that the tokenizer's own format puts after every text; `encode` leaves them out."""
 
     @property
     @abstractmethod
@@ -65,12 +70,23 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
         """`encode` of every text, in order, with several threads if the library can."""
 
+    @property
     @abstractmethod
+    def _pieces(self) -> Sequence[bytes]:
+        """The result of `token_bytes` for every id."""
+
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of a token, possibly a fragment of a character; empty for a special token.
 
         Raises `TokenizerError` for an id outside the vocabulary.
         """
+        size = len(self._pieces)
+        if not 0 <= token_id < size:
+            raise TokenizerError(
+                f"Token id {token_id} is outside this tokenizer's vocabulary of {size} (ids 0 to {size - 1}). "
+                "The ids come from another tokenizer."
+            )
+        return self._pieces[token_id]
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -85,22 +101,11 @@ class Tokenizer(ABC):
         """The content of ``tokenizer_config.json``, which names the token of each role under the usual keys."""
 
     def __len__(self) -> int:
-        """`vocab_size`."""
         return self.vocab_size
 
     def __call__(self, text: str) -> list[int]:
         """The token ids of `text`; see `encode`."""
         return self.encode(text)
-
-    @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """Ids that the tokenizer's own format puts before every text, such as ``<bos>``; `encode` leaves them out."""
-        return ()
-
-    @property
-    def suffix_ids(self) -> tuple[int, ...]:
-        """Ids that the tokenizer's own format puts after every text; `encode` leaves them out."""
-        return ()
 
     @property
     def pad_id(self) -> int:
@@ -134,8 +139,7 @@ class Tokenizer(ABC):
         Special tokens are left out, or written as their text if `skip_special` is False. With `continues`, the ids
         follow others with text, so a leading space belongs to the text.
         """
-        data = self.decode_bytes(ids, skip_special=skip_special, continues=continues)
-        return data.decode("utf-8", errors="replace")
+        return self.decode_bytes(ids, skip_special=skip_special, continues=continues).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> bytes:
         """The bytes of a sequence of token ids; see `decode`."""
@@ -153,10 +157,7 @@ class Tokenizer(ABC):
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], dtype=np.int64)
 
     def save(self, directory: str | Path, *, model_max_length: int | None = None) -> None:
-        """Writes ``tokenizer.json`` and ``tokenizer_config.json`` to `directory`, which is made if missing.
-
-        `model_max_length`, the longest input of the model, is recorded for other programs.
-        """
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, with the model's longest input, to a directory."""
         directory = Path(directory)
         settings = self.settings()
         if model_max_length is not None:
@@ -178,13 +179,36 @@ class Tokenizer(ABC):
 
 def without_leading_spaces(data: bytes, count: int) -> bytes:
     """`data` without up to `count` leading spaces."""
-    kept = data.lstrip(b" ")
-    return data[min(count, len(data) - len(kept)) :]
+    return data[min(count, len(data) - len(data.lstrip(b" "))) :]
 
 
-def outside_vocabulary(token_id: int, vocab_size: int) -> TokenizerError:
-    """The error for an id that is not in the vocabulary."""
-    return TokenizerError(
-        f"Token id {token_id} is outside this tokenizer's vocabulary of {vocab_size} (ids 0 to {vocab_size - 1}). "
-        "The ids come from another tokenizer."
-    )
+class StreamDecoder:
+    """Decodes one token at a time; the results of `push` and `finish` joined equal ``tokenizer.decode`` of all ids.
+
+    A character whose bytes span several tokens appears with the token that completes it. With `continues`, the tokens
+    follow others with text (see `Tokenizer.decode`).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._first_spaces = 0 if continues else tokenizer.leading_spaces
+        self._spaces = self._first_spaces
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty if a character is still incomplete."""
+        data = self._tokenizer.decode_bytes((token_id,), skip_special=self._skip_special, continues=True)
+        if self._spaces and data:
+            kept = without_leading_spaces(data, self._spaces)
+            # Once other text has begun, no more leading spaces are dropped.
+            self._spaces = 0 if kept else self._spaces - len(data)
+            data = kept
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """The rest: U+FFFD for bytes of an incomplete character. Resets the decoder."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._spaces = self._first_spaces
+        return rest

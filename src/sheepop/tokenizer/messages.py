@@ -61,10 +61,7 @@ def message_text(message: Message) -> str:
 
 
 def plain_messages(messages: Any, name: str) -> list[dict[str, Any]]:
-    """The messages of a conversation between system, user and assistant, with their texts as contents.
-
-    Raises `MessageError` as `check_messages` does, and for tool calls.
-    """
+    """The messages of system, user and assistant as texts; raises `MessageError` as `check_messages`, or for calls."""
     checked = check_messages(messages, name, ("system", "user", "assistant"))
     for number, message in enumerate(checked):
         if message.get("tool_calls"):

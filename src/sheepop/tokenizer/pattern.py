@@ -10,11 +10,6 @@ from typing import Any
 from sheepop.core.errors import TokenizerError
 
 
-def split_step(regex: str) -> dict[str, Any]:
-    """The ``pre_tokenizer`` step of a ``tokenizer.json`` that cuts text into the matches of `regex`."""
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-
-
 def byte_level_step(*, use_regex: bool) -> dict[str, Any]:
     """The step that writes bytes as characters; with `use_regex`, it first cuts text as GPT-2 does."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
@@ -22,7 +17,8 @@ def byte_level_step(*, use_regex: bool) -> dict[str, Any]:
 
 def split_bytes(regex: str) -> dict[str, Any]:
     """The ``pre_tokenizer`` that cuts text into the matches of `regex` and writes them as bytes."""
-    return {"type": "Sequence", "pretokenizers": [split_step(regex), byte_level_step(use_regex=False)]}
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, byte_level_step(use_regex=False)]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +55,18 @@ def _by_split(regex: str, ascii_regex: str) -> Pattern:
 #   white space up to its last line end,
 #   other white space, except a last character that belongs to the following word.
 LLAMA3 = _by_split(
-    "|".join(
-        (
-            r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
-            r"[^\r\n\p{L}\p{N}]?\p{L}+",
-            r"\p{N}{1,3}",
-            r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-            r"\s*[\r\n]+",
-            r"\s+(?!\S)",
-            r"\s+",
-        )
-    ),
-    "|".join(
-        (
-            r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])",
-            r"[^\r\n0-9A-Za-z]?[A-Za-z]+",
-            r"[0-9]{1,3}",
-            r" ?[^0-9A-Za-z\t-\r ]+[\r\n]*",
-            r"[\t-\r ]*[\r\n]+",
-            r"[\t-\r ]+(?![^\t-\r ])",
-            r"[\t-\r ]+",
-        )
-    ),
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+",
+    r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+    r"|[^\r\n0-9A-Za-z]?[A-Za-z]+"
+    r"|[0-9]{1,3}"
+    r"| ?[^0-9A-Za-z\t-\r ]+[\r\n]*"
+    r"|[\t-\r ]*[\r\n]+"
+    r"|[\t-\r ]+(?![^\t-\r ])|[\t-\r ]+",
 )
 
 # SheepOp's pattern, for code and for scripts that write vowels as marks on letters:
@@ -90,42 +76,23 @@ LLAMA3 = _by_split(
 #   a line end with the indentation after it,
 #   other white space, except a last character that belongs to the following word.
 SHEEPOP = _by_split(
-    "|".join(
-        (
-            r"[^\r\n\p{N}\p{L}\p{M}]?[\p{L}\p{M}]+",
-            r"\p{N}{1,3}",
-            r" ?[^\s\p{N}\p{L}\p{M}]+(?:[\r\n]+[ \t]*)?",
-            r"[\r\n]+[ \t]*",
-            r"\s+(?!\S)",
-            r"\s+",
-        )
-    ),
-    "|".join(
-        (
-            r"[^\r\n0-9A-Za-z]?[A-Za-z]+",
-            r"[0-9]{1,3}",
-            r" ?[^0-9A-Za-z\t-\r ]+(?:[\r\n]+[ \t]*)?",
-            r"[\r\n]+[ \t]*",
-            r"[\t-\r ]+(?![^\t-\r ])",
-            r"[\t-\r ]+",
-        )
-    ),
+    r"[^\r\n\p{N}\p{L}\p{M}]?[\p{L}\p{M}]+"
+    r"|\p{N}{1,3}"
+    r"| ?[^\s\p{N}\p{L}\p{M}]+(?:[\r\n]+[ \t]*)?"
+    r"|[\r\n]+[ \t]*"
+    r"|\s+(?!\S)|\s+",
+    r"[^\r\n0-9A-Za-z]?[A-Za-z]+"
+    r"|[0-9]{1,3}"
+    r"| ?[^0-9A-Za-z\t-\r ]+(?:[\r\n]+[ \t]*)?"
+    r"|[\r\n]+[ \t]*"
+    r"|[\t-\r ]+(?![^\t-\r ])|[\t-\r ]+",
 )
 
 # GPT-2's pattern (Radford et al. 2019), which is built into the library.
 GPT2 = Pattern(
     byte_level_step(use_regex=True),
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "|".join(
-        (
-            r"'(?:[stmd]|re|ve|ll)",
-            r" ?[A-Za-z]+",
-            r" ?[0-9]+",
-            r" ?[^0-9A-Za-z\t-\r ]+",
-            r"[\t-\r ]+(?![^\t-\r ])",
-            r"[\t-\r ]+",
-        )
-    ),
+    r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^0-9A-Za-z\t-\r ]+|[\t-\r ]+(?![^\t-\r ])|[\t-\r ]+",
 )
 
 PATTERNS = {"llama3": LLAMA3, "sheepop": SHEEPOP, "gpt2": GPT2}
@@ -156,10 +123,7 @@ _PART_CHARACTERS = 2**15
 
 
 def cut_text(text: str, characters: int = _PART_CHARACTERS) -> Iterator[str]:
-    """Cuts `text` into parts of about `characters` at places where every `Pattern` cuts, so that no ids change.
-
-    A text without such a place (an ASCII letter or digit before a space or line end) stays whole.
-    """
+    """Cuts `text` into parts of about `characters` where every `Pattern` cuts; without such a place it stays whole."""
     start = 0
     while len(text) - start > characters and (place := CUT.search(text, start + characters)):
         yield text[start : place.start()]

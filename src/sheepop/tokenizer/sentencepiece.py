@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.added_tokens import recorded_tokens
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, LONGEST, Charsmap
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
-from sheepop.tokenizer.sentencepiece_model import NormalizerSpec, PieceType, SentencePieceModel, read_model
-from sheepop.tokenizer.settings import SPECIAL_FLAGS, post_processor
+from sheepop.tokenizer.sentencepiece_model import NormalizerSpec, Piece, PieceType, SentencePieceModel, read_model
+from sheepop.tokenizer.settings import SPECIAL_FLAGS, post_processor, recorded_tokens
+from sheepop.tokenizer.vocabulary import BPE_OPTIONS, JSON_HEAD
 
 _SPACE = "\u2581"  # represents a space in pieces
-_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
 
 
 def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -35,9 +34,7 @@ def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, di
     symbols = _symbols(model)
     added = _added_tokens(model, set(symbols), settings)
     description = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **JSON_HEAD,
         "added_tokens": added,
         # In a Unigram model symbols are vocabulary entries, in BPE they are cut out first.
         "normalizer": _normalizer(model.normalizer, symbols if model.type == "bpe" else []),
@@ -107,19 +104,15 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _unigram(model: SentencePieceModel) -> dict[str, Any]:
-    """The Unigram model: user-defined symbols get the score that SentencePiece uses, unreachable pieces 0."""
-    vocabulary = [
-        (piece.text, _symbol_score(piece.text))
-        if piece.type is PieceType.USER_DEFINED
-        else (piece.text, piece.score if piece.type is PieceType.NORMAL else 0.0)
-        for piece in model.pieces
-    ]
+    vocabulary = [(piece.text, _unigram_score(piece)) for piece in model.pieces]
     return {"type": "Unigram", "unk_id": model.unknown_id, "vocab": vocabulary, "byte_fallback": model.byte_fallback}
 
 
-def _symbol_score(text: str) -> float:
-    """The score of a symbol in SentencePiece 0.2.3: more than any cut, as other pieces have log probabilities."""
-    return 0.1 * (len(text.encode()) - 1)
+def _unigram_score(piece: Piece) -> float:
+    """The score in SentencePiece 0.2.3: a symbol gets more than any cut into log probabilities, unreachable ones 0."""
+    if piece.type is PieceType.USER_DEFINED:
+        return 0.1 * (len(piece.text.encode()) - 1)
+    return piece.score if piece.type is PieceType.NORMAL else 0.0
 
 
 def _bpe(model: SentencePieceModel) -> dict[str, Any]:
@@ -133,14 +126,10 @@ def _bpe(model: SentencePieceModel) -> dict[str, Any]:
         if text[:cut] in normal and text[cut:] in normal
     ]
     return {
-        "type": "BPE",
-        "dropout": None,
+        **BPE_OPTIONS,
         "unk_token": model.pieces[model.unknown_id].text,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
         "fuse_unk": True,
         "byte_fallback": model.byte_fallback,
-        "ignore_merges": False,
         "vocab": ids,
         "merges": [(left, right) for *_, left, right in sorted(merges)],
     }
@@ -164,7 +153,8 @@ def _added_tokens(model: SentencePieceModel, symbols: set[str], settings: Mappin
             entries.append({"id": token_id, "content": piece.text, **SPECIAL_FLAGS})
         elif piece.text in symbols and model.type == "bpe":
             # Searched for in normalized text, as in SentencePiece.
-            entries.append({"id": token_id, "content": piece.text, **_FLAGS, "normalized": True, "special": False})
+            flags = {**SPECIAL_FLAGS, "normalized": True, "special": False}
+            entries.append({"id": token_id, "content": piece.text, **flags})
     return entries + _further_tokens(len(model.pieces), settings)
 
 

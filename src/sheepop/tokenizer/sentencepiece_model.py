@@ -1,20 +1,98 @@
-"""Reads a SentencePiece model file: pieces with scores and types, and the settings of the normalizer."""
+"""Reads a SentencePiece model file (Protocol Buffers): pieces with scores and types, and the normalizer settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.alphabet import BYTE_TOKENS
 from sheepop.tokenizer.charsmap import Charsmap
 from sheepop.tokenizer.interface import SpecialRole
-from sheepop.tokenizer.protobuf import Value, as_bytes, as_float, as_number, as_text, fields
 from sheepop.tokenizer.settings import check_file_size
+from sheepop.tokenizer.vocabulary import BYTE_TOKENS
+
+Value = int | bytes
+
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+
+
+def fields(message: bytes) -> Iterator[tuple[int, Value]]:
+    """Yields the number and value of each field, an int or bytes; raises `TokenizerError` if `message` is damaged."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        number, kind = key >> 3, key & 7
+        if number == 0:
+            raise _damaged()
+        if kind == _VARINT:
+            value, place = _varint(message, place)
+            yield number, value
+            continue
+        if kind == _LENGTH:
+            length, place = _varint(message, place)
+        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+            length = 8 if kind == _EIGHT_BYTES else 4
+        else:
+            raise _damaged()
+        if length > len(message) - place:
+            raise _damaged()
+        yield number, message[place : place + length]
+        place += length
+
+
+def as_number(value: Value) -> int:
+    """The value of a field that is a signed 32-bit number, a boolean or an enumeration."""
+    if not isinstance(value, int):
+        raise _damaged()
+    value &= 0xFFFFFFFF
+    return value - 2**32 if value >= 2**31 else value
+
+
+def as_bytes(value: Value) -> bytes:
+    """The value of a field that is bytes or another message."""
+    if not isinstance(value, bytes):
+        raise _damaged()
+    return value
+
+
+def as_text(value: Value) -> str:
+    """The value of a field that is UTF-8 text."""
+    try:
+        return as_bytes(value).decode("utf-8")
+    except UnicodeDecodeError:
+        raise _damaged() from None
+
+
+def as_float(value: Value) -> float:
+    """The value of a field that is a 32-bit floating-point number."""
+    try:
+        return float(struct.unpack("<f", as_bytes(value))[0])
+    except struct.error:
+        raise _damaged() from None
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """A number of up to 64 bits, stored in 7 bits per byte, and the position after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(message):
+            break
+        byte = message[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise _damaged()
+
+
+def _damaged() -> TokenizerError:
+    return TokenizerError("it is damaged or not a SentencePiece model: its bytes are not the fields of one.")
+
 
 _LARGEST_FILE = 2**26
 _LARGEST_VOCABULARY = 2**21
@@ -92,21 +170,12 @@ def read_model(file: Path) -> SentencePieceModel:
     byte_fallback = bool(training["byte_fallback"])
     if byte_fallback and {piece.text for piece in pieces if piece.type is PieceType.BYTE} != set(BYTE_TOKENS):
         raise TokenizerError("it falls back to bytes (byte_fallback) but does not have all 256 of them. It is damaged.")
-    roles: dict[SpecialRole, int] = {"unk": unknown, "bos": training["bos"], "eos": training["eos"]}
-    return SentencePieceModel(
-        kind, tuple(pieces), unknown, {**roles, "pad": training["pad"]}, byte_fallback, _normalizer(normalizer)
-    )
+    roles: dict[SpecialRole, int] = {"unk": unknown, **{role: training[role] for role in ("bos", "eos", "pad")}}
+    return SentencePieceModel(kind, tuple(pieces), unknown, roles, byte_fallback, _normalizer(normalizer))
 
 
 def _piece(message: bytes) -> Piece:
-    text, score, kind = "", 0.0, 1
-    for number, value in fields(message):
-        if number == 1:
-            text = as_text(value)
-        elif number == 2:
-            score = as_float(value)
-        elif number == 3:
-            kind = as_number(value)
+    text, score, kind = _values(message, _PIECE).values()
     try:
         return Piece(text, score, PieceType(kind))
     except ValueError:
@@ -132,6 +201,7 @@ def _check_pieces(pieces: list[Piece]) -> None:
 
 # For each field its number, its reader, and its default.
 _Fields = dict[str, tuple[int, Callable[[Value], Any], Any]]
+_PIECE: _Fields = {"text": (1, as_text, ""), "score": (2, as_float, 0.0), "type": (3, as_number, 1)}
 _TRAINER: _Fields = {
     "model_type": (3, as_number, 1),
     "treat_whitespace_as_suffix": (24, as_number, 0),

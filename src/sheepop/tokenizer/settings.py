@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,6 @@ FURTHER_ROLES = ("sep_token", "cls_token", "mask_token")
 FURTHER_LISTS = ("additional_special_tokens", "extra_special_tokens")
 RECORDED = "added_tokens_decoder"
 
-_SPECIAL_TOKENS_MAP = "special_tokens_map.json"
-_ADDED_TOKENS = "added_tokens.json"
-_TEMPLATE_FILE = "chat_template.jinja"
-_FURTHER_TEMPLATES = "additional_chat_templates"
 _LARGEST_SETTINGS = 2**26
 LARGEST_TEMPLATE = 2**20
 
@@ -52,12 +48,18 @@ def read_settings(directory: Path) -> dict[str, Any]:
     """
     settings = read_table(directory / SETTINGS_FILE)
     named = {*(f"{role}_token" for role in SPECIAL_TOKENS), *FURTHER_ROLES, *FURTHER_LISTS}
-    for key, value in read_table(directory / _SPECIAL_TOKENS_MAP).items():
+    for key, value in read_table(directory / "special_tokens_map.json").items():
         if key in named and settings.get(key) is None:
             settings[key] = value
-    if added := _added_tokens(directory):
-        settings[RECORDED] = added | (settings.get(RECORDED) or {})
-    templates = _template_files(directory)
+    added = read_table(directory / "added_tokens.json")
+    if not all(type(token_id) is int for token_id in added.values()):
+        raise TokenizerError(f"{directory / 'added_tokens.json'} is damaged: it is not a table from text to id.")
+    if added:
+        found = {str(token_id): {"content": text, **SPECIAL_FLAGS} for text, token_id in added.items()}
+        settings[RECORDED] = found | (settings.get(RECORDED) or {})
+    files = {"default": directory / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    templates = {name: read_text(file, LARGEST_TEMPLATE) for name, file in files.items() if file.is_file()}
     if templates.keys() == {"default"}:
         settings[CHAT_TEMPLATE] = templates["default"]
     elif templates:
@@ -74,20 +76,6 @@ def read_table(file: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise TokenizerError(f"{file} is damaged: it is not a table of keys and values.")
     return table
-
-
-def _added_tokens(directory: Path) -> dict[str, Any]:
-    """Reads ``added_tokens.json`` into the format of ``added_tokens_decoder``."""
-    table = read_table(directory / _ADDED_TOKENS)
-    if not all(type(token_id) is int for token_id in table.values()):
-        raise TokenizerError(f"{directory / _ADDED_TOKENS} is damaged: it is not a table from text to id.")
-    return {str(token_id): {"content": text, **SPECIAL_FLAGS} for text, token_id in table.items()}
-
-
-def _template_files(directory: Path) -> dict[str, str]:
-    files = {"default": directory / _TEMPLATE_FILE}
-    files |= {file.stem: file for file in sorted((directory / _FURTHER_TEMPLATES).glob("*.jinja"))}
-    return {name: read_text(file, LARGEST_TEMPLATE) for name, file in files.items() if file.is_file()}
 
 
 def check_file_size(file: Path, largest: int) -> None:
@@ -131,10 +119,7 @@ def with_roles(settings: Mapping[str, Any], special: Mapping[str, int]) -> dict[
 
 
 def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The ``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`.
-
-    `further` are special tokens besides the four, with their ids.
-    """
+    """The ``tokenizer_config.json`` of a tokenizer trained here with `further` special tokens, for `AutoTokenizer`."""
     ids = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())} | dict(further or {})
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -193,10 +178,7 @@ def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
 
 
 def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
-    """The ``post_processor`` for ``add_bos_token`` and ``add_eos_token``, by default as usual for the named class.
-
-    It is for files that do not describe one themselves. `ids` are those of the special tokens.
-    """
+    """The ``post_processor`` for `settings`, by default that of the class they name; `ids` are of special tokens."""
     usual = _USUAL_AROUND.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (False, False))
     is_on = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
     named = (role_text(settings, "bos"), role_text(settings, "eos"))
@@ -219,3 +201,93 @@ def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[
             text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in texts if text is not None
         },
     }
+
+
+Entry = dict[str, Any]
+
+
+def recorded_tokens(settings: Mapping[str, Any]) -> dict[int, Entry]:
+    """The tokens in ``added_tokens_decoder`` by id, with all flags; raises `TokenizerError` if it is damaged."""
+    try:
+        found = {
+            int(token_id): {**SPECIAL_FLAGS, **({"content": token} if isinstance(token, str) else token)}
+            for token_id, token in settings.get(RECORDED, {}).items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        found = {-1: {}}
+    if any(token_id < 0 or not isinstance(token.get("content"), str) for token_id, token in found.items()):
+        raise TokenizerError(f"{SETTINGS_FILE}: {RECORDED} must be a table from id to token.")
+    return found
+
+
+def with_recorded_tokens(description: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`description` with all tokens named in `settings` among its added tokens, marked as special where stated.
+
+    In some files such a token is an ordinary entry of the vocabulary. In others, to which tokens were added later, it
+    is missing: then it gets the next free id, as in transformers. Raises `TokenizerError` if `settings` state a
+    different id.
+    """
+    added, vocabulary = description.get("added_tokens") or [], _vocabulary(description)
+    if not vocabulary or not _are_tokens(added):
+        return description
+    recorded, further = recorded_tokens(settings), _further_names(settings)
+    roles = {text for role in SPECIAL_TOKENS if (text := role_text(settings, role)) is not None}
+    special = {*roles, *further, *(token["content"] for token in recorded.values() if token["special"])}
+    flags = {token["content"]: token for token in recorded.values()}
+    ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+    marked = [{**token, "special": True} if token["content"] in special else token for token in added]
+    # In the order of ids, in which the library adds them.
+    inside = sorted((vocabulary[text], text) for text in {*special, *flags} - ids.keys() if text in vocabulary)
+    tokens = [
+        *({**SPECIAL_FLAGS, **flags.get(text, {}), "id": token_id, "content": text} for token_id, text in inside),
+        *marked,
+        *_appended({**vocabulary, **ids}, recorded, further),
+    ]
+    return description if tokens == added else {**description, "added_tokens": tokens}
+
+
+def _appended(ids: Mapping[str, int], recorded: Mapping[int, Entry], further: list[str]) -> Iterator[Entry]:
+    """Yields the tokens that are not in `ids`, with the next ids: first those with a stated id, then the others."""
+    first = max(ids.values()) + 1
+    missing = {token_id: token for token_id, token in sorted(recorded.items()) if token["content"] not in ids}
+    for free, (token_id, token) in enumerate(missing.items(), first):
+        if token_id != free:
+            raise TokenizerError(
+                f"{SETTINGS_FILE} says that {token['content']!r} has the id {token_id}, but {TOKENIZER_FILE} does not "
+                f"have it, and its next id is {free}. Use the two files of the same tokenizer."
+            )
+        yield {**token, "id": token_id}
+    known = ids.keys() | {token["content"] for token in missing.values()}
+    for token_id, text in enumerate((text for text in further if text not in known), first + len(missing)):
+        yield {"id": token_id, "content": text, **SPECIAL_FLAGS}
+
+
+def _further_names(settings: Mapping[str, Any]) -> list[str]:
+    """The distinct special tokens that `settings` name besides those of the four main roles."""
+    found = [settings.get(key) for key in FURTHER_ROLES]
+    for key in FURTHER_LISTS:
+        names = settings.get(key) or []
+        found += names.values() if isinstance(names, dict) else names if isinstance(names, list) else [0]
+    named = [token.get("content") if isinstance(token, dict) else token for token in found if token is not None]
+    texts = [text for text in named if isinstance(text, str) and text]
+    if len(texts) < len(named):
+        raise TokenizerError(f"{SETTINGS_FILE}: {', '.join((*FURTHER_ROLES, *FURTHER_LISTS))} must name tokens.")
+    return list(dict.fromkeys(texts))
+
+
+def _are_tokens(added: Any) -> bool:
+    return isinstance(added, list) and all(
+        isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
+        for token in added
+    )
+
+
+def _vocabulary(description: Mapping[str, Any]) -> dict[str, int]:
+    model = description.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):
+        pairs = [entry for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str)]
+        return {entry[0]: token_id for token_id, entry in enumerate(pairs)} if len(pairs) == len(vocabulary) else {}
+    if isinstance(vocabulary, dict) and all(isinstance(token_id, int) for token_id in vocabulary.values()):
+        return vocabulary
+    return {}

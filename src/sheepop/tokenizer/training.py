@@ -2,17 +2,84 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.byte_level import ByteLevelBPE
 from sheepop.tokenizer.character import CharTokenizer
-from sheepop.tokenizer.config import TokenizerConfig
+from sheepop.tokenizer.config import SMALLEST_VOCABULARY, TokenizerConfig
 from sheepop.tokenizer.files import load_tokenizer
-from sheepop.tokenizer.interface import SPECIAL_TOKENS, Tokenizer
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, UNK, Tokenizer
+from sheepop.tokenizer.pattern import cut_text, unicode_texts
+from sheepop.tokenizer.settings import further_special_tokens, special_token_entries, standard_settings
 from sheepop.tokenizer.unigram import train_unigram
-from sheepop.tokenizer.wordpiece import train_wordpiece
+from sheepop.tokenizer.vocabulary import PRINTABLE_ASCII, frequent_characters, require_size
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_CONTINUES = "##"
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> BackendTokenizer:
+    """Learns pieces from `texts`, which are read once and kept in memory; the same texts give the same file.
+
+    Text is cut at white space, around punctuation and around Chinese characters, as in BERT, but keeps case and
+    accents. White space and control characters are lost, and words with rare characters or more than 100 characters
+    become ``<unk>``. Raises `TokenizerError` if the texts have too many characters or too few words for the size.
+    """
+    smallest = SMALLEST_VOCABULARY["wordpiece"] + len(special_tokens)
+    if vocab_size < smallest:
+        raise TokenizerError(f"A WordPiece vocabulary needs at least {smallest} tokens, got vocab_size={vocab_size}.")
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.WordPiece(unk_token=UNK))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=_CONTINUES, cleanup=True)
+    kept = list(unicode_texts(texts))
+    first, further = _alphabet(backend, kept)
+    num_given = len(SPECIAL_TOKENS) + len(first) + len(further) + len(special_tokens)
+    if num_given > vocab_size:
+        raise TokenizerError(
+            f"The text has so many frequent characters that the smallest vocabulary is {num_given}, but "
+            f"tokenizer.vocab_size is {vocab_size}. Set tokenizer.vocab_size={num_given} or more, or use algorithm bpe."
+        )
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size - len(special_tokens),
+        min_frequency=1,
+        # Includes the characters inside words, which the trainer would add in random order.
+        special_tokens=[*SPECIAL_TOKENS.values(), *first, *further],
+        initial_alphabet=first,
+        limit_alphabet=len(first),
+        continuing_subword_prefix=_CONTINUES,
+        show_progress=False,
+    )
+    backend.train_from_iterator((part for text in kept for part in cut_text(text)), trainer)
+    description = json.loads(backend.to_str())
+    vocabulary = description["model"]["vocab"]
+    names = further_special_tokens(special_tokens, vocabulary.keys())
+    require_size(len(vocabulary) + len(names), vocab_size)
+    description["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda item: item[1]))
+    description["added_tokens"] = special_token_entries() + special_token_entries(len(vocabulary), names)
+    ids = {text: len(vocabulary) + number for number, text in enumerate(names)}
+    return BackendTokenizer(json.dumps(description, ensure_ascii=False, separators=(",", ":")), standard_settings(ids))
+
+
+def _alphabet(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The frequent characters at the beginning of words, and with the prefix ``##`` inside words."""
+
+    def words(text: str) -> list[str]:
+        return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))]
+
+    characters = sorted({*frequent_characters(texts), *PRINTABLE_ASCII})
+    first = [character for character in characters if words(character) == [character]]
+    further = [f"{_CONTINUES}{character}" for character in first if words(f"a{character}") == [f"a{character}"]]
+    return first, further
 
 
 def train_tokenizer(
@@ -26,7 +93,13 @@ def train_tokenizer(
     different characters), or a special token is impossible.
     """
     if config.path is not None:
-        return _with_special_tokens(load_tokenizer(config.path), special_tokens, config.path)
+        tokenizer = load_tokenizer(config.path)
+        if missing := [name for name in special_tokens if name not in tokenizer.special_tokens]:
+            raise TokenizerError(
+                f"The tokenizer {config.path} has no special token {', '.join(missing)}. Leave out tokenizer.path to "
+                "train one that has it."
+            )
+        return tokenizer
     _check_names(special_tokens)
     console = console or Console()
     with console.progress("Training the tokenizer", None, "bytes read") as progress:
@@ -36,16 +109,6 @@ def train_tokenizer(
         console.info(
             f"The tokenizer was trained on the first {reader.bytes_read:,} bytes of the text "
             f"(tokenizer.max_training_bytes = {config.max_training_bytes:,}); the rest was not used for it."
-        )
-    return tokenizer
-
-
-def _with_special_tokens(tokenizer: Tokenizer, names: Sequence[str], path: str) -> Tokenizer:
-    missing = [name for name in names if name not in tokenizer.special_tokens]
-    if missing:
-        raise TokenizerError(
-            f"The tokenizer {path} has no special token {', '.join(missing)}. Leave out tokenizer.path to train one "
-            "that has it."
         )
     return tokenizer
 
@@ -90,8 +153,7 @@ class _Reader:
 
     def __init__(self, texts: Iterable[str], max_bytes: int, progress: Progress) -> None:
         self._texts, self._max_bytes, self._progress = texts, max_bytes, progress
-        self.bytes_read = 0
-        self.capped = False
+        self.bytes_read, self.capped = 0, False
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
@@ -99,7 +161,10 @@ class _Reader:
             encoded = text.encode("utf-8", errors="surrogatepass")
             if len(encoded) > left:
                 self.capped = True
-                text, encoded = _first_bytes(encoded, left)
+                while left > 0 and encoded[left] & 0xC0 == 0x80:  # inside a character
+                    left -= 1
+                encoded = encoded[:left]
+                text = encoded.decode("utf-8", errors="surrogatepass")
             if text:
                 self.bytes_read += len(encoded)
                 self._progress.advance(len(encoded))
@@ -112,10 +177,3 @@ class _Reader:
                 "tokenizer.max_training_bytes that holds at least one character."
             )
         self._progress.describe("merging")
-
-
-def _first_bytes(encoded: bytes, limit: int) -> tuple[str, bytes]:
-    """The longest prefix of whole characters of UTF-8 text that fits in `limit` bytes."""
-    while limit > 0 and encoded[limit] & 0xC0 == 0x80:
-        limit -= 1
-    return encoded[:limit].decode("utf-8", errors="surrogatepass"), encoded[:limit]

@@ -1,22 +1,217 @@
-"""The Unigram model (Kudo 2018): the most probable cut of a text into pieces, and bytes for unknown characters."""
+"""The Unigram model (Kudo 2018): the most probable cut of a text into pieces, and bytes for unknown characters.
+
+Pieces are learned by expectation maximization and pruning (section 3.2). The trainer of the library iterates over hash
+tables in random order, and returns a different vocabulary each time; here the same words give the same pieces. The
+library does the encoding.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.alphabet import BYTE_TOKENS
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
 from sheepop.tokenizer.pattern import SHEEPOP, unicode_texts
 from sheepop.tokenizer.settings import further_special_tokens, special_token_entries, standard_settings
-from sheepop.tokenizer.unigram_training import LONGEST_WORD, learn_pieces
-from sheepop.tokenizer.vocabulary import PRINTABLE_ASCII, frequent_characters, require_size
+from sheepop.tokenizer.vocabulary import BYTE_TOKENS, JSON_HEAD, PRINTABLE_ASCII, frequent_characters, require_size
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LONGEST_PIECE = 16
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The W words of one length: `words` are their indices, and row s of `pieces` (S, W) has the piece at span s.
+
+    For a word without a piece there, it is the number of all pieces.
+    """
+
+    length: int
+    words: NDArray[np.int64]
+    pieces: NDArray[np.int32]
+
+
+def _spans(length: int) -> Iterator[tuple[int, int, int]]:
+    """Row, start and end of every span that a piece may have in a word of `length` characters, ordered by end."""
+    row = 0
+    for end in range(1, length + 1):
+        for start in range(max(0, end - LONGEST_PIECE), end):
+            yield row, start, end
+            row += 1
+
+
+class WordLattice:
+    """The pieces at every span of `words`; `ids` numbers the pieces from 0 without gaps."""
+
+    def __init__(self, words: Sequence[str], ids: Mapping[str, int]) -> None:
+        self._none = len(ids)
+        by_length: dict[int, list[int]] = {}
+        for number, word in enumerate(words):
+            by_length.setdefault(len(word), []).append(number)
+        self._tables = []
+        for length, numbers in sorted(by_length.items()):
+            group = [words[number] for number in numbers]
+            rows = [[ids.get(word[start:end], self._none) for word in group] for _, start, end in _spans(length)]
+            self._tables.append(_Table(length, np.array(numbers, dtype=np.int64), np.array(rows, dtype=np.int32)))
+
+    def frequencies(self, counts: Floats, num_pieces: int) -> Floats:
+        """How often every piece occurs at any position in the words; `counts` are those of the words."""
+        total = np.zeros(num_pieces + 1)
+        for table in self._tables:
+            weights = np.broadcast_to(counts[table.words], table.pieces.shape)
+            total += np.bincount(table.pieces.ravel(), weights=weights.ravel(), minlength=num_pieces + 1)
+        return total[:num_pieces]
+
+    def expected_counts(self, probabilities: Floats, counts: Floats) -> Floats:
+        """The expected count of every piece over all segmentations of the words (forward-backward)."""
+        p = np.append(probabilities, 0.0)
+        total = np.zeros(len(p))
+        for table in self._tables:
+            chances = p[table.pieces]
+            forward = np.zeros((table.length + 1, len(table.words)))
+            backward = np.zeros_like(forward)
+            forward[0] = backward[-1] = 1.0
+            spans = list(_spans(table.length))
+            for row, start, end in spans:
+                forward[end] += forward[start] * chances[row]
+            for row, start, end in reversed(spans):
+                backward[start] += chances[row] * backward[end]
+            scale = counts[table.words] / forward[-1]
+            for row, start, end in spans:
+                chances[row] *= forward[start] * backward[end] * scale
+            total += np.bincount(table.pieces.ravel(), weights=chances.ravel(), minlength=len(p))
+        return total[:-1]
+
+    def best_without_itself(self, logs: Floats) -> Floats:
+        """The score of the best segmentation of every word into at least two pieces (Viterbi)."""
+        scores = np.append(logs, -np.inf)
+        best = np.empty(sum(len(table.words) for table in self._tables))
+        for table in self._tables:
+            reached = np.full((table.length + 1, len(table.words)), -np.inf)
+            reached[0] = 0.0
+            for row, start, end in _spans(table.length):
+                if (start, end) != (0, table.length):
+                    np.maximum(reached[end], reached[start] + scores[table.pieces[row]], out=reached[end])
+            best[table.words] = reached[-1]
+        return best
+
+
+LONGEST_WORD = 24
+"""The most characters in a word, so that its probability stays far above the smallest float64."""
+
+# The number of candidates per requested piece, the least number, and the share that each round keeps.
+_CANDIDATES, _LEAST_CANDIDATES = 20, 20_000
+_SHRINKING = 0.75
+_ITERATIONS = 2
+# Pruning ends slightly above the goal; the final pieces are chosen by probability.
+_MARGIN = 1.1
+_LEAST_EXPECTED = 0.5
+
+
+def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int) -> list[tuple[str, float]]:
+    """Pieces with the logarithms of their weights, in descending order: all of `alphabet`, and others up to `size`.
+
+    If `alphabet` has more than `size` characters, so does the result. The weights are the probabilities of the pieces
+    except for the sparse prior (see `_maximised`), under which they sum to less than one. `words`, with their counts,
+    have at most `LONGEST_WORD` characters, all in `alphabet`. The result does not depend on their order.
+    """
+    ordered = sorted(words)
+    counts = np.array([words[word] for word in ordered], dtype=np.float64)
+    texts = [*alphabet, *_candidates(ordered, counts, max(_CANDIDATES * size, _LEAST_CANDIDATES))]
+    ids = {text: number for number, text in enumerate(texts)}
+    lattice = WordLattice(ordered, ids)
+    own_lattice = WordLattice(texts[len(alphabet) :], ids)
+    # Begins with each candidate's share of all occurrences.
+    frequency = np.maximum(lattice.frequencies(counts, len(texts)), 1.0)
+    logs = np.log(frequency) - np.log(frequency.sum())
+    while True:
+        expected = np.zeros(len(texts))
+        for _ in range(_ITERATIONS):
+            expected = lattice.expected_counts(np.exp(logs), counts)
+            logs = _maximised(expected, len(alphabet))
+        alive = int(np.isfinite(logs).sum())
+        goal = max(int(_MARGIN * size), len(alphabet))
+        if alive <= goal:
+            break
+        # The loss in log likelihood if the occurrences of a piece are replaced with other pieces.
+        candidates = len(alphabet) + np.flatnonzero(np.isfinite(logs[len(alphabet) :]))
+        alternatives = own_lattice.best_without_itself(logs)[candidates - len(alphabet)]
+        loss = expected[candidates] * (logs[candidates] - alternatives)
+        keep = max(goal, int(_SHRINKING * alive)) - len(alphabet)
+        logs[candidates[np.argsort(-loss, kind="stable")[keep:]]] = -np.inf
+    # The whole alphabet, and the most probable other pieces.
+    others = [number for number in range(len(alphabet), len(texts)) if np.isfinite(logs[number])]
+    others.sort(key=lambda number: (-logs[number], texts[number]))
+    chosen = [*range(len(alphabet)), *others[: max(0, size - len(alphabet))]]
+    pieces = [(texts[number], round(float(logs[number]), 6)) for number in chosen]
+    return sorted(pieces, key=lambda piece: (-piece[1], piece[0]))
+
+
+def _maximised(expected: Floats, num_characters: int) -> Floats:
+    """exp(E[log p]) of every piece under a sparse Dirichlet prior, as a logarithm: digamma(c) - digamma(sum of c).
+
+    A piece with too small an expected count is dropped (-inf); the characters, which are first, keep at least the
+    minimum count.
+    """
+    expected = expected.copy()
+    expected[:num_characters] = np.maximum(expected[:num_characters], _LEAST_EXPECTED)
+    alive = expected >= _LEAST_EXPECTED
+    logs = np.full(len(expected), -np.inf)
+    logs[alive] = _digamma(expected[alive]) - _digamma(expected[alive].sum(keepdims=True))
+    return logs
+
+
+def _digamma(x: Floats) -> Floats:
+    """The derivative of log Gamma, from six steps of its recurrence and the asymptotic series."""
+    shift = np.zeros_like(x)
+    for _ in range(6):
+        shift -= 1 / x
+        x = x + 1
+    inverse = 1 / (x * x)
+    return np.asarray(shift + np.log(x) - 0.5 / x - inverse * (1 / 12 - inverse * (1 / 120 - inverse / 252)))
+
+
+def _candidates(words: Sequence[str], counts: Floats, most: int) -> list[str]:
+    """The substrings of 2 to `LONGEST_PIECE` characters that cover the most text, among those seen at least twice.
+
+    A substring is numbered by the number of its prefix without the last character, and that character, so only the
+    chosen substrings are built.
+    """
+    lengths = np.array([len(word) for word in words], dtype=np.int64)
+    text = np.frombuffer("".join(words).encode("utf-32-le"), dtype="<u4").astype(np.int64)
+    ends = np.repeat(np.cumsum(lengths), lengths)
+    weights = np.repeat(counts, lengths)
+    places: Ints = np.arange(len(text))
+    names: Ints = text
+    found: list[tuple[Ints, Floats, int]] = []
+    for length in range(2, LONGEST_PIECE + 1):
+        inside = places + length <= ends[places]
+        places, names = places[inside], names[inside]
+        keys = names * 2**21 + text[places + length - 1]
+        _, first, names = np.unique(keys, return_index=True, return_inverse=True)
+        seen = np.bincount(names, weights=weights[places], minlength=len(first)).astype(np.float64)
+        found.append((places[first[seen >= 2]], seen[seen >= 2], length))
+        repeated = (seen >= 2)[names]
+        places, names = places[repeated], names[repeated]
+    starts = np.concatenate([starts for starts, _, _ in found])
+    gains = np.concatenate([seen * length for _, seen, length in found])
+    sizes = np.concatenate([np.full(len(starts), length) for starts, _, length in found])
+    order = np.argsort(-gains, kind="stable")[:most]
+    joined = "".join(words)
+    return [joined[start : start + length] for start, length in zip(starts[order], sizes[order], strict=True)]
+
 
 # Pieces are learned from the most frequent words, with at most this many characters in total.
 _MOST_CHARACTERS = 2**22
@@ -82,9 +277,7 @@ def _file(pieces: Sequence[tuple[str, float]], special_tokens: Sequence[str]) ->
     vocabulary = [*first, *pieces]
     further = further_special_tokens(special_tokens, {text for text, _ in vocabulary})
     description = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **JSON_HEAD,
         "added_tokens": special_token_entries() + special_token_entries(len(vocabulary), further),
         "normalizer": None,
         "pre_tokenizer": SHEEPOP.step,

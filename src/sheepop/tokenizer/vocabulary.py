@@ -1,22 +1,63 @@
-"""Checks vocabularies, and counts the characters with which one begins."""
+"""The bytes and characters of which vocabularies are made, and checks of vocabularies."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.alphabet import BYTE_TOKENS
 from sheepop.tokenizer.interface import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     import tokenizers
 
+
+# In a byte-level vocabulary (Radford et al. 2019) characters represent bytes: printable bytes are represented by
+# themselves, others by U+0100 and following.
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
+BYTE_ALPHABET = {chr(b): b for b in _PRINTABLE} | {chr(0x100 + i): b for i, b in _OTHERS}
+_CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_ALPHABET.items()}
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+"""The tokens for single bytes in vocabularies of characters, used for characters that they lack."""
+
+
+def bytes_as_characters(data: bytes) -> str:
+    """The characters that represent `data` in a byte-level vocabulary."""
+    return data.decode("latin-1").translate(_CHARACTER_OF_BYTE)
+
+
+def characters_as_bytes(text: str) -> bytes:
+    """The bytes of a byte-level entry; one with other characters stands for its own text, as in `tokenizers`."""
+    try:
+        return bytes(BYTE_ALPHABET[character] for character in text)
+    except KeyError:
+        return text.encode("utf-8")
+
+
 ALGORITHMS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}
 """The names of the library's models in SheepOp."""
+
+JSON_HEAD = {"version": "1.0", "truncation": None, "padding": None}
+"""The beginning of a ``tokenizer.json``."""
+
+BPE_OPTIONS = {
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+"""The ``model`` of a ``tokenizer.json`` with BPE, without vocabulary and merges, and all options off."""
 
 PRINTABLE_ASCII = tuple(map(chr, range(0x21, 0x7F)))
 

@@ -14,8 +14,7 @@ from sheepop.core.keys import MayChange
 from sheepop.core.names import Names
 from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
-from sheepop.data.mixture_schedule import first_empty_step
-from sheepop.data.stages import Stages
+from sheepop.data.step_plan import Stages, first_empty_step
 from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
 from sheepop.train.pace import Pace
 from sheepop.train.schedule import ScheduleName, check_schedule

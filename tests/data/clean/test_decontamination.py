@@ -19,10 +19,10 @@ from sheepop.data.clean.decontamination import (
     EvaluationSets,
     hashed_words,
     load_evaluation_sets,
-    spelled_words,
 )
 from sheepop.data.clean.stage import Removal
 from sheepop.data.documents import Draft
+from sheepop.data.duplicates.shingles import spelled_words
 
 QUESTION = "A train leaves the station at nine and travels sixty miles an hour; when does it reach the coast?"
 

@@ -13,7 +13,7 @@ from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, described_t
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
-from sheepop.tokenizer.alphabet import text_as_characters
+from sheepop.tokenizer.vocabulary import bytes_as_characters
 
 _PRE = "ggml.pre"
 _MERGES = "ggml.merges"
@@ -46,7 +46,7 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
         if token_id in special:
             tokens.append(special[token_id], TokenKind.CONTROL)
             continue
-        spelled = text_as_characters(tokenizer.token_bytes(token_id).decode("utf-8"))
+        spelled = bytes_as_characters(tokenizer.token_bytes(token_id))
         tokens.append(spelled, TokenKind.NORMAL)
         merges += [f"{spelled[:end]} {spelled[end]}" for end in range(1, len(spelled))]
     note = (

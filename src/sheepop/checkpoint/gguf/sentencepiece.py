@@ -21,7 +21,7 @@ from sheepop.checkpoint.gguf.token_list import (
 )
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
-from sheepop.tokenizer.alphabet import BYTE_TOKENS
+from sheepop.tokenizer.vocabulary import BYTE_TOKENS
 
 _PRE = "ggml.pre"
 _SPACE_PREFIX = "ggml.add_space_prefix"

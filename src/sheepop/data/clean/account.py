@@ -82,10 +82,7 @@ class Samples:
 
 
 class Account:
-    """Collects the account of all stages over one part; streams the lists of removed items to files.
-
-    The stages of a pass share it and go to a worker with it; `begin` opens the files there.
-    """
+    """Collects the account of all stages over one part; `begin`, called in the worker, opens its lists of removals."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -130,8 +127,10 @@ class Account:
         record = {"file": source, "part": part, "place": document.place, **why, "bytes": num_bytes}
         if self._removed is not None:
             self._removed.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
-        excerpt = document.text[:EXCERPT_CHARACTERS]
-        self.samples.offer(sample_key(self.seed, source, part), {**record, "excerpt": excerpt})
+        # A hexadecimal number that orders documents at random, the same way in every build.
+        key = f"{self.seed}\0{source}\0{part}".encode("utf-8", "surrogatepass")
+        sample = {**record, "excerpt": document.text[:EXCERPT_CHARACTERS]}
+        self.samples.offer(hashlib.blake2b(key, digest_size=8).hexdigest(), sample)
 
     def changed(self, stage: str, before: str, after: str, counts: Any) -> None:
         """Records that `stage` changed the text of a document, with the number of changes by name."""
@@ -152,9 +151,3 @@ REMOVED, QUARANTINED = "removed.jsonl.zst", "quarantine.jsonl"
 def utf8_length(text: str) -> int:
     """The length of `text` in UTF-8 bytes; constant time for ASCII."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))
-
-
-def sample_key(seed: int, source: str, part: int) -> str:
-    """A hexadecimal number that orders documents at random, the same way in every build."""
-    key = f"{seed}\0{source}\0{part}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(key, digest_size=8).hexdigest()

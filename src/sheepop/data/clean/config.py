@@ -1,7 +1,4 @@
-"""The settings under ``data.clean``: which stages run, in which order, and how strict each is.
-
-The quality thresholds for prose are those of the published rules; the others are our own.
-"""
+"""The settings under ``data.clean``; the quality thresholds for prose are the published ones, the others our own."""
 
 from __future__ import annotations
 
@@ -140,6 +137,9 @@ class GopherConfig(Config):
     """Fewest different words out of eight common English ones."""
 
 
+RunBounds = tuple[tuple[int, float], ...]
+
+
 class RepetitionConfig(Config):
     """Gopher's repetition rules (Rae et al. 2021, table A1): the largest repeated shares of a text."""
 
@@ -151,21 +151,14 @@ class RepetitionConfig(Config):
     """Largest share of characters in lines that repeat earlier ones."""
     max_duplicate_paragraph_characters: float = Field(default=0.2, ge=0, le=1)
     """Largest share of characters in paragraphs that repeat earlier ones."""
-    top_ngrams: tuple[tuple[int, float], ...] = ((2, 0.2), (3, 0.18), (4, 0.16))
+    top_ngrams: RunBounds = ((2, 0.2), (3, 0.18), (4, 0.16))
     """Pairs `[words, share]`: largest share of characters in the most frequent run of that many words."""
-    duplicate_ngrams: tuple[tuple[int, float], ...] = (
-        (5, 0.15),
-        (6, 0.14),
-        (7, 0.13),
-        (8, 0.12),
-        (9, 0.11),
-        (10, 0.10),
-    )
+    duplicate_ngrams: RunBounds = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
     """Pairs `[words, share]`: largest share of characters in runs of that many words that repeat earlier ones."""
 
     @field_validator("top_ngrams", "duplicate_ngrams")
     @classmethod
-    def _sensible_runs(cls, bounds: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    def _sensible_runs(cls, bounds: RunBounds) -> RunBounds:
         if any(not 1 <= n <= 64 or not 0 <= most <= 1 for n, most in bounds):
             raise ValueError(
                 "each bound must be a number of words from 1 to 64 and a share from 0 to 1, such as [5, 0.15]"
@@ -294,17 +287,8 @@ class QualityConfig(Config):
         return given
 
 
-STAGES = (
-    "formatting",
-    "language",
-    "quality",
-    "toxicity",
-    "secrets",
-    "pii",
-    "decontamination",
-    "exact_duplicates",
-    "near_duplicates",
-)
+_STAGES = "formatting language quality toxicity secrets pii decontamination exact_duplicates near_duplicates"
+STAGES = tuple(_STAGES.split())
 
 
 class CleanConfig(Config):

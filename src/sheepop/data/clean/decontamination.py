@@ -12,22 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.core.json_lines import BadLine, parsed_lines
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
-from sheepop.data.duplicates.shingles import (
-    ALONE,
-    BETWEEN,
-    LONGEST_WORD,
-    WORD,
-    character_table,
-    shingles_of_words,
-    word_hashes,
-)
+from sheepop.data.duplicates.shingles import Hashes, shingles_of_words, spelled_words, word_hashes
 from sheepop.data.extract.text import byte_lines
 
 # One rule for all kinds of documents, because evaluation sets do not state the kind of their texts.
@@ -35,7 +26,6 @@ _RULE = "prose"
 _LONGEST_LINE = 2**26
 _MOST_FILTER_BITS = 24
 _SHOWN_CHARACTERS = 200
-Hashes = NDArray[np.uint64]
 
 
 class Decontamination(FilterStage):
@@ -155,22 +145,6 @@ class _Grams:
 def hashed_words(text: str) -> Hashes:
     """A hash for each word."""
     return word_hashes(text if text.isascii() else unicodedata.normalize("NFC", text), _RULE)
-
-
-def spelled_words(text: str) -> list[str]:
-    """The words that `hashed_words` hashes, as strings."""
-    table = character_table("words")
-    words: list[list[str]] = []
-    before = BETWEEN
-    for char in unicodedata.normalize("NFC", text):
-        code = min(ord(char), table.roles.size - 1)
-        role = table.roles[code]
-        if role == WORD and before == WORD and len(words[-1]) < LONGEST_WORD:
-            words[-1].append(chr(table.values[code]))
-        elif role in (WORD, ALONE):
-            words.append([char if code == table.roles.size - 1 else chr(table.values[code])])
-        before = role
-    return ["".join(word) for word in words]
 
 
 def load_evaluation_sets(config: DecontaminationConfig) -> EvaluationSets:

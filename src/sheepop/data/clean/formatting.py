@@ -78,8 +78,7 @@ def _block_at(lines: list[str], number: int, after_blank: bool, above: str) -> t
         return number, _end(lines, number, lambda line: phrase in line)
     if after_blank and _INDENTED.match(line) and not _INDENTED.match(above) and not _LIST_ITEM.match(above):
         return number, _end_of_indented(lines, number, 3)
-    is_directive = content.startswith(".. ")
-    if _CODE_DIRECTIVE.match(content) if is_directive else content.endswith("::"):
+    if _CODE_DIRECTIVE.match(content) if content.startswith(".. ") else content.endswith("::"):
         return number + 1, _end_of_indented(lines, number + 1, _indent(line))
     return number, number
 
@@ -224,11 +223,7 @@ _INDENT_OR_NO_BREAK_SPACE = re.compile(r"((?:(?<=\n)|\A)[ \t\xa0]+)|\xa0")
 
 
 class Formatting(ChangeStage):
-    """Repairs prose, tables and chat; code stays byte for byte the same.
-
-    White space at the beginning of a line never changes, and in fenced, indented and other verbatim blocks only line
-    ends do.
-    """
+    """Repairs all but code; white space that begins a line never changes, and in verbatim blocks only line ends do."""
 
     name = "formatting"
     config: FormattingConfig

@@ -32,10 +32,7 @@ _GOES_ON = re.compile(r" ?[A-Z]|[a-f]{0,3}:")
 
 
 class Run(NamedTuple):
-    """A run of digits that may belong to one number: its span, the number of digits, and of dots between them.
-
-    `is_lettered` runs follow two capital letters, as in tax codes and account numbers; they need only two digits.
-    """
+    """A run of digits: its span, its digits, the dots between them, and whether it follows two capital letters."""
 
     start: int
     end: int
@@ -187,8 +184,7 @@ def find_national_ids(text: str, runs: list[Run], *, is_code: bool) -> Iterator[
                 needs_word = name.endswith("?") or (is_code and name.endswith("~"))
                 name = name.rstrip("?~")
                 if (not needs_word or _is_announced(text, start, end, name)) and _is_valid(name, text[start:end]):
-                    compact = text[start:end].translate(_SEPARATORS)
-                    yield Finding(start, end, "national_id", name, compact)
+                    yield Finding(start, end, "national_id", name, text[start:end].translate(_SEPARATORS))
                     break
 
 
@@ -252,11 +248,7 @@ _CARD_CONTEXT = 40
 
 
 def find_cards(text: str, runs: list[Run], *, is_code: bool) -> Iterator[Finding]:
-    """Yields card numbers with a known prefix and a valid check digit.
-
-    In code, where long integers are common, digits without separators must be quoted or follow a word that names a
-    card.
-    """
+    """Yields cards with a known prefix and a valid check digit; in code, bare digits must be quoted or announced."""
     for run in runs:
         if run.digits < _FEWEST_CARD_DIGITS:
             continue

@@ -1,8 +1,4 @@
-"""Finds telephone numbers in text.
-
-It finds international numbers, national numbers in the formats of the United States and Canada, the United Kingdom,
-Germany and France, and other formats after a word such as "Tel.".
-"""
+"""Finds telephone numbers: international, of the US, Canada, the UK, Germany, France, or after a word like "Tel."."""
 
 from __future__ import annotations
 

@@ -57,10 +57,9 @@ class QualityFilter(FilterStage):
         return found
 
     def _by_kind(self, document: Draft) -> Removal | None:
-        kind = document.kind
-        if kind == "code":
+        if document.kind == "code":
             return code_quality(document.text, document.source, self.config.code)
-        if kind == "table":
+        if document.kind == "table":
             return table_quality(document.text, self.config.table)
         return prose_quality(document.text, self.config.garbage)
 

@@ -21,10 +21,7 @@ def duplicates(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def screened(all_tokens: Sequence[Tokens], sizes: Sequence[int], config: RepetitionConfig) -> list[bool]:
-    """Which texts, of `sizes` characters, may repeat more runs of words than the bounds allow.
-
-    Computes quick upper bounds for all texts together; `RepeatedRuns` computes the exact values.
-    """
+    """Which texts, of `sizes` characters, may repeat more runs than the bounds allow, by quick upper bounds for all."""
     suspects = np.array([len(tokens) > 0 for tokens in all_tokens])
     if suspects.any():
         full = np.flatnonzero(suspects)
@@ -123,10 +120,7 @@ class RepeatedRuns(_Runs):
         self._places = np.arange(len(tokens))
 
     def most_frequent(self, n: int, limit: float) -> int:
-        """Characters in the most frequent run of `n` tokens, spaces included, times its number of occurrences.
-
-        The first of equally frequent runs counts. Returns 0 if the result cannot be more than `limit`.
-        """
+        """Characters in the first most frequent run of `n` tokens, spaced, times its count; 0 if at most `limit`."""
         lengths = self._lengths(n)
         longest = int(lengths.max(initial=0))
         if self._largest_count * longest <= limit:

@@ -40,9 +40,7 @@ SHORTEST_RUN = 20
 LONGEST_RUN = 2048
 _T = r"[A-Za-z0-9_\-]"
 RUN_SHAPES = (
-    _shape(
-        "AWSKeyDetector", "AKIA ASIA ABIA ACCA A3T", r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])"
-    ),
+    _shape("AWSKeyDetector", "AKIA ASIA ABIA ACCA A3T", r"A(?:3T[A-Z0-9]|BIA|CCA|KIA|SIA)[0-9A-Z]{16}(?![0-9A-Za-z])"),
     _shape("DiscordBotTokenDetector", ".", rf"(?<!{_T})[MNO]{_T}{{23,25}}\.{_T}{{6}}\.{_T}{{27}}(?!{_T})"),
     _shape("GitHubTokenDetector", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9_]{36,255}"),
     _shape(
@@ -254,7 +252,6 @@ def _in_lines(text: str, names: list[str]) -> Iterator[Finding]:
 
 @cache
 def _detectors() -> Mapping[str, Any]:
-    """The detectors of detect-secrets by class name."""
     from detect_secrets.settings import default_settings, get_plugins
 
     with default_settings():

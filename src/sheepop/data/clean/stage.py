@@ -92,7 +92,8 @@ class ChangeStage(Stage):
         for document in documents:
             if self.applies_to(document):
                 self._change(document)
-                if _is_blank(document):
+                texts = sides(document.text, tuple(document.marks)) if document.kind == PAIR else None
+                if any(map(is_empty, texts or (document.text,))):
                     self.account.removed(self.name, document, "empty", "no text was left")
                     continue
             yield document
@@ -107,16 +108,10 @@ class ChangeStage(Stage):
             pieces.append(piece)
             counts.update(found)
         document.text = "".join(pieces)
-        document.marks = [
-            (offset, name) for offset, (_, name) in zip(accumulate(map(len, pieces)), marks, strict=False)
-        ]
+        offsets = accumulate(map(len, pieces))
+        document.marks = [(offset, name) for offset, (_, name) in zip(offsets, marks, strict=False)]
         if document.text != before:
             self.account.changed(self.name, before, document.text, counts)
-
-
-def _is_blank(document: Draft) -> bool:
-    texts = sides(document.text, tuple(document.marks)) if document.kind == PAIR else None
-    return any(is_empty(text) for text in texts or (document.text,))
 
 
 class Finding(NamedTuple):

@@ -45,8 +45,7 @@ class ToxicityFilter(FilterStage):
         hits, score = found.entries.total(), 1000 * found.weight / max(found.words, 1)
         if hits < self.config.min_hits or score <= self.config.threshold:
             return None
-        most = sorted(found.entries, key=lambda entry: (-found.entries[entry], entry))[:_SHOWN]
-        shown = ", ".join(most)
+        shown = ", ".join(sorted(found.entries, key=lambda entry: (-found.entries[entry], entry))[:_SHOWN])
         return Removal("words", f"weight {score:.1f} for every 1,000 words, {hits} hits, most often {shown}")
 
 
@@ -59,10 +58,7 @@ class ToxicHits(NamedTuple):
 
 
 class ToxicLexicon:
-    """The bundled words and phrases with their weights; a search looks at each word of a text once.
-
-    An entry that occurs in several languages has its greatest weight.
-    """
+    """The bundled words and phrases, each with its greatest weight in any language; a search sees each word once."""
 
     def __init__(self) -> None:
         weights: dict[str, float] = {}

@@ -83,14 +83,9 @@ _BEFORE_DOT, _BETWEEN, _ARITHMETIC, _AFTER_DOMAIN, _APOSTROPHE, _SHORT, _AFTER_D
 _ROLES = ("%²-+|", "-–—~:<>=/", "+-*^", ":/?#", "'’", "sSdDmM", "+%$£€")
 
 
-def _role_table() -> Bits:
-    table = np.zeros(0x2100, np.uint8)
-    for bit, signs in enumerate(_ROLES):
-        table[[ord(sign) for sign in signs]] |= 1 << bit
-    return table
-
-
-_ROLE = _role_table()
+_ROLE: Bits = np.zeros(0x2100, np.uint8)
+for _bit, _signs in enumerate(_ROLES):
+    _ROLE[[ord(sign) for sign in _signs]] |= 1 << _bit
 
 
 def _roles(codes: Codes) -> Bits:
@@ -253,10 +248,7 @@ BLOCK_CHARACTERS = 2**17
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a text in order: their lengths in characters, and two flags.
-
-    `is_word` is true for tokens that are more than punctuation, `has_letter` for those with a letter.
-    """
+    """The tokens of a text in order: lengths in characters, whether more than punctuation, and whether with letters."""
 
     lengths: Ints
     is_word: Bools
@@ -330,8 +322,7 @@ def _spans(parts: list[str]) -> Iterator[Tokens]:
     made_of = np.bitwise_or.reduceat(kinds, begins) if len(begins) else kinds[:0]
     is_word, has_letter = (made_of & WORD) != 0, (made_of & LETTER) != 0
     offsets = PADDING + np.cumsum([len(part) + 1 for part in parts[:-1]], dtype=np.int64)
-    places = [0, *np.searchsorted(begins, offsets).tolist(), len(begins)]
-    for first, last in pairwise(places):
+    for first, last in pairwise([0, *np.searchsorted(begins, offsets).tolist(), len(begins)]):
         span = slice(first, last)
         begin, end = begins[span], ends[span]
         yield Tokens(end - begin, is_word[span], has_letter[span], ((codes, begin, end),))

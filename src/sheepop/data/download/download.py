@@ -1,7 +1,4 @@
-"""Downloads one dataset from the hub to a folder: plans, checks the disk space, transfers, and renames at the end.
-
-``download.json`` beside the files records the finished download.
-"""
+"""Downloads one dataset from the hub to a folder: plans, checks the disk, transfers, records, renames at the end."""
 
 from __future__ import annotations
 
@@ -299,7 +296,6 @@ def _read_finished(target: Path, request: Request) -> dict[str, Any] | None:
 
 
 def _extent(limit: int | None) -> str:
-    """The requested extent in words."""
     return "whole" if limit is None else f"with a limit of {limit:,} bytes"
 
 

@@ -46,8 +46,7 @@ def can_be_cut(path: str) -> bool:
 
 def excerpt_name(path: str) -> str:
     """The path of the uncompressed excerpt of a file: ``a/b.jsonl.gz`` gives ``a/b.excerpt.jsonl``."""
-    kind = data_type(path)
-    name = PurePosixPath(path).name
+    kind, name = data_type(path), PurePosixPath(path).name
     stem = name[: name.lower().rindex(kind)]
     return str(PurePosixPath(path).with_name(f"{stem}.excerpt{kind}"))
 
@@ -146,11 +145,7 @@ def _batches(file: Any, limit: int) -> Iterator[Any]:
 
 
 def text_column(hub: Hub, selection: Selection) -> tuple[str | None, list[str]]:
-    """The text column and all columns of the first file.
-
-    The text column is None if there are no columns or it is ambiguous. Raises `DataError` if the requested column does
-    not exist.
-    """
+    """The text column (None if ambiguous) and all columns; raises `DataError` if the requested one does not exist."""
     path, wanted = selection.files[0].path, selection.request.column
     found = _columns(hub, selection)
     if wanted is not None and found and wanted not in found:

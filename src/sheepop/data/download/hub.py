@@ -8,20 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from huggingface_hub import HfApi, HfFileSystem, constants, get_token, hf_hub_url
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
+from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: ignore[attr-defined, unused-ignore]
 
 import sheepop
 from sheepop.core.console import Progress
@@ -119,13 +114,10 @@ class Hub:
         if constants.HF_HUB_OFFLINE:
             raise DataError("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it to download.")
         api = HfApi(endpoint=self.endpoint, token=self._token)
+        options: dict[str, Any] = {"revision": revision, "files_metadata": True, "timeout": TIMEOUT_SECONDS}
         with self._explained(repository):
             try:
-                info: Any = retried(
-                    lambda: api.dataset_info(
-                        repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
-                    )
-                )
+                info: Any = retried(partial(api.dataset_info, repository, **options))
             except RevisionNotFoundError:
                 if revision in (MAIN, CONVERTED):
                     return None
@@ -155,22 +147,14 @@ class Hub:
         def counted(**options: Any) -> Iterator[Any]:
             yield SimpleNamespace(update=lambda count: progress.advance(count / 1e6))
 
+        options: dict[str, Any] = {"headers": {**headers, "Accept-Encoding": "identity"}, "tqdm_class": counted}
         with part.open("ab") as output, self._explained(contents.repository):
             if output.tell() > file.size:
                 output.seek(0)
                 output.truncate()
             progress.advance(output.tell() / 1e6)
             if output.tell() < file.size:
-                retried(
-                    lambda: http_get(
-                        url,
-                        output,
-                        resume_size=output.tell(),
-                        headers=headers | {"Accept-Encoding": "identity"},
-                        tqdm_class=counted,  # type: ignore[arg-type, unused-ignore]
-                    ),
-                    output.tell,
-                )
+                retried(lambda: http_get(url, output, resume_size=output.tell(), **options), output.tell)
             output.flush()
             os.fsync(output.fileno())
 
@@ -224,8 +208,7 @@ class Hub:
                 f"{self.name} asks for fewer requests (status 429). Run the same command again in a few minutes; "
                 "with an access token in HF_TOKEN it allows more."
             )
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        words = lines[0].rstrip(".")[:300]
+        words = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
         if status is not None:
             return DataError(f"{self.name} failed (status {status}): {words}. Run the command again.")
         return DataError(
@@ -235,10 +218,7 @@ class Hub:
 
 
 def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
-    """Calls `work`, and again if there is no answer or the hub is overloaded; returns its result.
-
-    The count of failures restarts after an attempt that increased `reached()`.
-    """
+    """Calls `work`, again after passing failures; their count restarts after an attempt that increased `reached()`."""
     failures, before = 0, reached()
     while True:
         try:

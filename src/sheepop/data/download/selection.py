@@ -63,10 +63,10 @@ class Selection:
 
 
 def select(hub: Hub, request: Request) -> Selection:
-    """Selects the files of `request`.
+    """Selects the files of `request`; never substitutes another dataset.
 
     Raises `DataError` if the repository has no readable data, if the subset is ambiguous, or if the requested subset or
-    split does not exist. It never substitutes another dataset.
+    split does not exist.
     """
     contents = hub.contents(request.repository)
     if contents is None:

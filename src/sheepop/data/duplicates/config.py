@@ -13,10 +13,7 @@ _MOST_PERMUTATIONS = 4096
 
 
 def share_found(similarity: float, bands: int, rows: int) -> float:
-    """The share of pairs with this Jaccard similarity that agree in a whole band: ``1 - (1 - s^r)^b``.
-
-    Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4.2.
-    """
+    """The share of pairs of this similarity with an equal band (Leskovec et al., Mining of Massive Datasets, 3.4.2)."""
     return float(1.0 - (1.0 - similarity**rows) ** bands)
 
 

@@ -30,9 +30,8 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
 
     def __init__(self, directory: Path, columns: int, *, memory_bytes: int, unique: bool = False) -> None:
         self._directory, self._columns, self._unique = directory, columns, unique
-        row_bytes = columns * _WORD.itemsize
         # Sorting needs memory for the unsorted and the sorted rows, their order, and the tied rows.
-        self._run_rows = max(_LEAST_ROWS, memory_bytes // (4 * row_bytes))
+        self._run_rows = max(_LEAST_ROWS, memory_bytes // (4 * columns * _WORD.itemsize))
         self._waiting: Rows = np.empty((0, columns), np.uint64)
         self._num_waiting = 0
         self._runs: list[Path] = []
@@ -72,7 +71,6 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
                 yield rows[start : start + _BLOCK_ROWS]
 
     def __exit__(self, *exception: object) -> None:
-        """Drops all rows and removes the files."""
         self._waiting, self._num_waiting, self._runs = self._waiting[:0].copy(), 0, []
         remove_tree(self._directory)
 
@@ -118,10 +116,7 @@ class ExternalSort(AbstractContextManager["ExternalSort"]):
 
 
 def array_on_disk(path: Path, size: int, dtype: type[np.generic] = np.uint64) -> NDArray[Any]:
-    """A memory-mapped array of `size` zeros in a new file at `path`.
-
-    It allocates the disk space at once, because a full disk during later use would look like a crash.
-    """
+    """A memory-mapped array of zeros in a new file, allocated now, as a full disk later would look like a crash."""
     num_bytes = max(1, size) * np.dtype(dtype).itemsize
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,20 +35,8 @@ _TABLE_SIZE = 0x20000
 _LETTERS_NUMBERS_MARKS = ("L", "N", "M")
 # Scripts written without spaces: Thai, Lao, Myanmar, Khmer; kana, bopomofo and ideographs with their extensions.
 _WITHOUT_SPACES = (
-    (0x0E00, 0x0EFF),
-    (0x1000, 0x109F),
-    (0x1780, 0x17FF),
-    (0x3005, 0x3007),
-    (0x3021, 0x312F),
-    (0x3190, 0x31FF),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xA9E0, 0xA9FE),
-    (0xAA60, 0xAA7F),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),
-    (0x16FE0, 0x18D8F),
-    (0x1AFF0, 0x1B2FF),
+    "0E00-0EFF 1000-109F 1780-17FF 3005-3007 3021-312F 3190-31FF 3400-4DBF 4E00-9FFF A9E0-A9FE AA60-AA7F F900-FAFF "
+    "FF66-FF9F 16FE0-18D8F 1AFF0-1B2FF"
 )
 
 
@@ -82,15 +70,14 @@ def character_table(rule: Rule) -> CharacterTable:
         lowered = character.lower()
         if rule == "words" and len(lowered) == 1:
             values[code] = ord(lowered)
-    for first, last in _WITHOUT_SPACES:
+    for span in _WITHOUT_SPACES.split():
+        first, last = (int(code, 16) for code in span.split("-"))
         script = roles[first : last + 1]
         script[script == WORD] = ALONE
     roles[-1] = ALONE
-    between = [code for code in range(128) if roles[code] == BETWEEN]
-    padding = bytes(128)
-    return CharacterTable(
-        roles, values, roles[:128].tobytes() + padding, bytes(values[:128].tolist()) + padding, bytes(between)
-    )
+    between = bytes(code for code in range(128) if roles[code] == BETWEEN)
+    ascii_roles, ascii_values = (bytes(array[:128].tolist()) + bytes(128) for array in (roles, values))
+    return CharacterTable(roles, values, ascii_roles, ascii_values, between)
 
 
 def distinct(hashes: Hashes) -> Hashes:
@@ -115,6 +102,22 @@ def word_hashes(text: str, kind: str) -> Hashes:
         starts = _cut_long_words(starts, ends)
         ends = _ends(starts, values.size)
     return _hash_words(values, starts, ends)
+
+
+def spelled_words(text: str) -> list[str]:
+    """The words that `word_hashes` hashes by the rule for prose, as strings, after composition (NFC)."""
+    table = character_table("words")
+    words: list[list[str]] = []
+    before = BETWEEN
+    for char in unicodedata.normalize("NFC", text):
+        code = min(ord(char), table.roles.size - 1)
+        role = table.roles[code]
+        if role == WORD and before == WORD and len(words[-1]) < LONGEST_WORD:
+            words[-1].append(chr(table.values[code]))
+        elif role in (WORD, ALONE):
+            words.append([char if code == table.roles.size - 1 else chr(table.values[code])])
+        before = role
+    return ["".join(word) for word in words]
 
 
 def shingles_of_words(hashes: Hashes, kind: str, words: int) -> Hashes:
@@ -216,7 +219,6 @@ def _hash_words(
 def _hash_block(
     values: NDArray[np.uint8] | NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> Hashes:
-    """The hashes of consecutive words in `values`."""
     places = np.arange(values.size)
     places -= starts.repeat(ends - starts)
     sums = _random_odd("character", LONGEST_WORD)[places]

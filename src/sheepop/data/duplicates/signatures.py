@@ -42,10 +42,7 @@ Block = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The signature of a document: a hash for each band, ``(bands,)``, and its number of distinct shingles.
-
-    A document that is too short to compare has 0 shingles, and its bands are ignored.
-    """
+    """A hash for each band, ``(bands,)``, and the number of distinct shingles, 0 if too few words to compare."""
 
     bands: Hashes
     num_shingles: int
@@ -90,15 +87,11 @@ def band_hashes(least: NDArray[np.uint32], bands: int) -> Hashes:
 
 @cache
 def _raw(purpose: str, count: int) -> Hashes:
-    raw = np.random.Philox(key=derive_seed(0, "minhash", purpose)).random_raw(count)
-    return np.asarray(raw, dtype=np.uint64)
+    return np.asarray(np.random.Philox(key=derive_seed(0, "minhash", purpose)).random_raw(count), dtype=np.uint64)
 
 
 class SignatureWriter(AbstractContextManager["SignatureWriter"]):
-    """Writes the signatures of one part to `path`; after an error, `PartSignatures` refuses the file.
-
-    Without `config`, signatures find only equal documents. Holds at most one block of documents in memory.
-    """
+    """Writes the signatures of one part, a block at a time; without `config`, only for finding equal documents."""
 
     def __init__(self, path: Path, config: NearDuplicatesConfig | None) -> None:
         self._path, self._config = path, config
@@ -138,10 +131,7 @@ class SignatureWriter(AbstractContextManager["SignatureWriter"]):
 
 @dataclass(frozen=True, slots=True)
 class PartSignatures:
-    """The finished signatures of one part, opened with `PartSignatures.open`.
-
-    The documents of a `protected` part are compared but never removed.
-    """
+    """The finished signatures of one part; documents of a `protected` one are compared but never removed."""
 
     path: Path
     num_documents: int
@@ -181,10 +171,7 @@ class PartSignatures:
 
 
 def numbered_blocks(parts: Iterable[PartSignatures], *columns: int) -> Iterator[tuple[PartSignatures, int, Block]]:
-    """Yields the blocks of all parts, each with its part and the ordinal of its first document.
-
-    The ordinal of a document is its index among the documents of all parts.
-    """
+    """Yields the blocks of all parts, each with its part and the index of its first document among all parts."""
     start = 0
     for part in parts:
         for block in part.blocks(*columns):
@@ -193,7 +180,6 @@ def numbered_blocks(parts: Iterable[PartSignatures], *columns: int) -> Iterator[
 
 
 def _fingerprint(config: NearDuplicatesConfig | None) -> int:
-    """A hash of the settings that affect signatures."""
     settings = (config.shingle_words, config.min_words, config.bands, config.rows) if config else ()
     digest = hashlib.blake2b(repr((_FORMAT_VERSION, settings)).encode("ascii"), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -32,11 +32,7 @@ _MEGABYTES_PER_PROCESS = 8
 
 
 class LocalEngine:
-    """Runs tasks on this machine: in this process with fewer than 2 workers, else in that many for all passes.
-
-    Work is pickled for spawned processes, so a script that uses workers needs the guard
-    ``if __name__ == "__main__":``.
-    """
+    """Runs tasks here, or with 2 workers or more in spawned processes; a script then needs the ``__main__`` guard."""
 
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers

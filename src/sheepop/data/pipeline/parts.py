@@ -63,8 +63,7 @@ class FinishedPart:
 
     def kept_index(self) -> NDArray[np.void]:
         """The index of the documents that stay, ``(N,)``, with the fields ``id`` (16 bytes), ``size``, ``mixed``."""
-        index = np.fromfile(self.path / _INDEX, _INDEX_TYPE)
-        return np.delete(index, list(self._removals()))
+        return np.delete(np.fromfile(self.path / _INDEX, _INDEX_TYPE), list(self._removals()))
 
     def kept(self, account: Account) -> Iterator[StoredDocument]:
         """Yields the documents that stay; records the others in `account`."""
@@ -132,10 +131,7 @@ def write_removals(directory: Path, removals: Iterable[Removal]) -> None:
 
 
 def added_accounts(directories: Iterable[Path]) -> dict[str, Any]:
-    """Adds the accounts of several parts: adds numbers, joins lists, merges tables entry by entry.
-
-    The samples are the same as if all documents were in one part. Raises `DataError` for a damaged account.
-    """
+    """The sum of several parts' accounts, with the samples of all; raises `DataError` for a damaged account."""
     total: dict[str, Any] = {}
     samples = Samples()
     for directory in directories:

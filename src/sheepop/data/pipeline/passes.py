@@ -84,10 +84,7 @@ def local_stages(config: CleanConfig, names: Iterable[str], account: Account, se
 
 @dataclass(frozen=True)
 class CleanPart:
-    """The work that cleans a part: runs the stages `local`, and signs the documents for the global stages `decided`.
-
-    The documents come from the inputs of the plan, or from the pass in `earlier` if there is one.
-    """
+    """Cleans a part, from the plan or the `earlier` pass, by the `local` stages; signs it for the `decided` ones."""
 
     plan: Plan
     query: Query | None
@@ -128,25 +125,20 @@ def clean_documents(
     for number, (local, decided) in enumerate(split_into_passes(config.clean.stages)):
         directory = plan.directory / f"pass-{number}"
         work = CleanPart(plan, query, directories[-1] if number else None, config, local, decided, seed)
-        what = "Cleaning" if number else "Reading and cleaning"
-        run_pass(engine, directory, work, plan.megabytes, console, what)
+        run_pass(engine, directory, work, plan.megabytes, console, "Cleaning" if number else "Reading and cleaning")
         if decided:
             parts = finished_parts(directory, len(plan.parts))
-            write_removals(directory, _decide(parts, decided, config.clean.near_duplicates, directory, console))
+            write_removals(directory, _decide(parts, decided, config.clean, directory, console))
         directories.append(directory)
     return directories
 
 
 def _decide(
-    parts: Sequence[FinishedPart],
-    decided: Sequence[str],
-    config: NearDuplicatesConfig,
-    directory: Path,
-    console: Console,
+    parts: Sequence[FinishedPart], decided: Sequence[str], config: CleanConfig, directory: Path, console: Console
 ) -> Iterator[Removal]:
-    """Yields the documents of `parts` that the stages `decided` remove; those of ``config.against`` always stay."""
-    near = config if "near_duplicates" in decided else None
-    earlier = earlier_files(config.against)
+    """Yields the documents of `parts` that the stages `decided` remove; those of earlier corpora always stay."""
+    near = config.near_duplicates if "near_duplicates" in decided else None
+    earlier = earlier_files(config.near_duplicates.against)
     signed = directory / "earlier"
     signed.mkdir(exist_ok=True)
     signatures = [sign_file(file, signed / f"{number:05d}", near) for number, file in enumerate(earlier)]
@@ -273,16 +265,9 @@ def close_extraction() -> None:
 def _draft(text: str, part: int, item: Extracted, entry: Entry) -> Draft:
     facts = {**dict(entry.facts), **item.metadata}
     facts.pop("encoding", None)
-    return Draft(
-        text,
-        entry.source,
-        part,
-        item.kind,
-        item.language,
-        _valid(item.place),
-        [(offset, _valid(name)) for offset, name in item.marks],
-        {_valid(name): _valid(value) for name, value in facts.items()},
-    )
+    facts = {_valid(name): _valid(value) for name, value in facts.items()}
+    marks = [(offset, _valid(name)) for offset, name in item.marks]
+    return Draft(text, entry.source, part, item.kind, item.language, _valid(item.place), marks, facts)
 
 
 def _valid(text: str) -> str:

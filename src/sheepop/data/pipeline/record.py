@@ -171,7 +171,6 @@ class BuildRecord:
 
     @cached_property
     def _stages(self) -> dict[str, dict[str, Any]]:
-        """The account of every stage, in the order in which the stages run."""
         nothing, found = StageAccount().as_record(), self.account["stages"]
         return {name: _in_order(found.get(name, nothing)) for name in self.request.config.clean.stages}
 
@@ -199,10 +198,7 @@ class BuildRecord:
         }
 
     def _flows(self) -> Iterator[dict[str, Any]]:
-        """Yields one record per stage: documents and bytes in and out, removed and changed by reason.
-
-        Raises AssertionError unless the input of all stages equals their output plus what they removed.
-        """
+        """Yields a record per stage: documents and bytes in and out, by reason; asserts that they add up."""
         documents, num_bytes = self.account["source"]["documents"], self.account["source"]["bytes"]
         for name, stage in self._stages.items():
             before = {"stage": name, "documents_in": documents, "bytes_in": num_bytes}

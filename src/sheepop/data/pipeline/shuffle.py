@@ -25,11 +25,10 @@ from sheepop.core.random import derive_seed
 from sheepop.data.clean.account import EXCERPT_CHARACTERS, Account, Samples
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, TOKENS
-from sheepop.data.documents import Document, StoredDocument, batched_by_size, read_stored, stored_file
+from sheepop.data.documents import Document, Pair, StoredDocument, batched_by_size, read_stored, stored_file
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.template import PAIR
 from sheepop.data.mixing import Mixture, copies
-from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
 from sheepop.data.shards import DocumentSources, TokenWriter
 from sheepop.data.split import SPLITS, SplitName, Splitter
@@ -294,13 +293,12 @@ def place_split(gathered: Path, encoded: Path, buckets: Sequence[int], corpus: P
             _place_file(part_path(gathered, bucket) / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", documents)
             known = {"documents": account["documents"], "sha256": sha256_file(documents)}
             files.append({"file": documents.name, **known})
-    unknown = total.pop("unknown")
     return {
-        **total,
+        **{name: total[name] for name in ("documents", "tokens", "bytes")},
         "shards": shards,
         "index": {"file": index.name, "sha256": sha256_file(index)},
         "sources": DocumentSources.joined(sources).write(corpus / TOKENS, prefix),
-        "unknown": unknown,
+        "unknown": total["unknown"],
         "licenses": dict(sorted(licenses.items())),
         "files": files,
     }

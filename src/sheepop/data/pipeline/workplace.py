@@ -68,10 +68,7 @@ class PlannedPart:
 
 @dataclass
 class Plan:
-    """The inputs of a build in `directory`, cut into parts; `fingerprint` identifies inputs and settings.
-
-    `files` and `num_bytes` count what was found; `skipped` and `folders_skipped` count what was skipped by reason.
-    """
+    """The inputs of a build, cut into parts, counts of what was found and skipped, and a `fingerprint` of it all."""
 
     directory: Path
     fingerprint: str = ""
@@ -98,10 +95,7 @@ class Plan:
 
 @contextmanager
 def locked_workplace(output: Path) -> Iterator[Path]:
-    """Locks a hidden directory beside `output`; raises `DataError` if another build has it.
-
-    Afterwards the directory stays if it has finished parts, from which the next build resumes.
-    """
+    """Locks a hidden directory beside `output`, or raises `DataError`; finished parts stay there for the next build."""
     path = output.with_name(f".{output.name}.building")
     with storage_errors(output):
         path.mkdir(parents=True, exist_ok=True)
@@ -124,10 +118,7 @@ def clear(workplace: Path, *keep: str) -> None:
 
 
 def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, ...] = ()) -> Iterator[Entry | Skipped]:
-    """Yields every input in a fixed order: files below plain paths except `leave_out`, git repositories, the query.
-
-    Raises `DataError` for a path, a repository or a revision that does not exist.
-    """
+    """Yields every input in order: files except `leave_out`, repositories, query; `DataError` if one is missing."""
     plain = [path for path in config.paths if not path.startswith(GIT_PREFIX)]
     if plain:
         yield from discover(plain, max_file_bytes=config.max_file_bytes, ignore=config.ignore, leave_out=leave_out)

@@ -26,13 +26,12 @@ from sheepop.data import (
     build_corpus,
     is_corpus,
 )
+from sheepop.data.config import pair_settings
 from sheepop.data.corpus import trace_tokens
 from sheepop.data.difficulty import read_difficulty, row_difficulty, write_difficulty
 from sheepop.data.mixing import ScheduledSource, SourceNumbers
-from sheepop.data.mixture_schedule import MixtureSchedule
-from sheepop.data.order import EasyToHardOrder
-from sheepop.data.pairs import pair_settings
 from sheepop.data.shards import DocumentView, TokenSource
+from sheepop.data.step_plan import EasyToHardOrder, MixtureSchedule
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 

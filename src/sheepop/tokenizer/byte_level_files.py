@@ -1,32 +1,125 @@
-"""Reads tiktoken's rank files: a line for every token, with its bytes in base64 and its rank, which is its id.
+"""Reads other files of byte-level BPE: the vocabulary and merges of GPT-2, and the ranks of tiktoken.
 
-Such a file defines neither how text is cut before merging nor the special tokens. Both are known for the encodings
-that OpenAI published.
+A rank file has a line for every token, with its bytes in base64 and its rank, which is its id. It defines neither how
+text is cut before merging nor the special tokens; both are known for the encodings that OpenAI published.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.added_tokens import recorded_tokens
-from sheepop.tokenizer.alphabet import bytes_as_characters
-from sheepop.tokenizer.gpt2_files import byte_level_json
-from sheepop.tokenizer.pattern import split_bytes
-from sheepop.tokenizer.settings import check_file_size
+from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE
+from sheepop.tokenizer.pattern import byte_level_step, split_bytes
+from sheepop.tokenizer.settings import SPECIAL_FLAGS, check_file_size, post_processor, read_text, recorded_tokens
+from sheepop.tokenizer.vocabulary import BPE_OPTIONS, JSON_HEAD, bytes_as_characters
+
+MERGES_OF = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
+"""The file names of a pair in OpenAI's release and in transformers."""
+
+VOCABULARY_OF = {merges: vocabulary for vocabulary, merges in MERGES_OF.items()}
+
+_LARGEST_FILE = 2**26
+# Classes of transformers that cut text as GPT-2 does and add no tokens around it.
+_SAME_CUT = ("GPT2Tokenizer", "GPTNeoXTokenizer", "PreTrainedTokenizer")
+_END_OF_TEXT = "<|endoftext|>"
+
+
+def read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> tuple[str, dict[str, Any]]:
+    """Converts the pair with `file` to the content of a ``tokenizer.json`` that cuts text as GPT-2 does.
+
+    Returns it with the `settings` of the directory. Raises `TokenizerError` if a file is missing or damaged, if the two
+    do not belong together, and if `settings` name a class that may cut text differently.
+    """
+    vocabulary_file = file.with_name(VOCABULARY_OF.get(file.name, file.name))
+    merges_file = file.with_name(MERGES_OF[vocabulary_file.name])
+    kind = settings.get("tokenizer_class")
+    if kind is not None and str(kind).removesuffix("Fast") not in _SAME_CUT:
+        raise TokenizerError(
+            f"{SETTINGS_FILE} names the class {kind!r:.80}, and {vocabulary_file.name} with {merges_file.name} does "
+            f'not say how that cuts text. Let transformers write a {TOKENIZER_FILE}: python -c "from transformers '
+            "import AutoTokenizer as T; T.from_pretrained('DIR').save_pretrained('converted')\""
+        )
+    for file in (vocabulary_file, merges_file):
+        if not file.is_file():
+            raise TokenizerError(
+                f"{file.name} is missing: {vocabulary_file.name} and {merges_file.name} together make a tokenizer."
+            )
+    vocabulary, merges = _read_vocabulary(vocabulary_file), _read_merges(merges_file)
+    for number, (left, right) in enumerate(merges, start=1):
+        if missing := [text for text in (left, right, left + right) if text not in vocabulary]:
+            raise TokenizerError(
+                f"{merges_file.name} does not fit {vocabulary_file.name}: merge {number} makes {left + right!r} of "
+                f"{left!r} and {right!r}, and the vocabulary lacks {missing[0]!r}."
+            )
+    special = [_END_OF_TEXT] if _END_OF_TEXT in vocabulary else []
+    cut = {**byte_level_step(use_regex=True), "add_prefix_space": settings.get("add_prefix_space") is True}
+    return byte_level_json(vocabulary, merges, cut, special, settings), settings
+
+
+def byte_level_json(
+    vocabulary: Mapping[str, int],
+    merges: list[tuple[str, str]],
+    pre_tokenizer: Mapping[str, Any],
+    special: list[str],
+    settings: Mapping[str, Any],
+    *,
+    ignore_merges: bool = False,
+) -> str:
+    """A ``tokenizer.json`` of byte-level BPE: `special` are its entries, `settings` define the tokens around a text."""
+    added = {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()}
+    description = {
+        **JSON_HEAD,
+        "added_tokens": [{"id": vocabulary[text], "content": text, **SPECIAL_FLAGS} for text in special],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor(settings, {**added, **vocabulary}),
+        "decoder": byte_level_step(use_regex=True),
+        "model": {**BPE_OPTIONS, "ignore_merges": ignore_merges, "vocab": vocabulary, "merges": merges},
+    }
+    return json.dumps(description, ensure_ascii=False)
+
+
+def _read_vocabulary(file: Path) -> dict[str, int]:
+    try:
+        vocabulary = json.loads(read_text(file, _LARGEST_FILE))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{file.name} is damaged: it is not valid JSON ({error}).") from None
+    if not isinstance(vocabulary, dict) or not all(type(token_id) is int for token_id in vocabulary.values()):
+        raise TokenizerError(f"{file.name} is damaged: it is not a table from text to id.")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise TokenizerError(
+            f"{file.name} is damaged: its {len(vocabulary)} tokens must have the ids 0 to {len(vocabulary) - 1}, each "
+            "once."
+        )
+    return vocabulary
+
+
+def _read_merges(file: Path) -> list[tuple[str, str]]:
+    # Not splitlines: tokens may contain other characters that end lines.
+    lines = read_text(file, _LARGEST_FILE).replace("\r\n", "\n").split("\n")
+    merges = []
+    for number, line in enumerate(lines, start=1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or not all(pair):
+            raise TokenizerError(f"{file.name} is damaged: line {number} is not two tokens with a space between them.")
+        merges.append((pair[0], pair[1]))
+    return merges
+
 
 SUFFIX = ".tiktoken"
 
-_LARGEST_FILE = 2**26
 _LARGEST_VOCABULARY = 2**21
 _LONGEST_TOKEN = 2**10
 _FURTHEST_SPECIAL = 4096
-_END_OF_TEXT = "<|endoftext|>"
 
 # As published by OpenAI, but without possessive quantifiers and case-insensitive groups, which libraries interpret
 # differently. The long s matches an s.
@@ -34,28 +127,11 @@ _CONTRACTION = r"'(?:[sS\u017fdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _R50K = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CL100K = "|".join(
-    (
-        _CONTRACTION,
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s+\z",
-        r"\s*[\r\n]",
-        r"\s+(?!\S)",
-        r"\s",
-    )
-)
-_O200K = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?:{_CONTRACTION})?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?:{_CONTRACTION})?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
+_CL100K = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?:{_CONTRACTION})?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?:{_CONTRACTION})?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -108,15 +184,9 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
         raise TokenizerError(f"it is damaged or incomplete: no token has the rank {holes[0]}.")
     special |= {f"<|reserved_{token_id}|>": token_id for token_id in holes}
     special = dict(sorted(special.items(), key=lambda item: item[1]))
-    content = byte_level_json(
-        vocabulary | special,
-        _merges(ranks),
-        split_bytes(encoding.pattern),
-        list(special),
-        settings,
-        ignore_merges=True,  # a part that is a token becomes that token, regardless of merges
-    )
-    return content, settings
+    cut, entries = split_bytes(encoding.pattern), vocabulary | special
+    # A part that is a token becomes that token, regardless of merges.
+    return byte_level_json(entries, _merges(ranks), cut, list(special), settings, ignore_merges=True), settings
 
 
 def _encoding(file: Path, pattern: str | None) -> _Encoding:
