@@ -80,7 +80,7 @@ class StoredWeight(Tensor):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Returns ``x W^T + b`` for x (..., K), with a gradient for x if needed."""
         if x.requires_grad and torch.is_grad_enabled():
-            found: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+            found = _Product.apply(x, self)  # type: ignore[no-untyped-call]
             return found if bias is None else found + bias
         count = x.numel() // self.row_length
         if count == 0:

@@ -26,12 +26,6 @@ class Field:
     """
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The foreign keys that this field handles: `theirs`, if it has one."""
-        theirs = getattr(self, "theirs", None)
-        return () if theirs is None else (theirs,)
-
-    @property
     def covers(self) -> tuple[str, ...]:
         """The settings of `ModelConfig` that this field handles: `ours`, if it has any."""
         ours = getattr(self, "ours", ())
@@ -97,11 +91,6 @@ class Value(Field):
     aliases: tuple[str, ...] = ()
     optional: bool = False
     largest: int = LARGEST_NUMBER
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key and its aliases."""
-        return (self.theirs, *self.aliases)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the value for each of our settings."""

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from sheepop.adapt.lora import adapted_layers, add_lora, merged
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.checkpoint.exchange import FAMILIES, read_hugging_face
 from sheepop.checkpoint.exchange.adapters import read_adapter, write_adapter
+from sheepop.checkpoint.exchange.choice import FAMILIES
+from sheepop.checkpoint.exchange.reader import read_hugging_face
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model import Transformer, blank_model
 from sheepop.tokenizer import CharTokenizer

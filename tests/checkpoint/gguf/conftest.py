@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint.gguf import write_gguf
+from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.model_directory import unique_weights
 from sheepop.model import ModelConfig, Transformer, build_model

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint.gguf import open_gguf
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import CHECKSUM_KEY, TensorPlan, checksum_placeholder, write_container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, config_metadata
 from sheepop.checkpoint.gguf.metadata import Value, ValueType, f32, i32s, text, u32
 from sheepop.checkpoint.gguf.quantized_types import F32
+from sheepop.checkpoint.gguf.reader import open_gguf
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheepop.checkpoint.gguf import read_gguf
+from sheepop.checkpoint.gguf.reader import read_gguf
 from sheepop.checkpoint.model_directory import load_weights
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, tokenizer_from_json

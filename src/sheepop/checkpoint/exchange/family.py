@@ -88,11 +88,6 @@ class Family:
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
     whole_heads: bool = False
 
-    @property
-    def keys(self) -> frozenset[str]:
-        """All keys of ``config.json`` that this family handles."""
-        return frozenset(key for entry in (*self.fields, *SHARED) for key in entry.keys)
-
     def read_config(self, keys: Mapping[str, Any], where: str) -> ModelConfig:
         """Returns our configuration. Raises `CheckpointError` naming all unknown keys, or the first unsupported one."""
         given = Given(keys, where)

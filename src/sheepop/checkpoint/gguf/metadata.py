@@ -50,13 +50,11 @@ class Cursor:
 
     def u32(self, what: str) -> int:
         """Reads an unsigned integer of 4 bytes."""
-        number: int = struct.unpack("<I", self.take(4, what))[0]
-        return number
+        return struct.unpack("<I", self.take(4, what))[0]
 
     def u64(self, what: str) -> int:
         """Reads an unsigned integer of 8 bytes."""
-        number: int = struct.unpack("<Q", self.take(8, what))[0]
-        return number
+        return struct.unpack("<Q", self.take(8, what))[0]
 
     def problem(self, reason: str) -> CheckpointError:
         """Returns an error that names the file, the byte position and the reason."""

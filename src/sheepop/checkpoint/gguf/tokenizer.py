@@ -132,8 +132,7 @@ def _canonical(content: str) -> dict[str, Any]:
     """Returns a ``tokenizer.json`` with all options of the library filled in."""
     import tokenizers
 
-    description: dict[str, Any] = json.loads(tokenizers.Tokenizer.from_str(content).to_str())
-    return description
+    return json.loads(tokenizers.Tokenizer.from_str(content).to_str())
 
 
 def _content(tokens: TokenList, settings: Mapping[str, Any], description: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -75,9 +76,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_of(values: Any) -> Iterator[Tensor]:
-    """Yields the tensors among the arguments or results of an operation, also those in lists and tuples."""
+    """Yields the tensors among the arguments or results of an operation, also those in lists, tuples, dataclasses."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, tuple | list):
-        for value in values:
+    elif isinstance(values, tuple | list) or is_dataclass(values):
+        for value in values if isinstance(values, tuple | list) else vars(values).values():
             yield from tensors_of(value)

@@ -36,11 +36,6 @@ class FusedAttention:
     mask: Tensor | None = None
     is_causal: bool = False
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The mask, if there is one."""
-        return () if self.mask is None else (self.mask,)
-
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C). Sinks are an extra key of zeros, whose score is 0 plus the sink."""
         score.check("fused")

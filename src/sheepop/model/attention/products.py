@@ -52,11 +52,6 @@ class ProductsAttention:
 
     documents: Tensor | None = None
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The document numbers, if there are any."""
-        return () if self.documents is None else (self.documents,)
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C)."""
         score.check("products")

@@ -115,8 +115,8 @@ class Cut:
     def parts(self, heads_BHTC: Tensor) -> list[Tensor]:
         """Returns the heads of each group's documents, (documents, heads, padded length, C)."""
         batch, heads, length, width = heads_BHTC.shape
-        places = heads_BHTC.transpose(1, 2).reshape(batch * length, heads, width).index_select(0, self.gather)
-        return self.split(places)
+        places = heads_BHTC.transpose(1, 2).reshape(batch * length, heads, width)
+        return self.split(places.index_select(0, self.gather))
 
     def split(self, places: Tensor) -> list[Tensor]:
         """Splits gathered positions (places, heads, ...) into groups (documents, heads, padded length, ...)."""
@@ -137,11 +137,6 @@ class SegmentsAttention:
     cut: Cut
     masks: tuple[Tensor | None, ...]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The indices of the documents, and their masks."""
-        return (self.cut.gather, self.cut.scatter, *(mask for mask in self.masks if mask is not None))
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Computes causal attention within each document (B, H, T, C), with one call for each group."""
         score.check("segments")
@@ -160,11 +155,6 @@ class UncompiledAttention:
     segments: SegmentsAttention
     uncompiled_attend: Callable[..., Tensor]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of `segments`."""
-        return self.segments.tensors
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C)."""
         return self.uncompiled_attend(self.segments, q_BHTC, k_BKTC, v_BKTC, score)
@@ -173,8 +163,7 @@ class UncompiledAttention:
 @cache
 def _uncompiled_attend() -> Callable[..., Tensor]:
     """Returns one function for all passes, made on first use, since as a decorator it would load the compiler early."""
-    attend: Callable[..., Tensor] = torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
-    return attend
+    return torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -182,11 +171,6 @@ class OperatorAttention:
     """Calls `document_attention` with these document numbers (B, T)."""
 
     documents: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The document numbers."""
-        return (self.documents,)
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Dropouts
-from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TRANSPOSED, TensorRule, same, stacked
+from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TRANSPOSED, TensorRule, fused, same
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     Field,
@@ -28,8 +28,6 @@ _LAYER = "transformer.h.{layer}"
 
 class ScoreScaling(Field):
     """`scale_attn_weights`: whether scores are divided by the root of the head width (GPT-2)."""
-
-    keys = ("scale_attn_weights",)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the scale 1, or null for the usual one."""
@@ -68,7 +66,7 @@ GPT2 = Family(
         TensorRule(("embedding.weight",), "transformer.wte.weight"),
         TensorRule(("added_positions.table",), "transformer.wpe.weight"),
         *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.ln_1"),
-        *stacked(QUERY_KEY_VALUE, f"{_LAYER}.attn.c_attn", transposed=True),
+        *fused(QUERY_KEY_VALUE, f"{_LAYER}.attn.c_attn", TRANSPOSED),
         *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.attn.c_proj", layout=TRANSPOSED),
         *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.ln_2"),
         *same(f"{_BLOCK}.feed_forward.up_proj", f"{_LAYER}.mlp.c_fc", layout=TRANSPOSED),
