@@ -15,7 +15,7 @@ from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, choose_architecture, config_metadata
 from sheepop.checkpoint.gguf.layout import places
-from sheepop.checkpoint.gguf.metadata import flags
+from sheepop.checkpoint.gguf.metadata import value_of
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model import ModelConfig
@@ -312,7 +312,7 @@ def test_layers_with_a_window_are_read_from_a_rule_or_a_list(make: Callable[...,
             # All layers but every sixth have one; of three layers these are all.
             assert ("gemma3.attention.sliding_window_pattern" in container.metadata) == listed
             if listed:
-                assert container.metadata["gemma3.attention.sliding_window_pattern"] == flags([True, False, True])
+                assert container.metadata["gemma3.attention.sliding_window_pattern"] == value_of([True, False, True])
 
 
 def stored(path: Path, toy: Any) -> dict[str, torch.Tensor]:

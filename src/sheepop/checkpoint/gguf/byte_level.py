@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sheepop.checkpoint.gguf.metadata import Value, text, texts
+from sheepop.checkpoint.gguf.metadata import Value, texts, value_of
 from sheepop.checkpoint.gguf.pre_tokenizers import find_name, find_pre_tokenizer, known_names
 from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, described_tokens, looking_notes
 from sheepop.checkpoint.given import Given
@@ -34,7 +34,7 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
         )
     notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return described_tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
+    return described_tokens(description), {_PRE: value_of(name), _MERGES: texts(merges)}, notes
 
 
 def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Value], list[str]]:
@@ -54,7 +54,7 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
         "<unk>."
     )
     # Characters may share their first bytes.
-    return tokens, {_PRE: text("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
+    return tokens, {_PRE: value_of("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
 
 
 def byte_level_adds_bos(keys: Given) -> bool:

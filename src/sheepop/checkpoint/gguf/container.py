@@ -27,7 +27,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, text
+from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
 from sheepop.checkpoint.gguf.quantized_types import TensorType, type_name, type_of_number
 from sheepop.core.errors import CheckpointError
 
@@ -226,7 +226,7 @@ def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first:
 
 def checksum_placeholder(file_type: int) -> Value:
     """Returns the value that a file has until its checksum is known."""
-    return text(f"file type {file_type}, SHA-256 {'0' * _DIGEST_SIZE}")
+    return value_of(f"file type {file_type}, SHA-256 {'0' * _DIGEST_SIZE}")
 
 
 def verify_checksum(container: Container) -> None:

@@ -12,7 +12,7 @@ from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
-from sheepop.checkpoint.gguf.metadata import Metadata, Value, text, value_of
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
 from sheepop.checkpoint.gguf.rotary import DIVISORS
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
 from sheepop.checkpoint.mapping import Fixed, described, read_fields, write_fields
@@ -49,9 +49,9 @@ def config_metadata(architecture: Architecture, config: ModelConfig) -> dict[str
     """Returns the keys for `config`, which `architecture` can express."""
     keys = write_fields(architecture.fields, config) | {"vocab_size": config.vocabulary}
     return {
-        ARCHITECTURE_KEY: text(architecture.name),
+        ARCHITECTURE_KEY: value_of(architecture.name),
         **{f"{architecture.name}.{key}": value_of(value) for key, value in keys.items() if value is not None},
-        CONFIG_KEY: text(json.dumps(config.model_dump(mode="json"))),
+        CONFIG_KEY: value_of(json.dumps(config.model_dump(mode="json"))),
     }
 
 

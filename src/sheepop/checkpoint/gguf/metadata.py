@@ -129,7 +129,8 @@ class Value:
     def encoded(self) -> bytes:
         """Returns the bytes that follow the key in a file."""
         if not self.is_list:
-            return _number(ValueType.U32, self.type) + _encoded_plain(self.type, self.content)
+            plain = encoded_text(self.content) if isinstance(self.content, str) else _number(self.type, self.content)
+            return _number(ValueType.U32, self.type) + plain
         assert isinstance(self.content, list | np.ndarray)
         head = _number(ValueType.U32, ValueType.LIST) + _number(ValueType.U32, self.type)
         head += _number(ValueType.U64, len(self.content))
@@ -144,36 +145,9 @@ class Value:
         return hash(self.encoded())
 
 
-def u32(number: int) -> Value:
-    """Returns an integer from 0 to 2^32 - 1 as a value."""
-    return Value(ValueType.U32, number)
-
-
-def f32(number: float) -> Value:
-    """Returns a float32 value; raises `CheckpointError` for a number that is too large."""
-    if math.isfinite(number) and abs(number) > np.finfo(np.float32).max:
-        raise CheckpointError(f"{number:g} is too large for a GGUF file, which stores settings in single precision.")
-    return Value(ValueType.F32, float(np.float32(number)))
-
-
-def flag(truth: bool) -> Value:
-    """Returns a boolean value."""
-    return Value(ValueType.BOOL, truth)
-
-
-def text(content: str) -> Value:
-    """Returns a text value."""
-    return Value(ValueType.TEXT, content)
-
-
 def texts(contents: Iterable[str]) -> Value:
     """Returns a list of texts as a value."""
     return Value(ValueType.TEXT, list(contents))
-
-
-def flags(truths: Sequence[bool]) -> Value:
-    """Returns a list of booleans as a value."""
-    return Value(ValueType.BOOL, np.asarray(truths, dtype=np.uint8))
 
 
 def i32s(numbers: Sequence[int]) -> Value:
@@ -187,12 +161,18 @@ def f32s(numbers: Sequence[float]) -> Value:
 
 
 def value_of(plain: bool | int | float | str | list[bool]) -> Value:
-    """Converts a Python object to a value: an integer to 4 bytes, a float to float32."""
+    """Converts a Python object to a value: an integer to 4 bytes without a sign, a float to float32.
+
+    Raises `CheckpointError` for a number that is too large.
+    """
     if isinstance(plain, list):
-        return flags(plain)
-    if isinstance(plain, bool):
-        return flag(plain)
-    return text(plain) if isinstance(plain, str) else u32(plain) if isinstance(plain, int) else f32(plain)
+        return Value(ValueType.BOOL, np.asarray(plain, dtype=np.uint8))
+    for kind, type_ in ((bool, ValueType.BOOL), (str, ValueType.TEXT), (int, ValueType.U32)):
+        if isinstance(plain, kind):
+            return Value(type_, plain)
+    if math.isfinite(plain) and abs(plain) > np.finfo(np.float32).max:
+        raise CheckpointError(f"{plain:g} is too large for a GGUF file, which stores settings in single precision.")
+    return Value(ValueType.F32, float(np.float32(plain)))
 
 
 def encoded_text(content: str) -> bytes:
@@ -280,12 +260,5 @@ def _read_plain(cursor: Cursor, kind: ValueType, key: str) -> Plain:
     return bool(number) if kind is ValueType.BOOL else number
 
 
-def _encoded_plain(kind: ValueType, content: Content) -> bytes:
-    if kind is ValueType.TEXT:
-        assert isinstance(content, str)
-        return encoded_text(content)
-    return struct.pack(_FORMATS[kind][1], content)
-
-
-def _number(kind: ValueType, number: int) -> bytes:
+def _number(kind: ValueType, number: Content) -> bytes:
     return struct.pack(_FORMATS[kind][1], number)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from sheepop.checkpoint.gguf.metadata import Value, flag, text
+from sheepop.checkpoint.gguf.metadata import Value, value_of
 from sheepop.checkpoint.gguf.token_list import (
     LOWEST_SCORE,
     SCORES,
@@ -59,7 +59,7 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
             "The tokenizer puts a space only before a text, but llama.cpp also puts one after added tokens."
         )
     tokens.scores = _scores(model["merges"], tokens)
-    keys = {_PRE: text("default"), _SPACE_PREFIX: flag(prefix)}
+    keys = {_PRE: value_of("default"), _SPACE_PREFIX: value_of(prefix)}
     return tokens, keys, looking_notes(description["added_tokens"])
 
 

@@ -14,7 +14,7 @@ from sheepop.checkpoint.gguf.byte_level import (
     byte_level_entries,
     character_entries,
 )
-from sheepop.checkpoint.gguf.metadata import Metadata, Value, text
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
 from sheepop.checkpoint.gguf.sentencepiece import sentencepiece_description, sentencepiece_entries
 from sheepop.checkpoint.gguf.token_list import (
     MODEL,
@@ -48,13 +48,13 @@ def tokenizer_metadata(
     """
     if tokenizer is None:
         left_out = ["The tokens that end a text are left out, because the tokenizer is."] if end_ids else []
-        return {f"{_PREFIX}.{MODEL}": text(_NONE)}, left_out
+        return {f"{_PREFIX}.{MODEL}": value_of(_NONE)}, left_out
     content = tokenizer.to_json()
     model, tokens, further, notes = _entries(tokenizer, content)
     tokens.pad(rows)
     ends, end_notes = end_entries(tokenizer, end_ids)
-    entries = {MODEL: text(model), **further, **tokens.entries(), **role_entries(tokenizer), **ends}
-    entries[_WHOLE] = text(content)
+    entries = {MODEL: value_of(model), **further, **tokens.entries(), **role_entries(tokenizer), **ends}
+    entries[_WHOLE] = value_of(content)
     return {f"{_PREFIX}.{key}": value for key, value in entries.items()}, notes + end_notes
 
 

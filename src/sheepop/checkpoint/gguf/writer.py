@@ -21,7 +21,7 @@ from sheepop.checkpoint.gguf.container import (
 )
 from sheepop.checkpoint.gguf.description import choose_architecture, config_metadata
 from sheepop.checkpoint.gguf.layout import Place, balances, places
-from sheepop.checkpoint.gguf.metadata import Value, text, u32
+from sheepop.checkpoint.gguf.metadata import Value, value_of
 from sheepop.checkpoint.gguf.quantized_types import F32, Q8_BLOCK, TYPES, TensorType, type_of_dtype
 from sheepop.checkpoint.gguf.reader import open_gguf
 from sheepop.checkpoint.gguf.rows import Role
@@ -82,10 +82,10 @@ def write_gguf(
     _check_name(name, vocabulary)
     metadata: dict[str, Value] = {
         **config_metadata(chosen, config),
-        "general.type": text("model"),
-        "general.name": text(name),
-        FILE_TYPE_KEY: u32(file_type),
-        "general.quantization_version": u32(_QUANTIZATION_VERSION),
+        "general.type": value_of("model"),
+        "general.name": value_of(name),
+        FILE_TYPE_KEY: value_of(file_type),
+        "general.quantization_version": value_of(_QUANTIZATION_VERSION),
         **vocabulary,
         CHECKSUM_KEY: checksum_placeholder(file_type),
     }
