@@ -58,14 +58,14 @@ def put_changes(
         for key, each in changes_of(model).items()
         if infix in key or key == _HEAD
     }
-    require_changes(tensors, placed, source)
-    if _HEAD in tensors:
-        placed[_HEAD].copy_(tensors[_HEAD])
+    copy_changes(tensors, placed, source)
     activate(model, name)
 
 
-def require_changes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
-    """Raises `CheckpointError` naming every tensor that is missing, unexpected or of the wrong shape."""
-    shapes, wanted = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, expected))
+def copy_changes(found: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path) -> None:
+    """Copies tensors; raises `CheckpointError` naming each that is missing, unexpected or of the wrong shape."""
+    shapes, wanted = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, own))
     if problems := tensor_problems(shapes, wanted):
         raise CheckpointError(f"The weights in {source} do not fit their model: {listed(problems)}.")
+    for name, tensor in own.items():
+        tensor.copy_(found[name])

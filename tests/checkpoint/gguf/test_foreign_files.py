@@ -97,7 +97,7 @@ def test_keys_are_read(tmp_path: Path, keys: dict[str, Value | None], settings: 
         ({"llama.attention.layer_norm_rms_epsilon": value_of(0.0)}, "norm_eps"),
         ({"llama.rope.dimension_count": value_of(2)}, "does not fit heads of 4 columns"),
         ({"llama.rope.scaling.type": value_of("longrope")}, "is a scaling that SheepOp does not support"),
-        ({"llama.rope.scaling.type": value_of("yarn"), "llama.rope.scaling.factor": value_of(2.0)}, "yarn scaling needs"),
+        ({"llama.rope.scaling.type": value_of("yarn"), "llama.rope.scaling.factor": value_of(2.0)}, "scaling needs"),
         ({"llama.rope.scaling.attn_factor": value_of(2.0)}, "belongs to a scaling that SheepOp does not support"),
         ({"llama.rope.scaling.type": value_of("yarn"), "llama.rope.scaling.yarn_beta_fast": value_of(8.0)}, "not 32"),
         ({"llama.vocab_size": value_of(7)}, "contradicts the 6 rows of the embedding"),

@@ -273,7 +273,7 @@ GPT2: dict[str, Value] = {
     [
         (
             {"model": value_of("bert")},
-            "'bert' is a tokenizer model that SheepOp does not read; it reads gpt2 and llama",
+            "'bert' is a tokenizer model that SheepOp does not read; it reads gpt2 and",
         ),
         ({"model": value_of(3)}, "is not text"),
         ({"pre": value_of("poetry")}, "'poetry' is a way to split text that SheepOp does not know; it knows gpt-2"),

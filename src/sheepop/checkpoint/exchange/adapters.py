@@ -16,19 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.adapt.lora import (
-    LoraEmbedding,
-    LowRank,
-    activate,
-    adapted_layers,
-    adapters,
-    full,
-    put,
-    row_lengths,
-)
+from sheepop.adapt.lora import LoraEmbedding, LowRank, activate, adapted_layers, adapters, full, put, row_lengths
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, PER_EXPERT, SAME, Layout, TensorGroup
+from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, PER_EXPERT, SAME, Layout
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
@@ -111,10 +102,9 @@ def _joined(model: Transformer, place: _Place, parts: Sequence[Any]) -> tuple[di
     """Returns the tensors of one layer of the family from our adapters, and its rank and alpha."""
     present = [part for part in parts if part is not None]
     rank, config = sum(part.config.rank for part in present), present[0].config
-    # scale * rank may differ from alpha in the last bit, so an unchanged rank keeps alpha itself.
-    alpha = (
-        config.alpha if rank == config.rank else config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
-    )
+    alpha = config.alpha
+    if rank != config.rank:  # else scale * rank may differ from alpha in the last bit
+        alpha = config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
     down = torch.cat([part.down.detach() for part in present])
     ups, begin = [], 0
     for part, rows in zip(parts, place.rows, strict=True):
@@ -198,14 +188,9 @@ def _cut(
     ups = place.layout.to_ours([up], [(rows, rank) for rows in place.rows], model.config)
     magnitudes = place.layout.to_ours(magnitude, [(rows,) for rows in place.rows], model.config) if dora else ups
     for path, part, lengths in zip(place.ours, ups, magnitudes, strict=True):
-        config = LoraConfig(
-            rank=rank,
-            alpha=alpha,
-            dropout=given.typed("lora_dropout", float, 0.0),
-            targets=(path,),
-            rank_stabilised=given.typed("use_rslora", bool, False),
-            dora=dora,
-        )
+        dropout, stabilised = given.typed("lora_dropout", float, 0.0), given.typed("use_rslora", bool, False)
+        settings = {"rank": rank, "alpha": alpha, "dropout": dropout, "rank_stabilised": stabilised, "dora": dora}
+        config = LoraConfig(targets=(path,), **settings)
         yield path, LowRank(config, down.clone(), part.contiguous(), lengths.contiguous() if dora else None)
 
 
@@ -261,15 +246,9 @@ def _places(model: Transformer, family: Family) -> dict[str, _Place]:
             continue
         if any(len(shape) != 2 or ".router." in name for name, shape in group.ours.items()):
             continue
-        found[next(iter(group.theirs)).removesuffix(".weight")] = _place(names, group)
+        shapes = [shape[::-1] if name == "embedding.weight" else shape for name, shape in group.ours.items()]
+        # B has the row layout of the weight; it does not matter whether the weight is stored transposed, as (in, out).
+        layout = INTERLEAVED if group.layout is INTERLEAVED else SAME
+        place = _Place(names, layout, tuple(shape[0] for shape in shapes), shapes[0][1])
+        found[next(iter(group.theirs)).removesuffix(".weight")] = place
     return found
-
-
-def _place(names: tuple[str, ...], group: TensorGroup) -> _Place:
-    shapes = list(group.ours.values())
-    # B has the row layout of the weight; it does not matter whether the weight is stored transposed, as (in, out).
-    layout = INTERLEAVED if group.layout is INTERLEAVED else SAME
-    if names == ("embedding",):
-        rows, length = shapes[0]
-        return _Place(names, layout, (length,), rows)
-    return _Place(names, layout, tuple(shape[0] for shape in shapes), shapes[0][1])

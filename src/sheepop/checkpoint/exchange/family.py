@@ -92,7 +92,13 @@ class Family:
         """Returns our configuration. Raises `CheckpointError` naming all unknown keys, or the first unsupported one."""
         given = Given(keys, where)
         settings: Settings = {}
-        self._check_architecture(given)
+        given.take("model_type", None)
+        classes = given.take("architectures", None)
+        # With a tied output projection, the bare model has all weights of the language model.
+        bare = self.architecture.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
+        known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
+        if classes is not None and not known:
+            raise given.problem("architectures", f"is not the language model {self.architecture}")
         read_fields((*SHARED, *self.fields), given, settings, self.model_type)
         return described(settings, where)
 
@@ -112,12 +118,3 @@ class Family:
         if unmapped := [name for name in expected if name not in placed]:
             raise CheckpointError(f"{self.model_type} has no tensors for {', '.join(unmapped[:20])}.")
         return found
-
-    def _check_architecture(self, given: Given) -> None:
-        given.take("model_type", None)
-        classes = given.take("architectures", None)
-        # With a tied output projection, the bare model has all weights of the language model.
-        bare = self.architecture.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
-        known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
-        if classes is not None and not known:
-            raise given.problem("architectures", f"is not the language model {self.architecture}")
