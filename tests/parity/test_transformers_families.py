@@ -23,7 +23,8 @@ from sheepop.checkpoint.mapping import Value
 from sheepop.checkpoint.weight_files import open_weights
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.exchange import import_model
-from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.loss import cross_entropy
 
 from .conftest import TOYS, toy_config
 

@@ -57,11 +57,11 @@ class OutputHead(nn.Linear):
     def cross_entropy(
         self, hidden: Tensor, labels: Tensor, terms: LossTerms | None = None, places: Places | None = None
     ) -> LossSums:
-        """Returns the loss of hidden states (B, T, D) for labels (B, T); see `sheepop.model.linear_cross_entropy`."""
+        """Returns the loss of hidden states (B, T, D) for labels (B, T); see `loss.linear_cross_entropy`."""
         return linear_cross_entropy(hidden, self.own_weight, labels, terms, **self._projection(places))
 
     def log_probabilities(self, hidden: Tensor, labels: Tensor, places: Places | None = None) -> Tensor:
-        """``log p(label)`` (B, T), 0 where the label is -100; see `sheepop.model.linear_log_probabilities`."""
+        """``log p(label)`` (B, T), 0 where the label is -100; see `loss.linear_log_probabilities`."""
         return linear_log_probabilities(hidden, self.own_weight, labels, **self._projection(places))
 
     def _projection(self, places: Places | None) -> Projection:
@@ -69,5 +69,5 @@ class OutputHead(nn.Linear):
         return {"places": places, "weight_cast": self.cast, "soft_cap": self.soft_cap, **parts}
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the summed cross-entropy and the number of correct predictions; see `sheepop.model.score_tokens`."""
+        """Returns the summed cross-entropy and the number of correct predictions; see `loss.score_tokens`."""
         return score_tokens(hidden, self.weight, labels, soft_cap=self.soft_cap)

@@ -243,18 +243,8 @@ def _document_attention_backward(
 
 
 @_document_attention_backward.register_fake
-def _backward_shapes(
-    gradient_BTHC: Tensor,
-    q_BHTC: Tensor,
-    k_BKTC: Tensor,
-    v_BKTC: Tensor,
-    documents_BT: Tensor,
-    out_BTHC: Tensor,
-    log_sums: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    gradient_q, gradient_k, gradient_v = (
-        heads.new_empty(*documents_BT.shape, heads.shape[1], heads.shape[3]) for heads in (q_BHTC, k_BKTC, v_BKTC)
-    )
+def _backward_shapes(gradient_BTHC: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    gradient_q, gradient_k, gradient_v = (heads.new_empty(heads.transpose(1, 2).shape) for heads in inputs[:3])
     return gradient_q, gradient_k, gradient_v
 
 
