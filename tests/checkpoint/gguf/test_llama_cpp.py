@@ -142,10 +142,10 @@ def byte_level(pre_tokenizer: Any, *, ignore_merges: bool = False) -> Tokenizer:
 def cuts() -> dict[str, Callable[[], Tokenizer]]:
     from tokenizers import Regex, pre_tokenizers
 
-    from sheepop.checkpoint.gguf.pre_tokenizers import find_pre_tokenizer
+    from sheepop.checkpoint.gguf.pre_tokenizers import BY_NAME
 
     def split(name: str) -> Any:
-        known = find_pre_tokenizer(name)
+        known = BY_NAME.get(name)
         assert known is not None
         pattern = known.description["pretokenizers"][0]["pattern"]["Regex"]
         return pre_tokenizers.Sequence(

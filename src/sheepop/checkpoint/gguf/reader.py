@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -60,9 +59,7 @@ class GGUFFile:
     def __enter__(self) -> GGUFFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._container.close()
 
     def tokenizer(self) -> Tokenizer:
