@@ -53,11 +53,8 @@ def put_changes(
         lengths = None if magnitude is None else magnitude.clone()
         put(model, path, name, LowRank(config, down.clone(), up.clone(), lengths))
     infix = f".changes.{name}."
-    placed = {
-        key.replace(infix, f".changes.{NAME}."): each
-        for key, each in changes_of(model).items()
-        if infix in key or key == _HEAD
-    }
+    made = changes_of(model).items()
+    placed = {key.replace(infix, f".changes.{NAME}."): each for key, each in made if infix in key or key == _HEAD}
     copy_changes(tensors, placed, source)
     activate(model, name)
 

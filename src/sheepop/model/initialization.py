@@ -122,12 +122,8 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
     elif (role := parameter_role(name, parameter.shape)) == "table":
         parameter.zero_()
     elif role != "vector":
-        matrix = Matrix(
-            fan_in=parameter.shape[-1],
-            fan_out=parameter.shape[-2],
-            role=role,
-            branches=_num_branches(config, name) if name.removesuffix(".weight").endswith(_ENDS_BRANCH) else 0,
-        )
+        branches = _num_branches(config, name) if name.removesuffix(".weight").endswith(_ENDS_BRANCH) else 0
+        matrix = Matrix(fan_in=parameter.shape[-1], fan_out=parameter.shape[-2], role=role, branches=branches)
         std = SCHEMES[config.initialization](config, matrix)
         _draw(parameter, std, config.initialization in _UNIFORM, seed, name)
     elif "norm" not in name or name.endswith(".bias"):

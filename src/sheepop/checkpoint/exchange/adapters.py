@@ -140,10 +140,8 @@ def read_adapter(directory: Path, model: Transformer, family: Family, *, name: s
         raise CheckpointError(f"{directory} is not a LoRA adapter: it has no {CONFIG if keys is None else WEIGHTS}.")
     given = Given(keys, str(directory / CONFIG))
     # Older versions use a longer name for the row lengths of DoRA.
-    tensors = {
-        tensor.replace("magnitude_vector.weight", "magnitude_vector"): value
-        for tensor, value in open_safetensors(weights).items()
-    }
+    stored = open_safetensors(weights).items()
+    tensors = {key.replace("magnitude_vector.weight", "magnitude_vector"): tensor for key, tensor in stored}
     changes: list[tuple[str, LowRank]] = []
     for theirs, place in _places(model, family).items():
         kinds = {kind: f"{_PREFIX}{theirs}.{kind}" for kind in (*_LINEAR, *_EMBEDDING)}

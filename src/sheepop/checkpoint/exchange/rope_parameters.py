@@ -70,10 +70,8 @@ class RopeParameters(Field):
     def write(self, config: ModelConfig) -> Settings:
         """Returns the spelling with `rope_theta` and `rope_scaling`."""
         scaling = config.rotary_scaling
-        written: Settings = {
-            self.base_keys[0]: config.position_base,
-            "rope_scaling": _written_scaling(config, self.scalings),
-        }
+        written: Settings = {self.base_keys[0]: config.position_base}
+        written["rope_scaling"] = _written_scaling(config, self.scalings)
         if self.fraction is not None:
             written[self.fraction_keys[0]] = config.rotary_fraction
         if self.original is not None:

@@ -80,13 +80,8 @@ class GGUFFile:
             if key.startswith("general.") and key not in (ARCHITECTURE_KEY, FILE_TYPE_KEY) and _is_short(value)
         }
         types = Counter(record.kind.name for record in self._container.tensors.values())
-        return {
-            "format": "gguf",
-            "file": self._container.path.name,
-            "architecture": self.architecture.name,
-            "tensor_types": dict(types),
-            "metadata": general,
-        }
+        origin = {"format": "gguf", "file": self._container.path.name, "architecture": self.architecture.name}
+        return {**origin, "tensor_types": dict(types), "metadata": general}
 
     def _lazy(self, place: Place, name: str) -> LazyTensor:
         shape = dict(place.ours)[name]

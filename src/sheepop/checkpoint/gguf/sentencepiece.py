@@ -71,11 +71,8 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     if len(unknown) != 1 or not set(tokens.texts) >= set(BYTE_TOKENS):
         raise keys.problem("ggml.token_type", "does not have one unknown token and all 256 bytes, as this model needs")
     prefix = keys.typed(_SPACE_PREFIX, bool, True)
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+    unescape: dict[str, Any] = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    steps = [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     return {
         "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _ESCAPE] if prefix else [_ESCAPE]},

@@ -156,9 +156,5 @@ def _post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict
         return before + parts + behind
 
     special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (bos, eos) if token}
-    return {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
-        "special_tokens": special,
-    }
+    templates = {"single": around("A", 0), "pair": around("A", 0) + around("B", 1)}
+    return {"type": "TemplateProcessing", **templates, "special_tokens": special}

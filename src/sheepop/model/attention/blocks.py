@@ -116,11 +116,8 @@ def has_block_kernel(device: torch.device, head_dim: int) -> bool:
 
 @cache
 def _has_triton(index: int | None) -> bool:
-    return (
-        find_spec("triton") is not None
-        and find_compiler() is not None
-        and torch.cuda.get_device_capability(index) >= (8, 0)
-    )
+    is_installed = find_spec("triton") is not None and find_compiler() is not None
+    return is_installed and torch.cuda.get_device_capability(index) >= (8, 0)
 
 
 def _run(*heads: Tensor, **settings: Any) -> Any:

@@ -69,15 +69,10 @@ def scaled_dot_product(
     if grouped and q_BHTC.device.type == "cuda" and (mask is not None or q_BHTC.dtype.itemsize != 2):
         k_BKSC, v_BKSC = (repeat_heads(heads, q_BHTC.shape[1]) for heads in (k_BKSC, v_BKSC))
         grouped = False
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q_BHTC.dtype)
     return F.scaled_dot_product_attention(
-        q_BHTC,
-        k_BKSC,
-        v_BKSC,
-        attn_mask=mask if mask is None or mask.dtype == torch.bool else mask.to(q_BHTC.dtype),
-        dropout_p=dropout,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=grouped,
+        q_BHTC, k_BKSC, v_BKSC, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
     )
 
 

@@ -105,12 +105,8 @@ class Cut:
         scatter = np.empty(numbers.size, dtype=np.int64)
         scatter[gather[offsets <= lasts]] = np.flatnonzero(offsets <= lasts)
         sizes, counts = np.unique(padded, return_counts=True)
-        device = documents_BT.device
-        return cls(
-            torch.from_numpy(gather).to(device),
-            torch.from_numpy(scatter).to(device),
-            tuple(zip(counts.tolist(), sizes.tolist(), strict=True)),
-        )
+        device, groups = documents_BT.device, tuple(zip(counts.tolist(), sizes.tolist(), strict=True))
+        return cls(torch.from_numpy(gather).to(device), torch.from_numpy(scatter).to(device), groups)
 
     def parts(self, heads_BHTC: Tensor) -> list[Tensor]:
         """Returns the heads of each group's documents, (documents, heads, padded length, C)."""
