@@ -142,9 +142,7 @@ class StoredWeight(Tensor):
         return self.scales is not None or count <= _MOST_ROWS or self.always_native
 
     @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is F.linear and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
             return weight.product(_argument(args, kwargs, 0, "input"), _argument(args, kwargs, 2, "bias"))
@@ -157,9 +155,7 @@ class StoredWeight(Tensor):
             return function(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
             return args[0]._like()

@@ -79,10 +79,7 @@ def described(settings: Settings, where: str) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Value(Field):
-    """A key with the same value as one or several of our settings.
-
-    `default` is the value if the key is absent. `optional` allows null.
-    """
+    """A key with the value of one or several of our settings; `default` if it is absent; `optional` allows null."""
 
     theirs: str
     ours: tuple[str, ...]

@@ -45,10 +45,7 @@ _SCALE = "_scale"  # suffix of a quantised weight's name for its scales
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model loaded from disk, in evaluation mode, with its tokenizer.
-
-    `end_ids` are tokens that end a text, in addition to the tokenizer's own.
-    """
+    """A model in evaluation mode; `end_ids` are tokens that end a text, in addition to the tokenizer's own."""
 
     model: Transformer
     tokenizer: Tokenizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -151,13 +151,7 @@ class _Undrawn(TorchFunctionMode):
     It takes time, and on the meta device it makes PyTorch load its whole compiler.
     """
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        arguments: tuple[Any, ...] = (),
-        settings: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
         settings = settings or {}
         if function in _DRAWS:
             return settings["tensor"] if "tensor" in settings else arguments[0]

@@ -219,8 +219,6 @@ def test_what_no_architecture_computes_is_refused_with_every_reason(make: Callab
     assert sorted(line.split(":")[0].strip() for line in lines[1:]) == sorted(ARCHITECTURES)
     assert lines[1] == "  llama: attention_sinks = True, but it computes False"
     assert "  gpt2: " in str(caught.value)
-    with pytest.raises(CheckpointError, match="'gpt5' is not an architecture that SheepOp writes: gpt2, bloom"):
-        choose_architecture(config, "gpt5")
 
 
 def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it(make: Callable[..., Any]) -> None:

@@ -52,10 +52,8 @@ class _Place:
     length: int
 
 
-def write_adapter(
-    directory: Path, model: Transformer, family: Family, *, name: str = "default", base: str = ""
-) -> None:
-    """Writes the adapter `name` into a directory, which the caller makes durable; `base` is the origin of its model.
+def write_adapter(directory: Path, model: Transformer, family: Family, *, name: str = "default") -> None:
+    """Writes the adapter `name` into a directory, which the caller makes durable.
 
     Raises `ConfigError` if the model has no such adapter, and `CheckpointError` for a layer that the family lacks.
     """
@@ -72,17 +70,17 @@ def write_adapter(
             tensors |= {f"{_PREFIX}{theirs}.{kind}": tensor for kind, tensor in found.items()}
     config = next(iter(changes.values())).config
     assert isinstance(config, LoraConfig)
-    write_json(directory / CONFIG, _described(config, sizes, base, family))
+    write_json(directory / CONFIG, _described(config, sizes, family))
     write_safetensors(directory / WEIGHTS, {name: LazyTensor.of(tensor) for name, tensor in tensors.items()})
 
 
-def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], base: str, family: Family) -> dict[str, Any]:
+def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], family: Family) -> dict[str, Any]:
     """Returns PEFT's settings; layers whose rank or alpha differs from the most common one are listed individually."""
     rank, alpha = max(set(sizes.values()), key=list(sizes.values()).count)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base or None,
+        "base_model_name_or_path": None,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,

@@ -26,16 +26,14 @@ CONFIG_KEY = "sheepop.model"
 _CAUSAL = Fixed("attention.causal", (True,), "so the model is not a language model")
 
 
-def choose_architecture(config: ModelConfig, name: str | None = None) -> Architecture:
-    """Returns the first architecture of llama.cpp that computes the same as `config`, or the one called `name`.
+def choose_architecture(config: ModelConfig) -> Architecture:
+    """Returns the first architecture of llama.cpp that computes the same as `config`.
 
     Raises `CheckpointError` with the reasons if none does.
     """
-    if name is not None and name not in ARCHITECTURES:
-        raise CheckpointError(f"{name!r} is not an architecture that SheepOp writes: {', '.join(ARCHITECTURES)}.")
-    candidates = list(ARCHITECTURES.values()) if name is None else [ARCHITECTURES[name]]
-    refusals = {candidate.name: list(candidate.refusals(config)) for candidate in candidates}
-    for candidate in candidates:
+    refusals: dict[str, list[str]] = {}
+    for candidate in ARCHITECTURES.values():
+        refusals[candidate.name] = list(candidate.refusals(config))
         if not refusals[candidate.name]:
             return candidate
     nearest_first = sorted(refusals.items(), key=lambda item: len(item[1]))

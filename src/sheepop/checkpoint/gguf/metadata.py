@@ -161,10 +161,7 @@ def f32s(numbers: Sequence[float]) -> Value:
 
 
 def value_of(plain: bool | int | float | str | list[bool]) -> Value:
-    """Converts a Python object to a value: an integer to 4 bytes without a sign, a float to float32.
-
-    Raises `CheckpointError` for a number that is too large.
-    """
+    """Converts a Python object to a value, a number to 4 bytes; raises `CheckpointError` if a float is too large."""
     if isinstance(plain, list):
         return Value(ValueType.BOOL, np.asarray(plain, dtype=np.uint8))
     for kind, type_ in ((bool, ValueType.BOOL), (str, ValueType.TEXT), (int, ValueType.U32)):

@@ -58,7 +58,6 @@ def write_gguf(
     *,
     dtype: str | None = None,
     name: str,
-    architecture: str | None = None,
     end_ids: Sequence[int] = (),
     replace: bool = False,
     advance: Callable[[int], None] = lambda num_bytes: None,
@@ -68,12 +67,12 @@ def write_gguf(
     Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or in their own type; norms, biases and other small,
     sensitive tensors always in f32. `name` is the model's name. A file without a tokenizer is for programs that bring
     their own. `end_ids` are tokens that end a text, in addition to the tokenizer's own; `advance` is called with the
-    number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the same with any architecture (or
-    with `architecture`), or if a tensor does not fit its type.
+    number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the same with any architecture, or if
+    a tensor does not fit its type.
     """
     if dtype is not None and dtype not in TYPES:
         raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(TYPES)}.")
-    chosen = choose_architecture(config, architecture)
+    chosen = choose_architecture(config)
     found = places(chosen, config)
     _check_tensors(config, tensors)
     plans = [_plan(place, tensors, dtype) for place in found]

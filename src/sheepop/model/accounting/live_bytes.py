@@ -64,9 +64,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._storages[place]
             self._most -= self._sizes.pop(place)
 
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
         found = operation(*arguments, **(settings or {}))
         for tensor in tensors_of((arguments, tuple((settings or {}).values()), found)):
             self.add(tensor)

@@ -287,9 +287,7 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def sizes(self) -> dict[int, int]:
         return dict(map(_storage, self._tensors))
 
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
         found = operation(*arguments, **(settings or {}))
         if operation in self._operations:
             results = found if isinstance(found, tuple) else (found,)
