@@ -13,11 +13,4 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
-__all__ = [
-    "LoadedModel",
-    "RunDirectory",
-    "load_model",
-    "resolve_model_directory",
-    "save_model",
-    "with_adapters",
-]
+__all__ = ["LoadedModel", "RunDirectory", "load_model", "resolve_model_directory", "save_model", "with_adapters"]

@@ -312,8 +312,7 @@ def _sequence(value: Any) -> Sequence[Any]:
 
 
 def _table(header: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, ["---"] * len(header), *rows])
 
 
 def _bullets(lines: Iterator[str] | Sequence[str]) -> str:

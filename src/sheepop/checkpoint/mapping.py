@@ -102,9 +102,9 @@ class Value(Field):
         return {} if holder is None else {self.theirs: getattr(holder, name)}
 
 
-def size(theirs: str, ours: str, default: Any = REQUIRED, *aliases: str) -> Value:
-    """Returns a field for an integer key."""
-    return Value(theirs, (ours,), int, default, aliases)
+def size(theirs: str, ours: str, default: Any = REQUIRED, *aliases: str, optional: bool = False) -> Value:
+    """Returns a field for an integer key; `optional` allows null, the derived size."""
+    return Value(theirs, (ours,), int, default, aliases, optional)
 
 
 def count(theirs: str, ours: str, default: int, *aliases: str) -> Value:
@@ -117,19 +117,9 @@ def context(theirs: str, default: int, *aliases: str) -> Value:
     return Value(theirs, ("max_seq_len",), int, default, aliases, largest=LARGEST_CONTEXT)
 
 
-def number(theirs: str, ours: str, default: Any = REQUIRED) -> Value:
-    """Returns a field for a real-number key."""
-    return Value(theirs, (ours,), float, default)
-
-
-def optional_size(theirs: str, ours: str, default: int | None) -> Value:
-    """Returns a field for an integer key, whose null is the derived size."""
-    return Value(theirs, (ours,), int, default, optional=True)
-
-
-def optional_number(theirs: str, ours: str, default: float | None) -> Value:
-    """Returns a field for a real-number key, whose null is none."""
-    return Value(theirs, (ours,), float, default, optional=True)
+def number(theirs: str, ours: str, default: Any = REQUIRED, *, optional: bool = False) -> Value:
+    """Returns a field for a real-number key; `optional` allows null for none."""
+    return Value(theirs, (ours,), float, default, optional=optional)
 
 
 def switch(theirs: str, *ours: str, default: Any = REQUIRED) -> Value:

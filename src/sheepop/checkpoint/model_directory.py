@@ -155,8 +155,7 @@ def open_model(path: str | Path) -> ForeignModel:
     expected = expected_tensors(config)
     _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory)
     tensors = {name: tensors[name] for name in expected}
-    made = read_json(directory / PROVENANCE)
-    return ForeignModel(config, tensors, tokenizer, read_generation(directory), made)
+    return ForeignModel(config, tensors, tokenizer, read_generation(directory), read_json(directory / PROVENANCE))
 
 
 def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:

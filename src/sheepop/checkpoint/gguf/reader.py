@@ -47,13 +47,10 @@ class GGUFFile:
         found = places(self.architecture, self.config)
         _check_tensors(container, found)
         self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
+        num_experts = 0 if self.config.experts is None else self.config.experts.count
         self.tensors: Mapping[str, LazyTensor] = {
             **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
-            **{
-                name: LazyTensor.of(torch.zeros(self.config.experts.count))
-                for name in balances(self.config)
-                if self.config.experts
-            },
+            **{name: LazyTensor.of(torch.zeros(num_experts)) for name in balances(self.config)},
         }
 
     def __enter__(self) -> GGUFFile:

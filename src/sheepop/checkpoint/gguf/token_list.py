@@ -110,8 +110,7 @@ def read_tokens(keys: Given, rows: int) -> TokenList:
     numbers = keys.entries(KINDS, int) if keys.has(KINDS) else [int(TokenKind.NORMAL)] * len(found)
     if len(numbers) != len(found):
         raise keys.problem(KINDS, f"has {len(numbers):,} entries for {len(found):,} tokens")
-    known = set(TokenKind)
-    if unknown := set(numbers) - known:
+    if unknown := set(numbers) - set(TokenKind):
         raise keys.problem(KINDS, f"has the unknown kind {min(unknown)}")
     scores = keys.entries(SCORES, float) if keys.has(SCORES) else None
     if scores is not None and len(scores) != len(found):

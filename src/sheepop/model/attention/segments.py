@@ -227,8 +227,7 @@ def _document_attention_backward(
     for q, k, v, gradient_out, out, sums in zip(
         *map(cut.parts, (q_BHTC, k_BKTC, v_BKTC)), *map(cut.split, (gradient, *places)), strict=True
     ):
-        heads = q.shape[1]
-        repeated = (repeat_heads(part, heads) for part in (k, v))
+        repeated = (repeat_heads(part, q.shape[1]) for part in (k, v))
         found = _backward(gradient_out, q, *repeated, out, sums, 0.0, True)
         for of_heads, kept, part in zip((q, k, v), gradients, found, strict=True):
             kept.append(_sum_repeated(part, of_heads))

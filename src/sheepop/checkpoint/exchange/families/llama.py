@@ -30,8 +30,6 @@ from sheepop.checkpoint.mapping import (
     fixed,
     implied,
     number,
-    optional_number,
-    optional_size,
     score_scale,
     size,
     switch,
@@ -59,7 +57,7 @@ def llama_keys(
         size("hidden_size", "d_model", d_model),
         count("num_hidden_layers", "num_layers", num_layers),
         size("num_attention_heads", "num_heads", 32),
-        optional_size("num_key_value_heads", "num_kv_heads", num_kv_heads),
+        size("num_key_value_heads", "num_kv_heads", num_kv_heads, optional=True),
         context("max_position_embeddings", max_seq_len),
         size("intermediate_size", "d_ff", d_ff),
         Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
@@ -68,7 +66,7 @@ def llama_keys(
     )
 
 
-HEAD_DIM = optional_size("head_dim", "head_dim", None)
+HEAD_DIM = size("head_dim", "head_dim", None, optional=True)
 ATTENTION_BIAS = switch("attention_bias", "attention_bias", "attention_output_bias", default=False)
 ATTENTION_DROPOUT = Dropouts(None, "attention_dropout", None)
 
@@ -307,7 +305,7 @@ _GEMMA_FIELDS: tuple[Field, ...] = (
     count("num_hidden_layers", "num_layers", 26),
     size("num_attention_heads", "num_heads", 8),
     size("intermediate_size", "d_ff", 9216),
-    optional_size("num_key_value_heads", "num_kv_heads", 4),
+    size("num_key_value_heads", "num_kv_heads", 4, optional=True),
     size("head_dim", "head_dim", 256),
     Activation("hidden_activation", {"gelu_pytorch_tanh": "geglu_tanh", **GATED_ACTIVATIONS}, "gelu_pytorch_tanh"),
     number("rms_norm_eps", "norm_eps", 1e-6),
@@ -335,8 +333,8 @@ GEMMA2 = Family(
         size("vocab_size", "vocab_size", 256000),
         context("max_position_embeddings", 8192),
         *_GEMMA_FIELDS,
-        optional_number("attn_logit_softcapping", "attention_soft_cap", 50.0),
-        optional_number("final_logit_softcapping", "logit_soft_cap", 30.0),
+        number("attn_logit_softcapping", "attention_soft_cap", 50.0, optional=True),
+        number("final_logit_softcapping", "logit_soft_cap", 30.0, optional=True),
         windows_by_period(4096, 2),
         RopeParameters(),
     ),
@@ -353,7 +351,7 @@ GEMMA3 = Family(
         context("max_position_embeddings", 131072),
         *_GEMMA_FIELDS,
         Fixed("attn_logit_softcapping", (None,), "and transformers ignores this key in this family"),
-        optional_number("final_logit_softcapping", "logit_soft_cap", None),
+        number("final_logit_softcapping", "logit_soft_cap", None, optional=True),
         windows_by_period(4096, 6, "sliding_window_pattern"),
         LayerRopeParameters(),
         # An older form of the pattern, which `layer_types` replaced.
