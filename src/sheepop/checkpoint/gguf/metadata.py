@@ -164,9 +164,8 @@ def value_of(plain: bool | int | float | str | list[bool]) -> Value:
     """Converts a Python object to a value, a number to 4 bytes; raises `CheckpointError` if a float is too large."""
     if isinstance(plain, list):
         return Value(ValueType.BOOL, np.asarray(plain, dtype=np.uint8))
-    for kind, type_ in ((bool, ValueType.BOOL), (str, ValueType.TEXT), (int, ValueType.U32)):
-        if isinstance(plain, kind):
-            return Value(type_, plain)
+    if not isinstance(plain, float):
+        return Value({bool: ValueType.BOOL, int: ValueType.U32, str: ValueType.TEXT}[type(plain)], plain)
     if math.isfinite(plain) and abs(plain) > np.finfo(np.float32).max:
         raise CheckpointError(f"{plain:g} is too large for a GGUF file, which stores settings in single precision.")
     return Value(ValueType.F32, float(np.float32(plain)))
