@@ -65,8 +65,9 @@ class OutputHead(nn.Linear):
         return linear_log_probabilities(hidden, self.own_weight, labels, **self._projection(places))
 
     def _projection(self, places: Places | None) -> Projection:
-        parts: Projection = {"memory": self._memory, "vocabulary": self.vocabulary}
-        return {"places": places, "weight_cast": self.cast, "soft_cap": self.soft_cap, **parts}
+        parts: Projection = {"weight_cast": self.cast, "soft_cap": self.soft_cap, "memory": self._memory}
+        parts["vocabulary"] = self.vocabulary
+        return parts if places is None else {**parts, "places": places}
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the summed cross-entropy and the number of correct predictions; see `loss.score_tokens`."""

@@ -85,16 +85,16 @@ class PartOfVocabulary(Protocol):
 
 
 class Projection(TypedDict, total=False):
-    """How hidden states become logits chunk by chunk; every entry may be missing or None.
+    """How hidden states become logits chunk by chunk; every entry may be missing.
 
-    `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` if all are; if None they are
-    computed, which synchronises with a GPU. `weight_cast` is a copy of the weight in the data type of products.
+    `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` if all are; without them they
+    are computed, which synchronises with a GPU. `weight_cast` is a copy of the weight in the data type of products.
     `soft_cap` c turns logits z into ``c tanh(z / c)``. `chunk_bytes` limits the logits held at a time, and `memory`
     reuses large buffers across calls. If the weight holds only some rows of the vocabulary, `vocabulary` combines them
     with the rest.
     """
 
-    places: Places | None
+    places: Places
     weight_cast: Tensor | None
     soft_cap: float | None
     chunk_bytes: int | None
@@ -157,7 +157,7 @@ def _flattened(hidden: Tensor, weight_VD: Tensor, labels: Tensor, projection: Pr
     if weight_VD.ndim != 2 or weight_VD.shape[1] != hidden.shape[-1]:
         raise ValueError(f"a head of shape {tuple(weight_VD.shape)} does not fit hidden states {tuple(hidden.shape)}")
     labels_N = labels.flatten()
-    if projection.get("places") is None:
+    if "places" not in projection:
         projection = {**projection, "places": supervised_places(labels_N)}
     return hidden.flatten(0, -2), weight_VD, labels_N, projection.get("weight_cast"), projection
 

@@ -93,8 +93,7 @@ class Toy:
         return replace(self, tokenizer=tokenizer)
 
     def write(self, path: Path, **options: Any) -> Path:
-        options = {"name": "toy", "architecture": self.architecture} | options
-        write_gguf(path, self.config, self.tensors, self.tokenizer, **options)
+        write_gguf(path, self.config, self.tensors, self.tokenizer, **{"name": "toy", **options})
         return path
 
 
