@@ -284,7 +284,8 @@ def count_loss(counter: Counter, model: ModelConfig, tokens: int, *, fused: bool
         labels = torch.empty(tokens, device="meta", dtype=torch.long)
         cast = torch.empty_like(weight, dtype=torch.bfloat16)
         context = SimpleNamespace(needs_input_grad=(True, True), mark_non_differentiable=lambda _: None)
-        arguments = (hidden, weight, labels, slice(None), cast, LossTerms(), None, None, chunked.LossMemory())
+        how = {"places": slice(None), "memory": chunked.LossMemory()}
+        arguments = (hidden, weight, labels, cast, how, LossTerms())
         losses._LinearCrossEntropy.forward(context, *arguments)
         for gradient in context.gradients:
             gradient.mul_(torch.empty((), device="meta"))

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sheepop.adapt.quantization import quantizable, quantize, quantized
 from sheepop.adapt.stored_weight import Format, StoredWeight
-from sheepop.checkpoint import load_model, open_model, save_model
+from sheepop.checkpoint import load_model, save_model
+from sheepop.checkpoint.model_directory import open_model
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import read_json, write_checksums, write_json
 from sheepop.model import ModelConfig, build_model

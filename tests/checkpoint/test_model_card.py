@@ -21,9 +21,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from sheepop.adapt.quantization import quantize
-from sheepop.checkpoint import RunDirectory, load_model, save_model, write_model
+from sheepop.checkpoint import RunDirectory, load_model, save_model
 from sheepop.checkpoint.model_card import model_card, record_scores
-from sheepop.checkpoint.model_directory import unique_weights
+from sheepop.checkpoint.model_directory import unique_weights, write_model
 from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.core import files
 from sheepop.core.errors import CheckpointError, StorageError

@@ -8,10 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sheepop.checkpoint import optimizer_state, read_training_state, write_training_state
-from sheepop.checkpoint.training_state import read_trained_weights
+from sheepop.checkpoint.training_state import (
+    optimizer_state,
+    read_trained_weights,
+    read_training_state,
+    write_training_state,
+)
 from sheepop.core.errors import CheckpointError
-from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.loss import cross_entropy
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.optimizers import optimizer_slots

@@ -16,15 +16,9 @@ from torch import Tensor
 
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
-from sheepop.model import (
-    EncoderDecoder,
-    ModelConfig,
-    Transformer,
-    blank_model,
-    build_model,
-    cross_entropy,
-)
+from sheepop.model import EncoderDecoder, ModelConfig, Transformer, blank_model, build_model
 from sheepop.model.config import ACTIVATION_NAMES, Backend, Initialization, NormKind, NormPosition, PositionEncoding
+from sheepop.model.loss import cross_entropy
 from sheepop.model.probe import record
 
 from ..reading import PieceReader, read_in_pieces

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from sheepop.core.machine import find_compiler, has_python_headers
-from sheepop.model import LossTerms, linear_cross_entropy, linear_log_probabilities
+from sheepop.model import LossTerms
 from sheepop.model import loss as losses
 from sheepop.model.fused import fused, fuses
+from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
 from sheepop.model.positions import rotary_tables, rotate
 
 N, D, V = 24, 8, 50

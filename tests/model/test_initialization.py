@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from sheepop.core.random import seed_torch
-from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.config import Initialization
+from sheepop.model.loss import cross_entropy
 
 
 def config(**settings: Any) -> ModelConfig:

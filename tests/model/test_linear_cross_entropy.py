@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheepop.model import IGNORE_INDEX, LossTerms, linear_cross_entropy, score_tokens
+from sheepop.model import IGNORE_INDEX, LossTerms
 from sheepop.model.logits import LossMemory
+from sheepop.model.loss import linear_cross_entropy, score_tokens
 
 N, D, V = 12, 6, 9
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sheepop.model import IGNORE_INDEX, linear_cross_entropy, linear_log_probabilities
+from sheepop.model import IGNORE_INDEX
 from sheepop.model.logits import LossMemory
+from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
 
 N, D, V = 12, 6, 9
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.loss import cross_entropy
 
 from ..reading import read_in_pieces
 from .slow_network import SlowNetwork

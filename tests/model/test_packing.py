@@ -7,8 +7,9 @@ from typing import get_args
 import pytest
 import torch
 
-from sheepop.model import IGNORE_INDEX, cross_entropy_sum
+from sheepop.model import IGNORE_INDEX
 from sheepop.model.config import PositionEncoding
+from sheepop.model.loss import cross_entropy_sum
 
 LENGTHS = (7, 1, 4)
 

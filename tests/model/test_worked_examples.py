@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheepop.model import IGNORE_INDEX, ModelConfig, build_model, cross_entropy, cross_entropy_sum
+from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending, AttentionKind
 from sheepop.model.attention.layer import Attention
 from sheepop.model.feedforward import FeedForward
+from sheepop.model.loss import cross_entropy, cross_entropy_sum
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import sinusoidal_table
 

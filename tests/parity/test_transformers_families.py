@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sheepop.checkpoint import load_model
-from sheepop.checkpoint.exchange import FAMILIES
+from sheepop.checkpoint.exchange.choice import FAMILIES
 from sheepop.checkpoint.exchange.fields import Activation
 from sheepop.checkpoint.exchange.reader import canonical
 from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
@@ -23,7 +23,8 @@ from sheepop.checkpoint.mapping import Value
 from sheepop.checkpoint.weight_files import open_weights
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.exchange import import_model
-from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.loss import cross_entropy
 
 from .conftest import TOYS, toy_config
 
@@ -44,7 +45,8 @@ def test_every_switch_is_away_from_its_default_in_some_toy(family):
     for field in family.fields:
         # BLOOM has no last position, so that its length plays no part.
         if isinstance(field, Value | Activation) and field.theirs != "seq_length":
-            values = [toy[key] for toy in toys for key in field.keys if key in toy]
+            keys = (field.theirs, *getattr(field, "aliases", ()))
+            values = [toy[key] for toy in toys for key in keys if key in toy]
             assert any(value != field.default for value in values), field.theirs
     if any(isinstance(field, RopeParameters | LayerRopeParameters) for field in family.fields):
         tables = [toy["rope_parameters"] for toy in toys]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,7 +81,7 @@ class StoredWeight(Tensor):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Returns ``x W^T + b`` for x (..., K), with a gradient for x if needed."""
         if x.requires_grad and torch.is_grad_enabled():
-            found: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+            found = _Product.apply(x, self)  # type: ignore[no-untyped-call]
             return found if bias is None else found + bias
         count = x.numel() // self.row_length
         if count == 0:
@@ -92,13 +93,8 @@ class StoredWeight(Tensor):
             return F.linear(x, self.rows().to(x.dtype), bias)
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
-        kernel(
-            *map(pointer, (rows_MK, self.numbers, self.scales, single_bias, out_MN)),
-            count,
-            self.row_length,
-            self.num_rows,
-            torch.get_num_threads(),
-        )
+        sizes = (count, self.row_length, self.num_rows, torch.get_num_threads())
+        kernel(*map(pointer, (rows_MK, self.numbers, self.scales, single_bias, out_MN)), *sizes)
         return out_MN.to(x.dtype)
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -123,7 +119,7 @@ class StoredWeight(Tensor):
         """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
         ends = ends_E.tolist()
         parts = [
-            self._of_expert(expert).product(rows_MK[begin:end])
+            self._like(itemgetter(expert)).product(rows_MK[begin:end])
             for expert, (begin, end) in enumerate(pairwise((0, *ends)))
             if end > begin
         ]
@@ -146,9 +142,7 @@ class StoredWeight(Tensor):
         return self.scales is not None or count <= _MOST_ROWS or self.always_native
 
     @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is F.linear and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
             return weight.product(_argument(args, kwargs, 0, "input"), _argument(args, kwargs, 2, "bias"))
@@ -161,16 +155,12 @@ class StoredWeight(Tensor):
             return function(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
-        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
             return args[0]._like()
         if function is torch.ops.aten._to_copy.default and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
-            return args[0]._like(kwargs.get("device"))
-        if function is torch.ops.aten.clone.default:
-            return args[0]._like()
+            return args[0]._like(lambda part: part.to(kwargs.get("device") or part.device))
         # Inference mode dispatches this call even if it changes nothing; other modes only if the type changes.
         if function is torch.ops.aten.to.dtype and args[1] == args[0].dtype:
             return args[0]
@@ -179,17 +169,9 @@ class StoredWeight(Tensor):
         args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
         return function(*args, **kwargs)
 
-    def _like(self, device: torch.device | None = None) -> StoredWeight:
-        values, scales = self.numbers, self.scales
-        if device is not None:
-            values, scales = values.to(device), None if scales is None else scales.to(device)
-        return self._holding(values, scales)
-
-    def _of_expert(self, expert: int) -> StoredWeight:
-        return self._holding(self.numbers[expert], None if self.scales is None else self.scales[expert])
-
-    def _holding(self, values: Tensor, scales: Tensor | None) -> StoredWeight:
-        made = StoredWeight(self.stored, values, scales, self.dtype)
+    def _like(self, change: Callable[[Tensor], Tensor] = lambda part: part) -> StoredWeight:
+        scales = None if self.scales is None else change(self.scales)
+        made = StoredWeight(self.stored, change(self.numbers), scales, self.dtype)
         made.always_native = self.always_native
         return made
 

@@ -24,6 +24,7 @@ from sheepop.tokenizer import Tokenizer
 from sheepop.tokenizer.interface import CHAT_TEMPLATE
 
 Library = Literal["sheepop", "transformers"]
+Facts = Mapping[str, Any]
 EVALUATIONS = "evaluations"
 
 _BEGIN, _END = "Written by SheepOp; checksum of what follows: ", "End of what SheepOp writes; your own goes below."
@@ -49,9 +50,9 @@ _POSITIONS = {
 def model_card(
     config: ModelConfig,
     tokenizer: Tokenizer,
-    provenance: Mapping[str, Any],
+    provenance: Facts,
     *,
-    stored: Mapping[str, Any] | None = None,
+    stored: Facts | None = None,
     library: Library = "sheepop",
 ) -> str:
     """Returns the text of ``README.md``, which depends only on the arguments; missing facts are omitted or "unknown".
@@ -104,11 +105,7 @@ def _size(config: ModelConfig) -> tuple[int, int]:
 
 
 def _front_matter(
-    config: ModelConfig,
-    provenance: Mapping[str, Any],
-    stored: Mapping[str, Any],
-    scores: Sequence[Mapping[str, Any]],
-    library: Library,
+    config: ModelConfig, provenance: Facts, stored: Facts, scores: Sequence[Facts], library: Library
 ) -> str:
     task = "text2text-generation" if config.architecture == "encoder_decoder" else "text-generation"
     judges = bool(stored.get("reward_head"))
@@ -128,18 +125,16 @@ def _front_matter(
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=math.inf)
 
 
-def _results(scores: Sequence[Mapping[str, Any]], task: str) -> Iterator[dict[str, Any]]:
+def _results(scores: Sequence[Facts], task: str) -> Iterator[dict[str, Any]]:
     """Yields the numeric scores in the format of the hub's model index, grouped by evaluation."""
     known = [score for score in scores if _is_number(score.get("value"))]
     for (kind, name), group in groupby(known, lambda score: (_plain(score.get("kind")), _plain(score.get("name")))):
-        metrics = [
-            {"type": _slug(score.get("measure")), "name": _plain(score.get("measure")), "value": score["value"]}
-            for score in group
-        ]
+        measures = ((score.get("measure"), score["value"]) for score in group)
+        metrics = [{"type": _slug(measure), "name": _plain(measure), "value": value} for measure, value in measures]
         yield {"task": {"type": task}, "dataset": {"type": _slug(kind), "name": name}, "metrics": metrics}
 
 
-def _description(config: ModelConfig, tokenizer: Tokenizer, stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _description(config: ModelConfig, tokenizer: Tokenizer, stored: Facts) -> Iterator[tuple[str, str]]:
     total, active = _size(config)
     yield "architecture", _architecture(config)
     yield "parameters", f"{total:,}" + (f", of which a token uses {active:,}" if active < total else "")
@@ -174,12 +169,11 @@ def _architecture(config: ModelConfig) -> str:
         parts.append("n-gram embeddings")
     if config.short_convolution is not None:
         parts.append(f"convolutions over {counted(config.short_convolution, 'token')} before attention")
-    return "; ".join(
-        [*parts, "output projection tied to the embedding" if config.tie_weights else "separate output projection"]
-    )
+    parts.append("output projection tied to the embedding" if config.tie_weights else "separate output projection")
+    return "; ".join(parts)
 
 
-def _making(provenance: Mapping[str, Any], library: Library) -> Iterator[str]:
+def _making(provenance: Facts, library: Library) -> Iterator[str]:
     run, data = _mapping(provenance.get("run")), _mapping(provenance.get("data"))
     imported, quantised = _mapping(provenance.get("imported")), _mapping(provenance.get("quantized"))
     with_paths = library == "sheepop"
@@ -207,7 +201,7 @@ def _making(provenance: Mapping[str, Any], library: Library) -> Iterator[str]:
         yield f"Quantised to {_code(quantised.get('weights'))}{origin}{cost}"
 
 
-def _scores(scores: Sequence[Mapping[str, Any]], library: Library) -> str:
+def _scores(scores: Sequence[Facts], library: Library) -> str:
     if not scores:
         return "None are recorded.\n"
     rows = [
@@ -232,7 +226,7 @@ def _scores(scores: Sequence[Mapping[str, Any]], library: Library) -> str:
     return text + origin + ("\n" + _bullets(sorted(meanings)) if meanings else "")
 
 
-def _when(score: Mapping[str, Any]) -> str:
+def _when(score: Facts) -> str:
     """Returns the date of a score, or the run's step: later checkpoints keep listing a score until a newer one."""
     if "date" in score:
         return _code(score["date"])
@@ -261,7 +255,7 @@ def _usage(config: ModelConfig, tokenizer: Tokenizer, what: str, library: Librar
     return f"Run this in the model's directory, or replace the dot with its path:\n\n{shell}{python}"
 
 
-def _limits(config: ModelConfig, provenance: Mapping[str, Any]) -> Iterator[str]:
+def _limits(config: ModelConfig, provenance: Facts) -> Iterator[str]:
     license = _license(provenance)
     yield f"Licence: {_code(license)}" if license else "Licence: unknown, none was given"
     yield f"Its context is at most {counted(config.max_seq_len, 'token')}"
@@ -269,7 +263,7 @@ def _limits(config: ModelConfig, provenance: Mapping[str, Any]) -> Iterator[str]
     yield "Only the scores above were measured"
 
 
-def _license(provenance: Mapping[str, Any]) -> str:
+def _license(provenance: Facts) -> str:
     """Returns the given licence, or the one stated in an imported file, or an empty text."""
     imported = _mapping(_mapping(provenance.get("imported")).get("metadata")).get("general.license")
     return _plain(provenance.get("license") or imported or "")
@@ -309,7 +303,7 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else "unknown"
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any) -> Facts:
     return value if isinstance(value, Mapping) else {}
 
 
@@ -318,8 +312,7 @@ def _sequence(value: Any) -> Sequence[Any]:
 
 
 def _table(header: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, ["---"] * len(header), *rows])
 
 
 def _bullets(lines: Iterator[str] | Sequence[str]) -> str:

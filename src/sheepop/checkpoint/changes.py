@@ -53,19 +53,16 @@ def put_changes(
         lengths = None if magnitude is None else magnitude.clone()
         put(model, path, name, LowRank(config, down.clone(), up.clone(), lengths))
     infix = f".changes.{name}."
-    placed = {
-        key.replace(infix, f".changes.{NAME}."): each
-        for key, each in changes_of(model).items()
-        if infix in key or key == _HEAD
-    }
-    require_changes(tensors, placed, source)
-    if _HEAD in tensors:
-        placed[_HEAD].copy_(tensors[_HEAD])
+    made = changes_of(model).items()
+    placed = {key.replace(infix, f".changes.{NAME}."): each for key, each in made if infix in key or key == _HEAD}
+    copy_changes(tensors, placed, source)
     activate(model, name)
 
 
-def require_changes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
-    """Raises `CheckpointError` naming every tensor that is missing, unexpected or of the wrong shape."""
-    shapes, wanted = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, expected))
+def copy_changes(found: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path) -> None:
+    """Copies tensors; raises `CheckpointError` naming each that is missing, unexpected or of the wrong shape."""
+    shapes, wanted = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, own))
     if problems := tensor_problems(shapes, wanted):
         raise CheckpointError(f"The weights in {source} do not fit their model: {listed(problems)}.")
+    for name, tensor in own.items():
+        tensor.copy_(found[name])

@@ -15,8 +15,7 @@ COUNTERS = "state.json"
 
 def read_counters(checkpoint: Path) -> dict[str, Any]:
     """Reads only the counters of `checkpoint`; raises `CheckpointError` if there are none."""
-    counters: dict[str, Any] = read_state_record(checkpoint)["counters"]
-    return counters
+    return read_state_record(checkpoint)["counters"]
 
 
 def read_state_record(checkpoint: Path) -> dict[str, Any]:

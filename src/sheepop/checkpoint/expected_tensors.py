@@ -19,10 +19,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 def tensor_problems(
     found: Mapping[str, Shape], expected: Mapping[str, Shape], reasons: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Returns a clause for each tensor that is missing, unexpected or of the wrong shape.
-
-    `reasons` explain the expected shapes of some tensors.
-    """
+    """Returns a clause for each tensor that is missing, unexpected or of the wrong shape; `reasons` explain shapes."""
     reasons = reasons or {}
     return [
         *(f"{name} is missing" for name in expected if name not in found),

@@ -26,12 +26,6 @@ class Field:
     """
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The foreign keys that this field handles: `theirs`, if it has one."""
-        theirs = getattr(self, "theirs", None)
-        return () if theirs is None else (theirs,)
-
-    @property
     def covers(self) -> tuple[str, ...]:
         """The settings of `ModelConfig` that this field handles: `ours`, if it has any."""
         ours = getattr(self, "ours", ())
@@ -85,10 +79,7 @@ def described(settings: Settings, where: str) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Value(Field):
-    """A key with the same value as one or several of our settings.
-
-    `default` is the value if the key is absent. `optional` allows null.
-    """
+    """A key with the value of one or several of our settings; `default` if it is absent; `optional` allows null."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -97,11 +88,6 @@ class Value(Field):
     aliases: tuple[str, ...] = ()
     optional: bool = False
     largest: int = LARGEST_NUMBER
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key and its aliases."""
-        return (self.theirs, *self.aliases)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the value for each of our settings."""
@@ -116,9 +102,9 @@ class Value(Field):
         return {} if holder is None else {self.theirs: getattr(holder, name)}
 
 
-def size(theirs: str, ours: str, default: Any = REQUIRED, *aliases: str) -> Value:
-    """Returns a field for an integer key."""
-    return Value(theirs, (ours,), int, default, aliases)
+def size(theirs: str, ours: str, default: Any = REQUIRED, *aliases: str, optional: bool = False) -> Value:
+    """Returns a field for an integer key; `optional` allows null, the derived size."""
+    return Value(theirs, (ours,), int, default, aliases, optional)
 
 
 def count(theirs: str, ours: str, default: int, *aliases: str) -> Value:
@@ -131,19 +117,9 @@ def context(theirs: str, default: int, *aliases: str) -> Value:
     return Value(theirs, ("max_seq_len",), int, default, aliases, largest=LARGEST_CONTEXT)
 
 
-def number(theirs: str, ours: str, default: Any = REQUIRED) -> Value:
-    """Returns a field for a real-number key."""
-    return Value(theirs, (ours,), float, default)
-
-
-def optional_size(theirs: str, ours: str, default: int | None) -> Value:
-    """Returns a field for an integer key, whose null is the derived size."""
-    return Value(theirs, (ours,), int, default, optional=True)
-
-
-def optional_number(theirs: str, ours: str, default: float | None) -> Value:
-    """Returns a field for a real-number key, whose null is none."""
-    return Value(theirs, (ours,), float, default, optional=True)
+def number(theirs: str, ours: str, default: Any = REQUIRED, *, optional: bool = False) -> Value:
+    """Returns a field for a real-number key; `optional` allows null for none."""
+    return Value(theirs, (ours,), float, default, optional=optional)
 
 
 def switch(theirs: str, *ours: str, default: Any = REQUIRED) -> Value:

@@ -25,8 +25,6 @@ from sheepop.core.files import (
 from sheepop.core.locks import exclusive_lock
 from sheepop.tokenizer import load_tokenizer
 
-__all__ = ["model_card", "record_scores"]
-
 _LOCK = ".scores.lock"
 
 

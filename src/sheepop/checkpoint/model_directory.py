@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -37,16 +37,15 @@ FORMAT_VERSION = 4
 """The newest version, used for reward models. Directories with an adapter have version 3, those with quantised weights
 and no adapter version 2, and all others version 1."""
 ADAPTER = "adapter.safetensors"
+Provenance = Mapping[str, Any]
+C = TypeVar("C", bound=Config)
 PROVENANCE = "provenance.json"
 _SCALE = "_scale"  # suffix of a quantised weight's name for its scales
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model loaded from disk, in evaluation mode, with its tokenizer.
-
-    `end_ids` are tokens that end a text, in addition to the tokenizer's own.
-    """
+    """A model in evaluation mode; `end_ids` are tokens that end a text, in addition to the tokenizer's own."""
 
     model: Transformer
     tokenizer: Tokenizer
@@ -57,25 +56,24 @@ class LoadedModel:
 
 
 def write_model(
-    directory: Path,
-    config: ModelConfig,
-    weights: Mapping[str, Tensor],
-    tokenizer: Tokenizer,
-    provenance: Mapping[str, Any],
+    directory: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Provenance
 ) -> None:
     """Writes the files of a model directory into `directory`, which the caller makes durable and checksums.
 
     `weights` are the result of `unique_weights`.
     """
-    plain = {name: tensor.cpu().contiguous() for name, tensor in _plain(weights).items()}
+    plain: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        plain[name] = weight.numbers if isinstance(weight, StoredWeight) else weight
+        if isinstance(weight, StoredWeight) and weight.scales is not None:
+            plain[name + _SCALE] = weight.scales
+    plain = {name: tensor.cpu().contiguous() for name, tensor in plain.items()}
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
     judges = f"{REWARD_HEAD}.weight" in weights
     describe_model(directory, config, tokenizer, provenance, _quantization(weights), has_reward_head=judges)
 
 
-def write_foreign_model(
-    directory: Path, model: ForeignModel, provenance: Mapping[str, Any], max_shard_bytes: int
-) -> None:
+def write_foreign_model(directory: Path, model: ForeignModel, provenance: Provenance, max_shard_bytes: int) -> None:
     """Writes an imported model like `write_model`, with one tensor in memory at a time.
 
     Weights larger than `max_shard_bytes` are split into several files with an index.
@@ -87,12 +85,7 @@ def write_foreign_model(
 
 
 def save_model(
-    target: str | Path,
-    model: Transformer,
-    tokenizer: Tokenizer,
-    provenance: Mapping[str, Any],
-    *,
-    replace: bool = False,
+    target: str | Path, model: Transformer, tokenizer: Tokenizer, provenance: Provenance, *, replace: bool = False
 ) -> None:
     """Writes a model directory atomically; raises `CheckpointError` if `target` exists and `replace` is false.
 
@@ -138,14 +131,9 @@ def load_model(
     if adapter is not None:
         put_changes(model, adapter, read_weights(directory / ADAPTER), directory / ADAPTER)
         model = merged(model) if merge and quantization is None else model
-    return LoadedModel(
-        model.to(device).eval(),
-        tokenizer,
-        config,
-        read_json(directory / PROVENANCE),
-        directory,
-        end_ids(read_generation(directory), config.vocabulary, str(directory / GENERATION)),
-    )
+    ends = end_ids(read_generation(directory), config.vocabulary, str(directory / GENERATION))
+    made = read_json(directory / PROVENANCE)
+    return LoadedModel(model.to(device).eval(), tokenizer, config, made, directory, ends)
 
 
 def open_model(path: str | Path) -> ForeignModel:
@@ -166,21 +154,15 @@ def open_model(path: str | Path) -> ForeignModel:
         tensors = {name: LazyTensor.of(tensor) for name, tensor in weights.items()}
     expected = expected_tensors(config)
     _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory)
-    return ForeignModel(
-        config,
-        {name: tensors[name] for name in expected},
-        tokenizer,
-        read_generation(directory),
-        read_json(directory / PROVENANCE),
-    )
+    tensors = {name: tensors[name] for name in expected}
+    return ForeignModel(config, tensors, tokenizer, read_generation(directory), read_json(directory / PROVENANCE))
 
 
 def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
     """Verifies all checksums of the model at `path`; returns its directory, its configuration and its tokenizer."""
     directory = resolve_model_directory(path)
     config = read_model_config(directory)
-    problems = damaged_model(directory)
-    if problems:
+    if problems := damaged_model(directory):
         raise CheckpointError(f"The model in {directory} cannot be used: {'; '.join(problems)}.")
     tokenizer = load_tokenizer(directory)
     require_fit(tokenizer, config, directory)
@@ -191,7 +173,7 @@ def describe_model(
     directory: Path,
     config: ModelConfig,
     tokenizer: Tokenizer,
-    provenance: Mapping[str, Any],
+    provenance: Provenance,
     quantization: Quantization | None = None,
     adapter: LoraConfig | None = None,
     *,
@@ -242,18 +224,18 @@ class Quantization(Config):
 
 def read_quantization(directory: Path) -> Quantization | None:
     """Returns how the matrices of a model directory are quantised, or None if they are not."""
-    found = read_json(directory / "config.json").get("quantization")
-    try:
-        return None if found is None else validate(Quantization, found)
-    except ConfigError as error:
-        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
+    return _section(directory, "quantization", Quantization)
 
 
 def read_adapter_config(directory: Path) -> LoraConfig | None:
     """Returns the configuration of the LoRA adapter in a model directory, or None."""
-    found = read_json(directory / "config.json").get("adapter")
+    return _section(directory, "adapter", LoraConfig)
+
+
+def _section(directory: Path, name: str, kind: type[C]) -> C | None:
+    found = read_json(directory / "config.json").get(name)
     try:
-        return None if found is None else validate(LoraConfig, found)
+        return None if found is None else validate(kind, found)
     except ConfigError as error:
         raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
 
@@ -269,19 +251,6 @@ def _quantization(weights: Mapping[str, Tensor]) -> Quantization | None:
         return None
     ((form, dtype),) = stored
     return validate(Quantization, {"weights": form, "dtype": str(dtype).removeprefix("torch.")})
-
-
-def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Converts weights to plain tensors for a file: a stored weight becomes its numbers and scales."""
-    plain: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if not isinstance(weight, StoredWeight):
-            plain[name] = weight
-            continue
-        plain[name] = weight.numbers
-        if weight.scales is not None:
-            plain[name + _SCALE] = weight.scales
-    return plain
 
 
 def read_model_config(directory: Path) -> ModelConfig:

@@ -7,16 +7,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.scalar_head import REWARD_HEAD, is_of_values
-from sheepop.checkpoint.changes import changes_of, require_changes
+from sheepop.checkpoint.changes import changes_of, copy_changes
 from sheepop.checkpoint.model_directory import (
     ADAPTER,
+    Provenance,
     describe_model,
     load_weights,
     read_quantization,
@@ -30,6 +31,7 @@ from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 
 VALUES = "values.safetensors"
+Weights = Mapping[str, Tensor]
 
 
 class ModelForm(Protocol):
@@ -41,12 +43,10 @@ class ModelForm(Protocol):
     def weights(self, model: Transformer) -> dict[str, Tensor]:
         """Returns the stored weights of `model` by name; the tensors are shared with the network."""
 
-    def write(
-        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
-    ) -> None:
+    def write(self, directory: Path, weights: Weights, tokenizer: Tokenizer, provenance: Provenance) -> None:
         """Writes a complete model directory, which the caller makes durable and checksums."""
 
-    def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
+    def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Provenance) -> None:
         """Writes all files except the weights, which several processes write in parts."""
         raise ValueError("these weights cannot be split over several files")
 
@@ -68,13 +68,11 @@ class WholeModel(ModelForm):
         """Returns all weights, tied ones once."""
         return unique_weights(model)
 
-    def write(
-        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
-    ) -> None:
+    def write(self, directory: Path, weights: Weights, tokenizer: Tokenizer, provenance: Provenance) -> None:
         """Writes all weights and the other files."""
         write_model(directory, self.model.config, weights, tokenizer, provenance)
 
-    def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
+    def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Provenance) -> None:
         """Writes configuration, tokenizer and provenance."""
         judges = hasattr(self.model, REWARD_HEAD)
         describe_model(directory, self.model.config, tokenizer, provenance, has_reward_head=judges)
@@ -101,21 +99,13 @@ class AdaptedModel(ModelForm):
         """Returns the weights of the adapter."""
         return changes_of(model)
 
-    def write(
-        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
-    ) -> None:
+    def write(self, directory: Path, weights: Weights, tokenizer: Tokenizer, provenance: Provenance) -> None:
         """Writes the adapter, and the base's weights as hard links if the file system supports them."""
         link_weights(self.base, directory)
         save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / ADAPTER)
-        describe_model(
-            directory,
-            self.model.config,
-            tokenizer,
-            provenance,
-            read_quantization(self.base),
-            self.config,
-            has_reward_head=hasattr(self.model, REWARD_HEAD),
-        )
+        judges, quantization = hasattr(self.model, REWARD_HEAD), read_quantization(self.base)
+        model = self.model.config
+        describe_model(directory, model, tokenizer, provenance, quantization, self.config, has_reward_head=judges)
 
     def read(self, directory: Path) -> dict[str, Tensor]:
         """Reads the weights of the adapter."""
@@ -123,10 +113,7 @@ class AdaptedModel(ModelForm):
 
     def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
         """Copies the weights into the adapter."""
-        own = changes_of(model)
-        require_changes(weights, own, source)
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
+        copy_changes(weights, changes_of(model), source)
 
 
 @dataclass(frozen=True)
@@ -140,9 +127,7 @@ class WithValues(ModelForm):
         """Returns the weights of both."""
         return {**self.policy.weights(model), **_of_values(model)}
 
-    def write(
-        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
-    ) -> None:
+    def write(self, directory: Path, weights: Weights, tokenizer: Tokenizer, provenance: Provenance) -> None:
         """Writes the policy as a model directory, and the value weights to a separate file."""
         policy = {name: tensor for name, tensor in weights.items() if not is_of_values(name)}
         self.policy.write(directory, policy, tokenizer, provenance)
@@ -156,10 +141,8 @@ class WithValues(ModelForm):
     def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
         """Loads the weights of both."""
         self.policy.put(model, {name: each for name, each in weights.items() if not is_of_values(name)}, source)
-        found, own = {name: each for name, each in weights.items() if is_of_values(name)}, _of_values(model)
-        require_changes(found, own, source)
-        for name, tensor in own.items():
-            tensor.copy_(found[name])
+        values = {name: each for name, each in weights.items() if is_of_values(name)}
+        copy_changes(values, _of_values(model), source)
 
 
 def _of_values(model: Transformer) -> dict[str, Tensor]:
@@ -185,6 +168,5 @@ def link_weights(source: Path, target: Path) -> None:
 
 
 def _weight_files(directory: Path) -> set[str]:
-    if not (directory / INDEX).is_file():
-        return {WEIGHTS}
-    return {INDEX, *read_json(directory / INDEX)["weight_map"].values()}
+    index = directory / INDEX
+    return {INDEX, *read_json(index)["weight_map"].values()} if index.is_file() else {WEIGHTS}

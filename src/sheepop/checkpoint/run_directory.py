@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
 
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import (
@@ -35,14 +34,8 @@ class _Entry:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @overload
-    def __get__(self, run: None, owner: type) -> _Entry: ...
-
-    @overload
-    def __get__(self, run: RunDirectory, owner: type) -> Path: ...
-
-    def __get__(self, run: RunDirectory | None, owner: type) -> _Entry | Path:
-        return self if run is None else run.path / self.name
+    def __get__(self, run: RunDirectory, owner: type) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)

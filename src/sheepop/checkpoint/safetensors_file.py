@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sheepop.checkpoint.lazy_tensor import LazyTensor, Shape
+from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.core.errors import CheckpointError
 
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ALIGNMENT = 8
 # Every reader refuses a longer header.
@@ -70,33 +60,19 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
-    """Writes `tensors` to a file; each one is read just before it is written, and freed afterwards."""
-    write_stream(
-        path,
-        {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()},
-        ((name, tensor.read()) for name, tensor in tensors.items()),
-    )
+    """Writes `tensors` to a file, which the caller makes durable; each one is read just before it is written.
 
-
-def write_stream(
-    path: Path, layout: Mapping[str, tuple[torch.dtype, Shape]], tensors: Iterable[tuple[str, Tensor]]
-) -> None:
-    """Writes a file with the header `layout` and `tensors` in the same order.
-
-    The caller makes the file durable. Raises `ValueError` for a tensor that does not match the header, or is out of
-    order.
+    Raises `ValueError` for a tensor that has another dtype or shape when it is read.
     """
-    header, sizes = _header(layout)
+    header = _header(tensors)
     with path.open("wb") as file:
         file.write(header)
-        written = 0
-        for (expected, (dtype, shape)), (name, tensor) in zip(layout.items(), tensors, strict=True):
-            if (name, tensor.dtype, tuple(tensor.shape)) != (expected, dtype, shape):
-                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, {expected} {dtype} {shape} is next")
+        for name, lazy in tensors.items():
+            tensor = lazy.read()
+            if (tensor.dtype, tuple(tensor.shape)) != (lazy.dtype, lazy.shape):
+                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {lazy.dtype} {lazy.shape}")
             for piece in pieces(tensor.detach().cpu().contiguous()):
-                written += file.write(piece.view(torch.uint8).numpy().data)
-        if written != sum(sizes):
-            raise ValueError(f"{written} bytes were written, {sum(sizes)} announced")
+                file.write(piece.view(torch.uint8).numpy().data)
 
 
 def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
@@ -106,21 +82,17 @@ def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
         yield flat[start : start + elements]
 
 
-def _header(layout: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, list[int]]:
+def _header(tensors: Mapping[str, LazyTensor]) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    sizes, place = [], 0
-    for name, (dtype, shape) in layout.items():
-        sizes.append(dtype.itemsize * math.prod(shape))
-        entries[name] = {
-            "dtype": _NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [place, place + sizes[-1]],
-        }
-        place += sizes[-1]
+    begin = 0
+    for name, tensor in tensors.items():
+        end = begin + tensor.num_bytes
+        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
     text = json.dumps(entries, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _LONGEST_HEADER:
         raise CheckpointError(
-            f"The {len(layout)} tensors are too many for one safetensors file. Choose smaller shards."
+            f"The {len(tensors)} tensors are too many for one safetensors file. Choose smaller shards."
         )
-    return struct.pack("<Q", len(text)) + text, sizes
+    return struct.pack("<Q", len(text)) + text

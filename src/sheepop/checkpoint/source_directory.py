@@ -39,7 +39,10 @@ def source_file(directory: Path, name: str) -> Path | None:
         raise CheckpointError(f"{path} cannot be read: {error}.") from None
     if not stat.S_ISREG(kind):
         raise CheckpointError(f"{path} is not an ordinary file.")
-    if real.parent not in _allowed(directory.resolve()):
+    home = directory.resolve()
+    snapshot = home.parent if home.name == _TEMPLATES else home
+    blobs = snapshot.parent.parent / "blobs" if snapshot.parent.name == "snapshots" else home
+    if real.parent not in (home, blobs):
         raise CheckpointError(
             f"{path} is a link that leads out of the directory, to {real}. Replace it with the file itself."
         )
@@ -101,13 +104,6 @@ def refuse_pickles(directory: Path) -> None:
         "opens it. If you trust it, convert it with transformers, and import the result: python -c "
         f"{shlex.quote(program)}"
     )
-
-
-def _allowed(directory: Path) -> tuple[Path, ...]:
-    snapshot = directory.parent if directory.name == _TEMPLATES else directory
-    if snapshot.parent.name == "snapshots":
-        return directory, snapshot.parent.parent / "blobs"
-    return (directory,)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

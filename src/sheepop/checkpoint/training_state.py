@@ -52,15 +52,8 @@ def write_training_state(
     write_part_of_state(directory, optimizer.tensors, trained_weights, part)
     if source:
         save_file(dict(source), folder / WHOLE.file(SOURCE))
-    write_json(
-        folder / COUNTERS,
-        {
-            "format_version": FORMAT_VERSION,
-            "counters": counters,
-            "optimizer_scalars": optimizer.scalars,
-            "without_optimizer_state": optimizer.without,
-        },
-    )
+    scalars = {"optimizer_scalars": optimizer.scalars, "without_optimizer_state": optimizer.without}
+    write_json(folder / COUNTERS, {"format_version": FORMAT_VERSION, "counters": counters, **scalars})
 
 
 def write_part_of_state(
@@ -102,7 +95,12 @@ def read_training_state(
                 missing.append(key)
                 continue
             value = found.pop(key)
-            _check_shape(value, shape, f"{folder}: the optimizer state {key}")
+            own = tuple(value.shape) if isinstance(value, Tensor) else None
+            if own != shape:
+                raise CheckpointError(
+                    f"{folder}: the optimizer state {key} does not belong to this run: it is {_kind(own)}, not "
+                    f"{_kind(shape)}."
+                )
             restored[slot] = value.to(parameter.device) if isinstance(value, Tensor) else value
         states.append((optimizer.state[parameter], restored))
     if found:
@@ -114,8 +112,7 @@ def read_training_state(
     for state, restored in states:
         state.clear()
         state.update(restored)
-    counters: dict[str, Any] = record["counters"]
-    return counters
+    return record["counters"]
 
 
 def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor] | None:
@@ -144,16 +141,8 @@ def _read_parts(folder: Path, stem: str) -> dict[str, Tensor]:
     """Returns the tensors of a file, or of all its parts."""
     first = next(folder.glob(f"{stem}-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"), None)
     count = 1 if first is None else int(first.stem.rpartition("-")[2])
-    found = {}
-    for number in range(count):
-        found.update(read_weights(folder / Part(number, count).file(stem)))
-    return found
-
-
-def _check_shape(value: Any, expected: tuple[int, ...] | None, what: str) -> None:
-    shape = tuple(value.shape) if isinstance(value, Tensor) else None
-    if shape != expected:
-        raise CheckpointError(f"{what} does not belong to this run: it is {_kind(shape)}, not {_kind(expected)}.")
+    parts = [read_weights(folder / Part(number, count).file(stem)) for number in range(count)]
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _kind(shape: tuple[int, ...] | None) -> str:

@@ -176,11 +176,6 @@ class PagedAttending:
         return cls(kind, groups.slot_mapping, metadata, groups.found)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The slot mapping of the new tokens: block and offset (N,)."""
-        return self.slot_mapping
-
-    @property
     def metadata(self) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""
         return None if self._groups else self._metadata

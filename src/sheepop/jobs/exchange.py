@@ -8,24 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint import load_model, open_model, resolve_model_directory, write_foreign_model
+from sheepop.checkpoint import load_model, resolve_model_directory
 from sheepop.checkpoint.adapted import family_of
 from sheepop.checkpoint.changes import NAME, changes_of
-from sheepop.checkpoint.exchange import (
-    choose_family,
-    converted,
-    dtype_named,
-    read_hugging_face,
-    reported,
-    training_differences,
-    watched,
-    write_hugging_face,
-)
 from sheepop.checkpoint.exchange.adapters import WEIGHTS, write_adapter
+from sheepop.checkpoint.exchange.choice import choose_family
+from sheepop.checkpoint.exchange.equivalence import training_differences
+from sheepop.checkpoint.exchange.passage import converted, dtype_named, reported, watched
+from sheepop.checkpoint.exchange.reader import read_hugging_face
+from sheepop.checkpoint.exchange.writer import write_hugging_face
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
-from sheepop.checkpoint.gguf import read_gguf, write_gguf
+from sheepop.checkpoint.gguf.reader import read_gguf
+from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
-from sheepop.checkpoint.model_directory import FORMAT, read_adapter_config
+from sheepop.checkpoint.model_directory import FORMAT, open_model, read_adapter_config, write_foreign_model
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError, first_few
 from sheepop.core.files import CHECKSUMS, atomic_directory, read_json

@@ -13,15 +13,7 @@ if TYPE_CHECKING:
     from sheepop.model.encoder_decoder import EncoderDecoder, Memory
     from sheepop.model.initialization import blank_model, build_model
     from sheepop.model.logits import IGNORE_INDEX
-    from sheepop.model.loss import (
-        LossSums,
-        LossTerms,
-        cross_entropy,
-        cross_entropy_sum,
-        linear_cross_entropy,
-        linear_log_probabilities,
-        score_tokens,
-    )
+    from sheepop.model.loss import LossSums, LossTerms
     from sheepop.model.transformer import Outputs, Transformer
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
@@ -38,10 +30,5 @@ __all__ = [
     "Transformer",
     "blank_model",
     "build_model",
-    "cross_entropy",
-    "cross_entropy_sum",
-    "linear_cross_entropy",
-    "linear_log_probabilities",
     "num_parameters",
-    "score_tokens",
 ]

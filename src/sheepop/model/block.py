@@ -73,8 +73,7 @@ class Block(nn.Module):
             return self.output(x_BTD + attended_BTD + found_BTD), routing
         x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
         if self.cross_attention is not None:
-            assert inputs.memory is not None
-            assert inputs.memory_attending is not None
+            assert inputs.memory is not None and inputs.memory_attending is not None
             normed_BTD = self.cross_attention_input(self._before(x_BTD, self.cross_attention_norm))
             found_BTD = self.cross_attention(normed_BTD, inputs.memory_attending, None, cache, inputs.memory)
             found_BTD = self.cross_attention_output(self._behind(found_BTD, self.cross_attention_output_norm))
@@ -89,11 +88,8 @@ class Block(nn.Module):
 
     def _feed_forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing | None]:
         normed_BTD = self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))
-        routing = None
-        if isinstance(self.feed_forward, MixtureOfExperts):
-            found_BTD, routing = self.feed_forward(normed_BTD)
-        else:
-            found_BTD = self.feed_forward(normed_BTD)
+        found = self.feed_forward(normed_BTD)
+        found_BTD, routing = found if isinstance(found, tuple) else (found, None)
         return self.feed_forward_output(self._behind(found_BTD, self.feed_forward_output_norm)), routing
 
     def _norms(self, config: ModelConfig) -> tuple[nn.Module | None, nn.Module | None]:

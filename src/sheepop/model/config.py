@@ -23,14 +23,7 @@ ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", 
 Activation = Annotated[str, ACTIVATION_NAMES]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
 Initialization = Literal[
-    "gpt2",
-    "normal",
-    "xavier_uniform",
-    "xavier_normal",
-    "fan_in_uniform",
-    "fan_in_normal",
-    "he",
-    "mup",
+    "gpt2", "normal", "xavier_uniform", "xavier_normal", "fan_in_uniform", "fan_in_normal", "he", "mup"
 ]
 GATED = {"swiglu", "geglu", "geglu_tanh"}
 _WITH_STD = frozenset({"gpt2", "normal", "mup"})
@@ -306,8 +299,14 @@ class ModelConfig(Config):
             yield "mup_base_head_dim applies to initialization: mup"
         if self.mup_base_head_dim is not None and self.attention_scale is not None:
             yield "attention_scale and mup_base_head_dim both set the factor of the scores; leave one out"
-        lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, FEATURES)
-        for feature in sorted(lacking):
+        features = {
+            "bidirectional attention": self.architecture == "encoder_decoder",
+            "dropout": self.dropout > 0,
+            "sinks": self.attention_sinks,
+            "soft cap": self.attention_soft_cap is not None,
+        }
+        available = BACKEND_FEATURES.get(self.attention_backend, FEATURES)
+        for feature in (name for name, needed in features.items() if needed and name not in available):
             able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
             yield f"attention_backend: {self.attention_backend} has no {feature}; use {' or '.join(able)}"
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
@@ -366,17 +365,6 @@ class ModelConfig(Config):
         if self.attention_scale is None and self.mup_base_head_dim is not None:
             return math.sqrt(self.mup_base_head_dim) / self.head_size
         return self.attention_scale
-
-    @property
-    def attention_features(self) -> frozenset[str]:
-        """The features (see `sheepop.model.attention.features`) that this network needs from its attention backend."""
-        required = {
-            "dropout": self.dropout > 0,
-            "soft cap": self.attention_soft_cap is not None,
-            "sinks": self.attention_sinks,
-            "bidirectional attention": self.architecture == "encoder_decoder",
-        }
-        return frozenset(feature for feature, needed in required.items() if needed)
 
     def window(self, layer: int) -> int | None:
         """The number of keys that a query of `layer` attends to, its own included; None is all."""

@@ -10,6 +10,7 @@ from sheepop.model.loss import (
     LossSums,
     LossTerms,
     PartOfVocabulary,
+    Projection,
     linear_cross_entropy,
     linear_log_probabilities,
     score_tokens,
@@ -56,32 +57,18 @@ class OutputHead(nn.Linear):
     def cross_entropy(
         self, hidden: Tensor, labels: Tensor, terms: LossTerms | None = None, places: Places | None = None
     ) -> LossSums:
-        """Returns the loss of hidden states (B, T, D) for labels (B, T); see `sheepop.model.linear_cross_entropy`."""
-        return linear_cross_entropy(
-            hidden,
-            self.own_weight,
-            labels,
-            terms,
-            places=places,
-            weight_cast=self.cast,
-            soft_cap=self.soft_cap,
-            memory=self._memory,
-            vocabulary=self.vocabulary,
-        )
+        """Returns the loss of hidden states (B, T, D) for labels (B, T); see `loss.linear_cross_entropy`."""
+        return linear_cross_entropy(hidden, self.own_weight, labels, terms, **self._projection(places))
 
     def log_probabilities(self, hidden: Tensor, labels: Tensor, places: Places | None = None) -> Tensor:
-        """``log p(label)`` (B, T), 0 where the label is -100; see `sheepop.model.linear_log_probabilities`."""
-        return linear_log_probabilities(
-            hidden,
-            self.own_weight,
-            labels,
-            places=places,
-            weight_cast=self.cast,
-            soft_cap=self.soft_cap,
-            memory=self._memory,
-            vocabulary=self.vocabulary,
-        )
+        """``log p(label)`` (B, T), 0 where the label is -100; see `loss.linear_log_probabilities`."""
+        return linear_log_probabilities(hidden, self.own_weight, labels, **self._projection(places))
+
+    def _projection(self, places: Places | None) -> Projection:
+        parts: Projection = {"weight_cast": self.cast, "soft_cap": self.soft_cap, "memory": self._memory}
+        parts["vocabulary"] = self.vocabulary
+        return parts if places is None else {**parts, "places": places}
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the summed cross-entropy and the number of correct predictions; see `sheepop.model.score_tokens`."""
+        """Returns the summed cross-entropy and the number of correct predictions; see `loss.score_tokens`."""
         return score_tokens(hidden, self.weight, labels, soft_cap=self.soft_cap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,12 +122,8 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
     elif (role := parameter_role(name, parameter.shape)) == "table":
         parameter.zero_()
     elif role != "vector":
-        matrix = Matrix(
-            fan_in=parameter.shape[-1],
-            fan_out=parameter.shape[-2],
-            role=role,
-            branches=_num_branches(config, name) if name.removesuffix(".weight").endswith(_ENDS_BRANCH) else 0,
-        )
+        branches = _num_branches(config, name) if name.removesuffix(".weight").endswith(_ENDS_BRANCH) else 0
+        matrix = Matrix(fan_in=parameter.shape[-1], fan_out=parameter.shape[-2], role=role, branches=branches)
         std = SCHEMES[config.initialization](config, matrix)
         _draw(parameter, std, config.initialization in _UNIFORM, seed, name)
     elif "norm" not in name or name.endswith(".bias"):
@@ -155,13 +151,7 @@ class _Undrawn(TorchFunctionMode):
     It takes time, and on the meta device it makes PyTorch load its whole compiler.
     """
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        arguments: tuple[Any, ...] = (),
-        settings: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
         settings = settings or {}
         if function in _DRAWS:
             return settings["tensor"] if "tensor" in settings else arguments[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -84,58 +84,40 @@ class PartOfVocabulary(Protocol):
         """
 
 
+class Projection(TypedDict, total=False):
+    """How hidden states become logits chunk by chunk; every entry may be missing.
+
+    `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` if all are; without them they
+    are computed, which synchronises with a GPU. `weight_cast` is a copy of the weight in the data type of products.
+    `soft_cap` c turns logits z into ``c tanh(z / c)``. `chunk_bytes` limits the logits held at a time, and `memory`
+    reuses large buffers across calls. If the weight holds only some rows of the vocabulary, `vocabulary` combines them
+    with the rest.
+    """
+
+    places: Places
+    weight_cast: Tensor | None
+    soft_cap: float | None
+    chunk_bytes: int | None
+    memory: LossMemory | None
+    vocabulary: PartOfVocabulary | None
+
+
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight_VD: Tensor,
-    labels: Tensor,
-    terms: LossTerms | None = None,
-    *,
-    places: Places | None = None,
-    weight_cast: Tensor | None = None,
-    soft_cap: float | None = None,
-    chunk_bytes: int | None = None,
-    memory: LossMemory | None = None,
-    vocabulary: PartOfVocabulary | None = None,
+    hidden: Tensor, weight_VD: Tensor, labels: Tensor, terms: LossTerms | None = None, **projection: Unpack[Projection]
 ) -> LossSums:
     """Returns the loss of `hidden` (..., D) under the output projection `weight_VD` for `labels` (...), -100 for none.
 
     The forward pass also computes the gradients, chunk by chunk; the backward pass only multiplies them by the incoming
-    gradient, and can run once. Autocast sets the data type of the products; `weight_cast` is an optional copy of the
-    weight in that type. Sums and exponentials are in float32.
-
-    `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` if all are; if None they are
-    computed, which synchronises with a GPU. `soft_cap` c turns logits z into ``c tanh(z / c)``. `chunk_bytes` limits
-    the logits held at a time, and `memory` reuses large buffers across calls. If the weight holds only some rows of the
-    vocabulary, `vocabulary` combines them with the rest. Raises `ValueError` if shapes do not fit.
+    gradient, and can run once. Autocast or `weight_cast` sets the data type of the products. Sums and exponentials are
+    in float32. Raises `ValueError` if shapes do not fit.
     """
-    _check_shapes(hidden, weight_VD, labels)
-    labels_N = labels.flatten()
-    objective, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, -2),
-        weight_VD,
-        labels_N,
-        supervised_places(labels_N) if places is None else places,
-        weight_cast,
-        terms or LossTerms(),
-        soft_cap,
-        chunk_bytes,
-        memory,
-        vocabulary,
-    )
+    inputs = _flattened(hidden, weight_VD, labels, projection)
+    objective, plain = _LinearCrossEntropy.apply(*inputs, terms or LossTerms())  # type: ignore[no-untyped-call]
     return LossSums(objective, plain)
 
 
 def linear_log_probabilities(
-    hidden: Tensor,
-    weight_VD: Tensor,
-    labels: Tensor,
-    *,
-    places: Places | None = None,
-    weight_cast: Tensor | None = None,
-    soft_cap: float | None = None,
-    chunk_bytes: int | None = None,
-    memory: LossMemory | None = None,
-    vocabulary: PartOfVocabulary | None = None,
+    hidden: Tensor, weight_VD: Tensor, labels: Tensor, **projection: Unpack[Projection]
 ) -> Tensor:
     """Returns ``log softmax(logits)[label]`` in the shape of `labels`, 0 where the label is -100.
 
@@ -143,20 +125,8 @@ def linear_log_probabilities(
     gradient may weight positions in any way (DPO, PPO, GRPO): the backward pass recomputes the logits chunk by chunk,
     so only the hidden states and one number for each position are saved. It can run more than once.
     """
-    _check_shapes(hidden, weight_VD, labels)
-    labels_N = labels.flatten()
-    log_p_N = _LinearLogProbabilities.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, -2),
-        weight_VD,
-        labels_N,
-        supervised_places(labels_N) if places is None else places,
-        weight_cast,
-        soft_cap,
-        chunk_bytes,
-        memory,
-        vocabulary,
-    )
-    return log_p_N.view(labels.shape)
+    inputs = _flattened(hidden, weight_VD, labels, projection)
+    return _LinearLogProbabilities.apply(*inputs).view(labels.shape)  # type: ignore[no-untyped-call]
 
 
 def score_tokens(
@@ -180,11 +150,16 @@ def score_tokens(
         return loss, correct
 
 
-def _check_shapes(hidden: Tensor, weight_VD: Tensor, labels: Tensor) -> None:
+def _flattened(hidden: Tensor, weight_VD: Tensor, labels: Tensor, projection: Projection) -> tuple[Any, ...]:
+    """Returns the first arguments of both functions below; raises `ValueError` if shapes do not fit."""
     if labels.shape != hidden.shape[:-1]:
         raise ValueError(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(hidden.shape)}")
     if weight_VD.ndim != 2 or weight_VD.shape[1] != hidden.shape[-1]:
         raise ValueError(f"a head of shape {tuple(weight_VD.shape)} does not fit hidden states {tuple(hidden.shape)}")
+    labels_N = labels.flatten()
+    if "places" not in projection:
+        projection = {**projection, "places": supervised_places(labels_N)}
+    return hidden.flatten(0, -2), weight_VD, labels_N, projection.get("weight_cast"), projection
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -196,22 +171,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         labels_N: Tensor,
-        places: Places,
         weight_cast: Tensor | None,
+        how: Projection,
         terms: LossTerms,
-        soft_cap: float | None,
-        chunk_bytes: int | None,
-        memory: LossMemory | None,
-        vocabulary: PartOfVocabulary | None,
     ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
-        chunks = LogitChunks.of(weight_VD, weight_cast, product_dtype(weight_VD, weight_cast), memory)
+        soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
+        chunks = LogitChunks.of(weight_VD, weight_cast, product_dtype(weight_VD, weight_cast), how.get("memory"))
         losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
         sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
         grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
         grad_weight = WeightGradient(chunks) if for_weight else None
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, places, chunk_bytes):
+            for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 hidden_RD = hidden_ND[rows].to(chunks.dtype)
                 logits_RV = chunks.logits(hidden_RD)
                 if vocabulary is not None:
@@ -236,7 +208,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (grad_hidden, grad_weight):
             if gradient is not None:
                 gradient.mul_(grad_objective)
-        return grad_hidden, grad_weight, None, None, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 class _LinearLogProbabilities(torch.autograd.Function):
@@ -244,23 +216,15 @@ class _LinearLogProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        labels_N: Tensor,
-        places: Places,
-        weight_cast: Tensor | None,
-        soft_cap: float | None,
-        chunk_bytes: int | None,
-        memory: LossMemory | None,
-        vocabulary: PartOfVocabulary | None,
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weight_cast: Tensor | None, how: Projection
     ) -> Tensor:
+        soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
         dtype = product_dtype(weight_VD, weight_cast)
-        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, memory)
+        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"))
         log_p_N = torch.zeros(labels_N.shape, dtype=chunks.exact, device=hidden_ND.device)
         log_sum_N = torch.zeros_like(log_p_N)
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, places, chunk_bytes):
+            for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 logits_RV = chunks.logits(hidden_ND[rows].to(dtype))
                 labels_R = labels_N[rows]
                 if vocabulary is not None:
@@ -273,32 +237,33 @@ class _LinearLogProbabilities(torch.autograd.Function):
                 log_p_N[rows], log_sum_N[rows] = label_R - log_sum_R, log_sum_R
         # Autograd refuses saved tensors that changed in place, such as a weight, whose logits would differ by now.
         ctx.save_for_backward(hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N)
-        ctx.how = places, dtype, soft_cap, chunk_bytes, memory, vocabulary
+        ctx.how = how, dtype
         return log_p_N
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weights_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N = ctx.saved_tensors
-        places, dtype, soft_cap, chunk_bytes, memory, vocabulary = ctx.how
+        how, dtype = ctx.how
+        vocabulary = how.get("vocabulary")
         for_hidden, for_weight = ctx.needs_input_grad[:2]
-        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, memory)
+        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"))
         grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
         grad_weight = WeightGradient(chunks) if for_weight else None
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, places, chunk_bytes):
+            for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 hidden_RD = hidden_ND[rows].to(dtype)
                 logits_RV = chunks.logits(hidden_RD)
                 labels_R = labels_N[rows] if vocabulary is None else vocabulary.columns(labels_N[rows])
                 by_row = labels_R, log_sum_N[rows], weights_N[rows]
                 for part, wanted, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
-                    _fused_weighted_gradients(part, wanted, log_sum_R, weights_R, soft_cap, chunks.exact)
+                    _fused_weighted_gradients(part, wanted, log_sum_R, weights_R, how.get("soft_cap"), chunks.exact)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
                 if grad_weight is not None:
                     grad_weight.add(logits_RV, hidden_RD)
         of_weight = None if grad_weight is None else grad_weight.result(weight_VD)
-        return grad_hidden, of_weight, None, None, None, None, None, None, None
+        return grad_hidden, of_weight, None, None, None
 
 
 def _losses_then_gradients(

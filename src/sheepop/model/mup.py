@@ -39,8 +39,7 @@ def learning_rate_multiplier(
     """
     if config.initialization != "mup":
         return 1.0
-    role = parameter_role(name, shape)
-    power = _POWERS[update].get(role)
+    power = _POWERS[update].get(parameter_role(name, shape))
     if power is None or (update == "gradient" and _is_per_head(name, config)):
         raise ConfigError(
             f"model.initialization: mup has no rule for {name} with updates of the kind {update}. "

@@ -33,8 +33,7 @@ class NgramEmbedding(nn.Module):
         `document_ids` (B, T) number the documents of a row; `cache` provides the tokens before `input_ids` (B, T).
         """
         sparse = self.is_sparse and self.table.requires_grad and torch.is_grad_enabled()
-        places_NBT = self.places(input_ids, document_ids, cache)
-        return functional.embedding(places_NBT, self.table, sparse=sparse).sum(0)
+        return functional.embedding(self.places(input_ids, document_ids, cache), self.table, sparse=sparse).sum(0)
 
     def places(self, input_ids: Tensor, document_ids: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Returns the row of `table` for each order and token (N, B, T)."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -113,16 +114,13 @@ def record(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]
     """Records the last tensor, detached, at each probe that matches one of these names or patterns."""
     values: dict[str, Tensor] = {}
 
-    def keeper(name: str) -> Observer:
-        def keep(value: Tensor) -> None:
-            values[name] = value.detach()
-
-        return keep
+    def keep(name: str, value: Tensor) -> None:
+        values[name] = value.detach()
 
     probes = named_probes(model)
     found = {id(probe): name for name, probe in probes.items()}
     wanted = [found[id(probe)] for name in names for probe in _matching(probes, name)]
-    with watch(model, {name: keeper(name) for name in wanted}):
+    with watch(model, {name: partial(keep, name) for name in wanted}):
         yield values
 
 

@@ -162,9 +162,7 @@ class Transformer(nn.Module):
         if num_tokens > self.config.max_seq_len or (positions is None and end > self.config.max_seq_len):
             raise ValueError(f"{end} positions do not fit max_seq_len = {self.config.max_seq_len}")
         positions = behind if positions is None else positions
-        documents = document_ids
-        if document_ids is not None and cache is None:
-            documents = number_documents(document_ids)
+        documents = document_ids if document_ids is None or cache is not None else number_documents(document_ids)
         x_BTD = self.enter(input_ids, positions, documents, cache)
         inputs = {}
         for window in set(self.windows):

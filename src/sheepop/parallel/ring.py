@@ -96,11 +96,6 @@ class Ring:
 
     group: dist.ProcessGroup
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Empty: there is no mask."""
-        return ()
-
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns (B, H, T, C) for this rank's T tokens; keys and values are sent with K heads, not repeated to H."""
         found: Tensor = _Ring.apply(q_BHTC, k_BKSC, v_BKSC, self.group, score.scale)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sheepop.checkpoint import LoadedModel, load_model, with_adapters
-from sheepop.checkpoint.exchange import dtype_named
+from sheepop.checkpoint.exchange.passage import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate.split_model import Followers

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_training_state
+from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.counters import STATE
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.checkpoint.training_state import (
     OptimizerState,
+    optimizer_state,
     read_source_state,
     read_trained_weights,
+    read_training_state,
     write_part_of_state,
+    write_training_state,
 )
 from sheepop.checkpoint.weight_files import STEM, Part, write_index, write_part
 from sheepop.core.errors import CheckpointError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sheepop.checkpoint.exchange import FAMILIES
+from sheepop.checkpoint.exchange.choice import FAMILIES
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig
 

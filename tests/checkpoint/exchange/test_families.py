@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.checkpoint.exchange import FAMILIES, Family, choose_family, obstacles
+from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family, obstacles
 from sheepop.checkpoint.exchange.equivalence import differences
-from sheepop.checkpoint.exchange.family import SHARED
+from sheepop.checkpoint.exchange.family import SHARED, Family
 from sheepop.checkpoint.expected_tensors import expected_tensors
-from sheepop.checkpoint.mapping import Fixed, Refused, Value, WithoutInfluence
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import Fixed, Refused, Value, WithoutInfluence, read_fields
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig, Transformer
 
@@ -38,7 +39,19 @@ def test_every_family_is_tested_here():
 def test_every_key_that_transformers_has_is_accounted_for(family):
     declared = {field.name for field in dataclasses.fields(config_class(family))}
     written = config_class(family)().to_dict().keys()
-    assert (declared | written) - family.keys - {"model_type", "architectures"} == set()
+    handled = set().union(*keys_by_field(family))
+    assert (declared | written) - handled - {"model_type", "architectures"} == set()
+
+
+def keys_by_field(family: Family) -> list[set[str]]:
+    """The keys that each field of a family reads."""
+    settings: dict[str, Any] = {}
+    found = []
+    for field in (*SHARED, *family.fields):
+        keys = Given({}, "config.json")
+        read_fields((field,), keys, settings, family.model_type)
+        found.append(keys._read)
+    return found
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -64,7 +77,7 @@ def without_ids(keys: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_no_key_has_two_meanings(family):
-    keys = [key for field in (*family.fields, *SHARED) for key in field.keys]
+    keys = [key for read in keys_by_field(family) for key in read]
     assert [key for key in set(keys) if keys.count(key) > 1] == []
 
 

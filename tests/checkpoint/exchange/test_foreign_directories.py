@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sheepop.checkpoint import load_model
-from sheepop.checkpoint.exchange import read_hugging_face
+from sheepop.checkpoint.exchange.reader import read_hugging_face
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.jobs.exchange import import_model

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sheepop.checkpoint.exchange import FAMILIES, choose_family
+from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.model import ModelConfig
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sheepop
-from sheepop.checkpoint import load_model, open_model, weight_files
+from sheepop.checkpoint import load_model, weight_files
+from sheepop.checkpoint.model_directory import open_model
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import damaged_files, write_checksums
 from sheepop.jobs.exchange import export_model, import_model

@@ -11,7 +11,7 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
 from sheepop.checkpoint import load_model
-from sheepop.checkpoint.exchange import read_hugging_face
+from sheepop.checkpoint.exchange.reader import read_hugging_face
 from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.jobs.exchange import import_model
 from sheepop.tokenizer import CharTokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint.gguf import write_gguf
+from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.model_directory import unique_weights
 from sheepop.model import ModelConfig, Transformer, build_model
@@ -93,8 +93,7 @@ class Toy:
         return replace(self, tokenizer=tokenizer)
 
     def write(self, path: Path, **options: Any) -> Path:
-        options = {"name": "toy", "architecture": self.architecture} | options
-        write_gguf(path, self.config, self.tensors, self.tokenizer, **options)
+        write_gguf(path, self.config, self.tensors, self.tokenizer, **{"name": "toy", **options})
         return path
 
 

@@ -21,19 +21,19 @@ from sheepop.checkpoint.gguf.container import (
     verify_checksum,
     write_container,
 )
-from sheepop.checkpoint.gguf.metadata import Value, ValueType, f32, f32s, flag, flags, i32s, text, texts, u32
+from sheepop.checkpoint.gguf.metadata import Value, ValueType, f32s, i32s, texts, value_of
 from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, Q8_0
 from sheepop.core.errors import CheckpointError
 
 METADATA = {
-    "general.architecture": text("llama"),
-    "whole": u32(2**32 - 1),
-    "real": f32(1e-5),
-    "truth": flag(True),
+    "general.architecture": value_of("llama"),
+    "whole": value_of(2**32 - 1),
+    "real": value_of(1e-5),
+    "truth": value_of(True),
     "words": texts(["", "ä€漢🐑", "two words"]),
     "whole.list": i32s([-1, 0, 2**31 - 1]),
     "real.list": f32s([0.5, -2.0]),
-    "truth.list": flags([True, False]),
+    "truth.list": value_of([True, False]),
     CHECKSUM_KEY: checksum_placeholder(0),
 }
 PLANS = [
@@ -105,7 +105,7 @@ def test_what_llama_cpps_own_package_writes_is_read(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with Container(tmp_path / "theirs.gguf") as container:
-        assert container.metadata["llama.block_count"] == u32(3)
+        assert container.metadata["llama.block_count"] == value_of(3)
         assert container.metadata["tokenizer.ggml.tokens"] == texts(["a", "b"])
         assert container.metadata["tokenizer.ggml.scores"] == f32s([0.5, -1.5])
         assert container.read("matrix").tolist() == matrix.tolist()
@@ -265,10 +265,10 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (u32(0), "not a power of two"),
-        (u32(48), "not a power of two"),
-        (u32(2**20), "not a power of two"),
-        (text("32"), "not an integer of 4 bytes"),
+        (value_of(0), "not a power of two"),
+        (value_of(48), "not a power of two"),
+        (value_of(2**20), "not a power of two"),
+        (value_of("32"), "not an integer of 4 bytes"),
         (Value(ValueType.U64, 32), "not an integer of 4 bytes"),
     ],
 )
@@ -282,14 +282,14 @@ def test_an_alignment_that_is_none_is_refused(tmp_path: Path, value: Value, mess
 @given(
     key=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
     value=st.one_of(
-        st.integers(0, 2**32 - 1).map(u32),
-        st.floats(width=32).map(f32),
-        st.booleans().map(flag),
-        st.text(st.characters(codec="utf-8")).map(text),
+        st.integers(0, 2**32 - 1).map(value_of),
+        st.floats(width=32).map(value_of),
+        st.booleans().map(value_of),
+        st.text(st.characters(codec="utf-8")).map(value_of),
         st.lists(st.text(st.characters(codec="utf-8")), max_size=5).map(texts),
         st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(i32s),
         st.lists(st.floats(width=32), max_size=5).map(f32s),
-        st.lists(st.booleans(), max_size=5).map(flags),
+        st.lists(st.booleans(), max_size=5).map(value_of),
     ),
 )
 @settings(max_examples=50)

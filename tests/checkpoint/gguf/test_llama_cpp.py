@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheepop.checkpoint.gguf import read_gguf
+from sheepop.checkpoint.gguf.reader import read_gguf
 from sheepop.checkpoint.model_directory import load_weights
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, tokenizer_from_json
@@ -142,10 +142,10 @@ def byte_level(pre_tokenizer: Any, *, ignore_merges: bool = False) -> Tokenizer:
 def cuts() -> dict[str, Callable[[], Tokenizer]]:
     from tokenizers import Regex, pre_tokenizers
 
-    from sheepop.checkpoint.gguf.pre_tokenizers import find_pre_tokenizer
+    from sheepop.checkpoint.gguf.pre_tokenizers import BY_NAME
 
     def split(name: str) -> Any:
-        known = find_pre_tokenizer(name)
+        known = BY_NAME.get(name)
         assert known is not None
         pattern = known.description["pretokenizers"][0]["pattern"]["Regex"]
         return pre_tokenizers.Sequence(

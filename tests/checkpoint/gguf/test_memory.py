@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 from sheepop.checkpoint.expected_tensors import expected_tensors
-from sheepop.checkpoint.gguf import read_gguf, write_gguf
+from sheepop.checkpoint.gguf.reader import read_gguf
+from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.safetensors_file import write_safetensors
 from sheepop.model import ModelConfig

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.checkpoint.gguf import open_gguf, read_gguf, write_gguf
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.quantized_types import Q8_0
+from sheepop.checkpoint.gguf.reader import open_gguf, read_gguf
+from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.model_directory import load_weights
 from sheepop.core.errors import CheckpointError, StorageError

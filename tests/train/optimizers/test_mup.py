@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.loss import cross_entropy
 from sheepop.model.probe import record
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.optimizers import set_learning_rate

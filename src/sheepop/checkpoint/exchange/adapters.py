@@ -16,19 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.adapt.lora import (
-    LoraEmbedding,
-    LowRank,
-    activate,
-    adapted_layers,
-    adapters,
-    full,
-    put,
-    row_lengths,
-)
+from sheepop.adapt.lora import LoraEmbedding, LowRank, activate, adapted_layers, adapters, full, put, row_lengths
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, PER_EXPERT, SAME, Layout, TensorGroup
+from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, PER_EXPERT, SAME, Layout
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
@@ -61,10 +52,8 @@ class _Place:
     length: int
 
 
-def write_adapter(
-    directory: Path, model: Transformer, family: Family, *, name: str = "default", base: str = ""
-) -> None:
-    """Writes the adapter `name` into a directory, which the caller makes durable; `base` is the origin of its model.
+def write_adapter(directory: Path, model: Transformer, family: Family, *, name: str = "default") -> None:
+    """Writes the adapter `name` into a directory, which the caller makes durable.
 
     Raises `ConfigError` if the model has no such adapter, and `CheckpointError` for a layer that the family lacks.
     """
@@ -81,17 +70,17 @@ def write_adapter(
             tensors |= {f"{_PREFIX}{theirs}.{kind}": tensor for kind, tensor in found.items()}
     config = next(iter(changes.values())).config
     assert isinstance(config, LoraConfig)
-    write_json(directory / CONFIG, _described(config, sizes, base, family))
+    write_json(directory / CONFIG, _described(config, sizes, family))
     write_safetensors(directory / WEIGHTS, {name: LazyTensor.of(tensor) for name, tensor in tensors.items()})
 
 
-def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], base: str, family: Family) -> dict[str, Any]:
+def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], family: Family) -> dict[str, Any]:
     """Returns PEFT's settings; layers whose rank or alpha differs from the most common one are listed individually."""
     rank, alpha = max(set(sizes.values()), key=list(sizes.values()).count)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base or None,
+        "base_model_name_or_path": None,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,
@@ -111,10 +100,9 @@ def _joined(model: Transformer, place: _Place, parts: Sequence[Any]) -> tuple[di
     """Returns the tensors of one layer of the family from our adapters, and its rank and alpha."""
     present = [part for part in parts if part is not None]
     rank, config = sum(part.config.rank for part in present), present[0].config
-    # scale * rank may differ from alpha in the last bit, so an unchanged rank keeps alpha itself.
-    alpha = (
-        config.alpha if rank == config.rank else config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
-    )
+    alpha = config.alpha
+    if rank != config.rank:  # else scale * rank may differ from alpha in the last bit
+        alpha = config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
     down = torch.cat([part.down.detach() for part in present])
     ups, begin = [], 0
     for part, rows in zip(parts, place.rows, strict=True):
@@ -150,10 +138,8 @@ def read_adapter(directory: Path, model: Transformer, family: Family, *, name: s
         raise CheckpointError(f"{directory} is not a LoRA adapter: it has no {CONFIG if keys is None else WEIGHTS}.")
     given = Given(keys, str(directory / CONFIG))
     # Older versions use a longer name for the row lengths of DoRA.
-    tensors = {
-        tensor.replace("magnitude_vector.weight", "magnitude_vector"): value
-        for tensor, value in open_safetensors(weights).items()
-    }
+    stored = open_safetensors(weights).items()
+    tensors = {key.replace("magnitude_vector.weight", "magnitude_vector"): tensor for key, tensor in stored}
     changes: list[tuple[str, LowRank]] = []
     for theirs, place in _places(model, family).items():
         kinds = {kind: f"{_PREFIX}{theirs}.{kind}" for kind in (*_LINEAR, *_EMBEDDING)}
@@ -198,14 +184,9 @@ def _cut(
     ups = place.layout.to_ours([up], [(rows, rank) for rows in place.rows], model.config)
     magnitudes = place.layout.to_ours(magnitude, [(rows,) for rows in place.rows], model.config) if dora else ups
     for path, part, lengths in zip(place.ours, ups, magnitudes, strict=True):
-        config = LoraConfig(
-            rank=rank,
-            alpha=alpha,
-            dropout=given.typed("lora_dropout", float, 0.0),
-            targets=(path,),
-            rank_stabilised=given.typed("use_rslora", bool, False),
-            dora=dora,
-        )
+        dropout, stabilised = given.typed("lora_dropout", float, 0.0), given.typed("use_rslora", bool, False)
+        settings = {"rank": rank, "alpha": alpha, "dropout": dropout, "rank_stabilised": stabilised, "dora": dora}
+        config = LoraConfig(targets=(path,), **settings)
         yield path, LowRank(config, down.clone(), part.contiguous(), lengths.contiguous() if dora else None)
 
 
@@ -261,15 +242,9 @@ def _places(model: Transformer, family: Family) -> dict[str, _Place]:
             continue
         if any(len(shape) != 2 or ".router." in name for name, shape in group.ours.items()):
             continue
-        found[next(iter(group.theirs)).removesuffix(".weight")] = _place(names, group)
+        shapes = [shape[::-1] if name == "embedding.weight" else shape for name, shape in group.ours.items()]
+        # B has the row layout of the weight; it does not matter whether the weight is stored transposed, as (in, out).
+        layout = INTERLEAVED if group.layout is INTERLEAVED else SAME
+        place = _Place(names, layout, tuple(shape[0] for shape in shapes), shapes[0][1])
+        found[next(iter(group.theirs)).removesuffix(".weight")] = place
     return found
-
-
-def _place(names: tuple[str, ...], group: TensorGroup) -> _Place:
-    shapes = list(group.ours.values())
-    # B has the row layout of the weight; it does not matter whether the weight is stored transposed, as (in, out).
-    layout = INTERLEAVED if group.layout is INTERLEAVED else SAME
-    if names == ("embedding",):
-        rows, length = shapes[0]
-        return _Place(names, layout, (length,), rows)
-    return _Place(names, layout, tuple(shape[0] for shape in shapes), shapes[0][1])

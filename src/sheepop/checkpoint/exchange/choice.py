@@ -6,27 +6,16 @@ from typing import Any
 
 from sheepop.checkpoint.exchange.equivalence import differences
 from sheepop.checkpoint.exchange.families.bloom import BLOOM
-from sheepop.checkpoint.exchange.families.gemma import GEMMA2, GEMMA3
 from sheepop.checkpoint.exchange.families.gpt2 import GPT2
 from sheepop.checkpoint.exchange.families.gpt_neox import GPT_NEOX
-from sheepop.checkpoint.exchange.families.llama import LLAMA
-from sheepop.checkpoint.exchange.families.mistral import MISTRAL, MIXTRAL
-from sheepop.checkpoint.exchange.families.olmo2 import OLMO2
-from sheepop.checkpoint.exchange.families.phi3 import PHI3
-from sheepop.checkpoint.exchange.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from sheepop.checkpoint.exchange.families.llama import LLAMA_AND_DESCENDANTS
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
 
 # An export tries them in this order.
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE, GPT2, GPT_NEOX, BLOOM,
-    )
-}  # fmt: skip
-_SHOWN_KEYS = 4
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (*LLAMA_AND_DESCENDANTS, GPT2, GPT_NEOX, BLOOM)}
 
 
 def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
@@ -34,19 +23,15 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
 
     Raises `CheckpointError` if there is none, with the keys that each family cannot express.
     """
-    order = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
     reasons: dict[str, list[str]] = {}
-    for family in order:
-        found = obstacles(family, config)
-        if not found:
+    for family in sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred):
+        reasons[family.model_type] = obstacles(family, config)
+        if not reasons[family.model_type]:
             return family
-        reasons[family.model_type] = found
     nearest = sorted(reasons.items(), key=lambda entry: len(entry[1]))
-    lines = [f"  {name}: {first_few(found, _SHOWN_KEYS)}" for name, found in nearest]
+    lines = "\n".join(f"  {name}: {first_few(found, 4)}" for name, found in nearest)
     raise CheckpointError(
-        "No model family of transformers can express this model. The obstacles:\n"
-        + "\n".join(lines)
-        + export_advice(config)
+        f"No model family of transformers can express this model. The obstacles:\n{lines}{export_advice(config)}"
     )
 
 

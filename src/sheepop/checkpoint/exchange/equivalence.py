@@ -44,11 +44,8 @@ def _training(config: ModelConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _effects(config: ModelConfig) -> dict[str, Any]:
-    effects = {
-        name: value
-        for name, value in config.model_dump(mode="json").items()
-        if name not in _TRAINING and name not in _BY_EFFECT
-    }
+    settings = config.model_dump(mode="json")
+    effects = {name: settings[name] for name in settings if name not in _TRAINING | _BY_EFFECT}
     layers = range(config.num_layers)
     effects["sliding_window"] = [config.window(layer) for layer in layers]
     effects["attention_scale"] = score_scale(config)

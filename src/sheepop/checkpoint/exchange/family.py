@@ -25,8 +25,8 @@ from sheepop.model.config import ModelConfig
 
 _QUANTISED = "means that the weights are quantised. Export them in float16 or bfloat16 first"
 
-# The origin of the file, how it is loaded, heads for other tasks, and the outputs of a forward pass.
-_FILE = unread(
+_WITHOUT_EFFECT = unread(
+    # The origin of the file, how it is loaded, heads for other tasks, and the outputs of a forward pass.
     "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache",
     "cache_implementation", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
     "_flash_attn_2_enabled", "experts_implementation", "use_bfloat16", "torchscript", "xla_device",
@@ -34,14 +34,10 @@ _FILE = unread(
     "tie_last_hidden_states", "is_decoder", "tokenizer_class", "id2label", "label2id", "num_labels", "_num_labels",
     "problem_type", "finetuning_task", "task_specific_params", "custom_pipelines", "prefix", "tf_legacy_loss",
     "ignore_keys_at_rope_validation", "transformers.js_config", "unsloth_version", "unsloth_fixed", "auto_map",
-)  # fmt: skip
-# Special tokens, whose ids come from the tokenizer and from generation_config.json.
-_TOKENS = unread(
+    # Special tokens, whose ids come from the tokenizer and from generation_config.json.
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
     "decoder_start_token_id", "eos_token_ids",
-)  # fmt: skip
-# Sampling settings, which older versions stored here.
-_GENERATION = unread(
+    # Sampling settings, which older versions stored here.
     "max_length", "max_new_tokens", "min_length", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
     "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "min_p", "epsilon_cutoff",
     "eta_cutoff", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
@@ -52,9 +48,7 @@ _GENERATION = unread(
 
 # Keys that any family may have.
 SHARED: tuple[Field, ...] = (
-    _FILE,
-    _TOKENS,
-    _GENERATION,
+    _WITHOUT_EFFECT,
     number("initializer_range", "initial_std", 0.02),
     Refused("quantization_config", _QUANTISED),
     Refused("compression_config", _QUANTISED),
@@ -88,16 +82,17 @@ class Family:
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
     whole_heads: bool = False
 
-    @property
-    def keys(self) -> frozenset[str]:
-        """All keys of ``config.json`` that this family handles."""
-        return frozenset(key for entry in (*self.fields, *SHARED) for key in entry.keys)
-
     def read_config(self, keys: Mapping[str, Any], where: str) -> ModelConfig:
         """Returns our configuration. Raises `CheckpointError` naming all unknown keys, or the first unsupported one."""
         given = Given(keys, where)
         settings: Settings = {}
-        self._check_architecture(given)
+        given.take("model_type", None)
+        classes = given.take("architectures", None)
+        # With a tied output projection, the bare model has all weights of the language model.
+        bare = self.architecture.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
+        known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
+        if classes is not None and not known:
+            raise given.problem("architectures", f"is not the language model {self.architecture}")
         read_fields((*SHARED, *self.fields), given, settings, self.model_type)
         return described(settings, where)
 
@@ -117,12 +112,3 @@ class Family:
         if unmapped := [name for name in expected if name not in placed]:
             raise CheckpointError(f"{self.model_type} has no tensors for {', '.join(unmapped[:20])}.")
         return found
-
-    def _check_architecture(self, given: Given) -> None:
-        given.take("model_type", None)
-        classes = given.take("architectures", None)
-        # With a tied output projection, the bare model has all weights of the language model.
-        bare = self.architecture.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
-        known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
-        if classes is not None and not known:
-            raise given.problem("architectures", f"is not the language model {self.architecture}")

@@ -64,27 +64,26 @@ class Dropouts(Field):
     default: float = 0.0
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of all places, without duplicates."""
-        return tuple(dict.fromkeys(key for key in (self.embedding, self.attention, self.residual) if key))
+    def _keys(self) -> list[str]:
+        return list(dict.fromkeys(key for key in (self.embedding, self.attention, self.residual) if key))
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the rate if it is the same in all places; refuses different rates."""
-        rates = {key: given.typed(key, float, self.default, optional=True) or 0.0 for key in self.keys}
+        rates = {key: given.typed(key, float, self.default, optional=True) or 0.0 for key in self._keys}
         places = [0.0 if key is None else rates[key] for key in (self.embedding, self.attention, self.residual)]
         if len(set(places)) > 1:
             key = max(rates, key=lambda name: rates[name])
             raise given.problem(
                 key,
                 "differs between embedding, attention and residual dropout, for which SheepOp has a single rate. "
-                f"Set {', '.join(self.keys)} to 0 in the file; this affects only training",
+                f"Set {', '.join(self._keys)} to 0 in the file; this affects only training",
             )
         return {"dropout": places[0]}
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns our rate if every place has a key, otherwise 0, since dropout in only some places would differ."""
         whole = None not in (self.embedding, self.attention, self.residual)
-        return dict.fromkeys(self.keys, config.dropout if whole else 0.0)
+        return dict.fromkeys(self._keys, config.dropout if whole else 0.0)
 
 
 @dataclass(frozen=True)
@@ -94,18 +93,13 @@ class Window(Field):
     default: int | None
     switched_by: str | None = None
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The window, its switch, and the first layer with a window in earlier versions of families with a switch."""
-        return ("sliding_window", self.switched_by, "max_window_layers") if self.switched_by else ("sliding_window",)
-
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the window of all layers."""
         window = given.typed("sliding_window", int, self.default, optional=True)
         if self.switched_by is not None:
             on = given.typed(self.switched_by, bool, False)
-            first = given.typed("max_window_layers", int, 0, optional=True)
-            if on and first:
+            # The first layer with a window in earlier versions of transformers.
+            if given.typed("max_window_layers", int, 0, optional=True) and on:
                 raise given.problem(
                     "max_window_layers", "gives the first layers no window in some versions of transformers"
                 )
@@ -127,13 +121,7 @@ class LayerTypes(Field):
 
     default: int
     rule: Callable[[Given, int], list[bool]]
-    rule_key: str | None = None
     switched_by: str | None = None
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of the window, the layer types, the rule and the switch."""
-        return ("sliding_window", "layer_types", *(key for key in (self.rule_key, self.switched_by) if key))
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the window and its layers."""
@@ -180,7 +168,7 @@ def windows_by_period(default: int, period: int, key: str | None = None) -> Laye
             raise given.problem(str(key), "is not a number of layers")
         return all_but_every(every, num_layers)
 
-    return LayerTypes(default, rule, key)
+    return LayerTypes(default, rule)
 
 
 def windows_from_layer(default: int, first: int) -> LayerTypes:
@@ -190,4 +178,4 @@ def windows_from_layer(default: int, first: int) -> LayerTypes:
         start = given.typed("max_window_layers", int, first)
         return [layer >= start for layer in range(num_layers)]
 
-    return LayerTypes(default, rule, "max_window_layers", "use_sliding_window")
+    return LayerTypes(default, rule, "use_sliding_window")

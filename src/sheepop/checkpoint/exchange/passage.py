@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,45 +29,8 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 
 def converted(tensors: Mapping[str, LazyTensor], dtype: torch.dtype | None) -> dict[str, LazyTensor]:
     """Converts tensors to `dtype` (None keeps theirs); reading one raises `CheckpointError` if a number overflows."""
-    return {
-        name: tensor
-        if dtype in (None, tensor.dtype) or name.endswith(_KEPT)
-        else replace(tensor, dtype=dtype, read=_converting(name, tensor, dtype))
-        for name, tensor in tensors.items()
-    }
 
-
-def watched(tensors: Mapping[str, LazyTensor], not_finite: list[str]) -> dict[str, LazyTensor]:
-    """Wraps tensors so that reading one that contains NaN or infinity appends its name to `not_finite`."""
-
-    def reading(name: str, tensor: LazyTensor) -> Callable[[], Tensor]:
-        def read() -> Tensor:
-            found = tensor.read()
-            if name not in not_finite and not _is_finite(found):
-                not_finite.append(name)
-            return found
-
-        return read
-
-    return {name: replace(tensor, read=reading(name, tensor)) for name, tensor in tensors.items()}
-
-
-def reported(tensors: Mapping[str, LazyTensor], advance: Callable[[float], None]) -> dict[str, LazyTensor]:
-    """Wraps tensors so that reading one calls `advance` with its number of bytes."""
-
-    def reading(tensor: LazyTensor) -> Callable[[], Tensor]:
-        def read() -> Tensor:
-            found = tensor.read()
-            advance(tensor.num_bytes)
-            return found
-
-        return read
-
-    return {name: replace(tensor, read=reading(tensor)) for name, tensor in tensors.items()}
-
-
-def _converting(name: str, tensor: LazyTensor, dtype: torch.dtype | None) -> Callable[[], Tensor]:
-    def read() -> Tensor:
+    def convert(name: str, tensor: LazyTensor) -> Tensor:
         source = tensor.read()
         result = source.to(dtype)
         if not _is_finite(result) and _is_finite(source):
@@ -76,7 +40,35 @@ def _converting(name: str, tensor: LazyTensor, dtype: torch.dtype | None) -> Cal
             )
         return result
 
-    return read
+    return {
+        name: tensor
+        if dtype in (None, tensor.dtype) or name.endswith(_KEPT)
+        else replace(tensor, dtype=dtype, read=partial(convert, name, tensor))
+        for name, tensor in tensors.items()
+    }
+
+
+def watched(tensors: Mapping[str, LazyTensor], not_finite: list[str]) -> dict[str, LazyTensor]:
+    """Wraps tensors so that reading one that contains NaN or infinity appends its name to `not_finite`."""
+
+    def watch(name: str, tensor: LazyTensor) -> Tensor:
+        found = tensor.read()
+        if name not in not_finite and not _is_finite(found):
+            not_finite.append(name)
+        return found
+
+    return {name: replace(tensor, read=partial(watch, name, tensor)) for name, tensor in tensors.items()}
+
+
+def reported(tensors: Mapping[str, LazyTensor], advance: Callable[[float], None]) -> dict[str, LazyTensor]:
+    """Wraps tensors so that reading one calls `advance` with its number of bytes."""
+
+    def report(tensor: LazyTensor) -> Tensor:
+        found = tensor.read()
+        advance(tensor.num_bytes)
+        return found
+
+    return {name: replace(tensor, read=partial(report, tensor)) for name, tensor in tensors.items()}
 
 
 def _is_finite(tensor: Tensor) -> bool:

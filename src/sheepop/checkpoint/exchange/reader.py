@@ -30,7 +30,6 @@ _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LONGEST_VERSION = 40
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
-_VOCABULARY = {_EMBEDDING, _HEAD}
 
 
 def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
@@ -52,8 +51,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
     _check(config, groups, found, directory)
-    if tokenizer is None:
-        tokenizer = _own_tokenizer(directory)
+    tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
     notes += _notes(keys, config, left_out)
     source = {
@@ -110,7 +108,7 @@ def canonical(tensors: Mapping[str, LazyTensor], family: Family) -> tuple[dict[s
     found: dict[str, LazyTensor] = {}
     left_out = []
     for name, tensor in tensors.items():
-        if name.endswith(family.buffers or ("\0",)):
+        if name.endswith(family.buffers):
             left_out.append(name)
             continue
         full = name if prefixed or name in heads else family.prefix + name
@@ -132,11 +130,7 @@ def _check_counts(config: ModelConfig, found: Mapping[str, LazyTensor], director
 
 
 def _without_tied_head(
-    family: Family,
-    config: ModelConfig,
-    found: dict[str, LazyTensor],
-    groups: Sequence[TensorGroup],
-    directory: Path,
+    family: Family, config: ModelConfig, found: dict[str, LazyTensor], groups: Sequence[TensorGroup], directory: Path
 ) -> dict[str, LazyTensor]:
     """Drops an output projection that is stored although it is tied to the embedding."""
     head = next(rule.theirs for rule in family.tensors if rule.ours == (_HEAD,))
@@ -155,7 +149,7 @@ def _check(
     config: ModelConfig, groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], directory: Path
 ) -> None:
     expected = {name: shape for group in groups for name, shape in group.theirs.items()}
-    rows = {name for group in groups if _VOCABULARY & group.ours.keys() for name in group.theirs}
+    rows = {name for group in groups if {_EMBEDDING, _HEAD} & group.ours.keys() for name in group.theirs}
     reasons = dict.fromkeys(rows, f" for vocab_size = {config.vocabulary}")
     problems = tensor_problems({name: tensor.shape for name, tensor in found.items()}, expected, reasons)
     problems += [

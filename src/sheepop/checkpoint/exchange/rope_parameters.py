@@ -26,25 +26,14 @@ _REFUSED_SCALINGS = {
     "proportional": "it leaves the angles of some pairs at zero",
     "axial": "it is for images",
 }
-# For each kind, a map from our keys to theirs.
-_NAMES = {
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "original_max_seq_len": ORIGINAL,
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-    },
-    "yarn": {
-        "factor": "factor",
-        "original_max_seq_len": ORIGINAL,
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "attention_factor": "attention_factor",
-        "truncate": "truncate",
-    },
-    "longrope": {"factor": "factor", "original_max_seq_len": ORIGINAL, "attention_factor": "attention_factor"},
+# The keys of each kind by our names, of which one is called differently in the file.
+_KEYS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_seq_len", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_seq_len", "beta_fast", "beta_slow", "attention_factor", "truncate"),
+    "longrope": ("factor", "original_max_seq_len", "attention_factor"),
 }
+_RENAMED = {"original_max_seq_len": ORIGINAL}
 _ALIASES = {"su": "longrope"}
 
 
@@ -63,16 +52,11 @@ class RopeParameters(Field):
     fraction_keys: tuple[str, ...] = ("partial_rotary_factor",)
     original: int | None = None
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of both spellings."""
-        original = () if self.original is None else (ORIGINAL,)
-        return ("rope_parameters", "rope_scaling", *self.base_keys, *self.fraction_keys, *original)
-
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns base, fraction and scaling."""
-        base = _first_of(given, self.base_keys)
-        fraction = _first_of(given, self.fraction_keys)
+        base, fraction = (
+            given.typed(keys[0], float, None, *keys[1:], optional=True) for keys in (self.base_keys, self.fraction_keys)
+        )
         parameters = _one_spelling(given)
         original = None if self.original is None else given.typed(ORIGINAL, int, self.original)
         found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings, original)
@@ -85,14 +69,12 @@ class RopeParameters(Field):
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns the spelling with `rope_theta` and `rope_scaling`."""
-        written: Settings = {
-            self.base_keys[0]: config.position_base,
-            "rope_scaling": _written_scaling(config, self.scalings),
-        }
+        scaling = config.rotary_scaling
+        written: Settings = {self.base_keys[0]: config.position_base}
+        written["rope_scaling"] = _written_scaling(config, self.scalings)
         if self.fraction is not None:
             written[self.fraction_keys[0]] = config.rotary_fraction
         if self.original is not None:
-            scaling = config.rotary_scaling
             written[ORIGINAL] = scaling.original_max_seq_len if scaling is not None else config.max_seq_len
         return written
 
@@ -104,11 +86,6 @@ class LayerRopeParameters(Field):
     base: float = 1_000_000.0
     sliding_base: float = 10_000.0
     scalings: tuple[str, ...] = ("linear", "yarn", "llama3")
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of both spellings."""
-        return ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns both bases and the scaling of the layers without a window."""
@@ -141,18 +118,13 @@ class LayerRopeParameters(Field):
         }
 
 
-def _first_of(given: Given, keys: tuple[str, ...]) -> float | None:
-    found: float | None = given.typed(keys[0], float, None, *keys[1:], optional=True)
-    return found
-
-
 def _one_spelling(given: Given) -> Given:
     new, old = given.take("rope_parameters", None), given.take("rope_scaling", None)
     if new is not None and old is not None:
         raise given.problem("rope_scaling", "is given together with rope_parameters. Keep only one of them")
-    name = "rope_scaling" if new is None else "rope_parameters"
-    value = old if new is None else new
-    return Given({}, given.where) if value is None else given.within(name, value)
+    if new is None and old is None:
+        return Given({}, given.where)
+    return given.within("rope_scaling", old) if new is None else given.within("rope_parameters", new)
 
 
 def _read_parameters(
@@ -178,10 +150,11 @@ def _read_parameters(
     if kind == "longrope":
         return {**found, **_read_longrope(given, original, max_seq_len)}
     scaling: Settings = {"kind": kind}
-    for ours, theirs in _NAMES[kind].items():
-        whole = ours == "original_max_seq_len"
-        wanted = bool if ours == "truncate" else int if whole else float
-        scaling[ours] = given.typed(theirs, wanted, max_seq_len if whole else None, optional=True)
+    for name in _KEYS[kind]:
+        whole = name == "original_max_seq_len"
+        wanted = bool if name == "truncate" else int if whole else float
+        theirs = _RENAMED.get(name, name)
+        scaling[name] = given.typed(theirs, wanted, max_seq_len if whole else None, optional=True)
     if kind == "yarn":
         _complete_yarn(given, scaling, max_seq_len)
     found["rotary_scaling"] = scaling
@@ -202,15 +175,14 @@ def _complete_yarn(given: Given, scaling: Settings, max_seq_len: int) -> None:
 
 
 def _agreed(given: Given, name: str, outside: float | None) -> float | None:
-    inside: float | None = given.typed(name, float, None, optional=True)
+    inside = given.typed(name, float, None, optional=True)
     if inside is not None and outside is not None and inside != outside:
         raise given.problem(name, f"contradicts the {outside} outside this table")
     return outside if inside is None else inside
 
 
 def _refuse_the_rest(given: Given) -> None:
-    left = [name for name in given.unread() if given.has(name)]
-    if left:
+    if left := [name for name in given.unread() if given.has(name)]:
         raise given.problem(left[0], "is a key that SheepOp does not know here, and it might affect the positions")
 
 
@@ -218,7 +190,7 @@ def _written_scaling(config: ModelConfig, scalings: tuple[str, ...]) -> Settings
     scaling = config.rotary_scaling
     if scaling is None or scaling.kind not in scalings:
         return None
-    keys: Settings = {theirs: getattr(scaling, ours) for ours, theirs in _NAMES[scaling.kind].items()}
+    keys: Settings = {_RENAMED.get(name, name): getattr(scaling, name) for name in _KEYS[scaling.kind]}
     if scaling.pair_factors is not None:
         # The network has one table, which is written as both.
         keys |= {_SHORT: list(scaling.pair_factors), _LONG: list(scaling.pair_factors)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -53,13 +54,8 @@ class Stacked:
         return list(torch.split(whole, [shape[0] for shape in shapes]))
 
 
-@dataclass(frozen=True)
-class Interleaved:
+class Interleaved(Stacked):
     """Queries, keys and values interleaved by head: rows (H, 3, C); each query head has its own key head."""
-
-    def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Returns one shape with the total number of rows."""
-        return Stacked().shapes(ours)
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
         """Interleaves the tensors head by head."""
@@ -72,7 +68,6 @@ class Interleaved:
         return [part.flatten(0, 1) for part in fused.unbind(1)]
 
 
-@dataclass(frozen=True)
 class PerExpert:
     """One of our tensors, which stacks all experts in its first dimension, and one of theirs for each expert."""
 
@@ -89,7 +84,6 @@ class PerExpert:
         return [torch.stack(list(theirs))]
 
 
-@dataclass(frozen=True)
 class Absent:
     """One of our tensors without a counterpart, which must be zero."""
 
@@ -113,7 +107,7 @@ TRANSPOSED = Stacked(transposed=True)
 INTERLEAVED = Interleaved()
 PER_EXPERT = PerExpert()
 ABSENT = Absent()
-_KINDS = ("weight", "bias")
+QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter in "qkv")
 
 
 @dataclass(frozen=True)
@@ -136,107 +130,80 @@ class TensorGroup:
 
 def same(ours: str, theirs: str, *, layout: Layout = SAME) -> tuple[TensorRule, ...]:
     """Returns rules for the weight and the bias of a layer."""
-    return tuple(TensorRule((f"{ours}.{kind}",), f"{theirs}.{kind}", layout) for kind in _KINDS)
+    return fused((ours,), theirs, layout)
 
 
-def fused(ours: Sequence[str], theirs: str, layout: Layout) -> tuple[TensorRule, ...]:
+def fused(ours: Sequence[str], theirs: str, layout: Layout = SAME) -> tuple[TensorRule, ...]:
     """Returns rules for the weights and biases of several of our layers in one of theirs."""
-    return tuple(TensorRule(tuple(f"{name}.{kind}" for name in ours), f"{theirs}.{kind}", layout) for kind in _KINDS)
+    kinds = ("weight", "bias")
+    return tuple(TensorRule(tuple(f"{name}.{kind}" for name in ours), f"{theirs}.{kind}", layout) for kind in kinds)
 
 
 def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: ModelConfig) -> Iterator[TensorGroup]:
     """Applies each rule to each layer that has its tensors, in the order of `expected`."""
-    places = {name: place for place, name in enumerate(expected)}
-    found = []
+    found: dict[str, TensorGroup] = {}
     for rule in rules:
-        layers: Sequence[int] = range(config.num_layers) if "{layer}" in rule.ours[0] else (0,)
-        for layer in layers:
+        for layer in range(config.num_layers if "{layer}" in rule.ours[0] else 1):
             names = [name.replace("{layer}", str(layer)) for name in rule.ours]
             if all(name in expected for name in names):
-                found.append((places[names[0]], _group(rule, names, layer, expected)))
-    found.sort(key=lambda entry: entry[0])
-    return (group for _, group in found)
+                ours = {name: expected[name] for name in names}
+                shapes = rule.layout.shapes(list(ours.values()))
+                pattern = rule.theirs.replace("{layer}", str(layer))
+                theirs = {pattern.replace("{expert}", str(number)): shape for number, shape in enumerate(shapes)}
+                found[names[0]] = TensorGroup(ours, theirs, rule.layout)
+    return (found[name] for name in expected if name in found)
 
 
-def _group(rule: TensorRule, names: Sequence[str], layer: int, expected: Mapping[str, Shape]) -> TensorGroup:
-    ours = {name: expected[name] for name in names}
-    shapes = rule.layout.shapes(list(ours.values()))
-    pattern = rule.theirs.replace("{layer}", str(layer))
-    theirs = {pattern.replace("{expert}", str(number)): shape for number, shape in enumerate(shapes)}
-    return TensorGroup(ours, theirs, rule.layout)
-
-
-def experts(router: str, expert: str, names: Mapping[str, str]) -> tuple[TensorRule, ...]:
+def experts(place: str, names: Mapping[str, str]) -> tuple[TensorRule, ...]:
     """Returns rules for a mixture of experts; `names` maps our names of the projections (gate, up, down) to theirs."""
     here = "blocks.{layer}.feed_forward"
     return (
-        TensorRule((f"{here}.router.weight",), f"{router}.weight"),
+        TensorRule((f"{here}.router.weight",), f"{place}.gate.weight"),
         TensorRule((f"{here}.router.balance",), "", ABSENT),
         *(
-            TensorRule((f"{here}.experts.{ours}_proj",), f"{expert}.{theirs}.weight", PER_EXPERT)
+            TensorRule((f"{here}.experts.{ours}_proj",), f"{place}.experts.{{expert}}.{theirs}.weight", PER_EXPERT)
             for ours, theirs in names.items()
         ),
     )
-
-
-QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter in "qkv")
-
-
-def interleaved_attention(theirs: str) -> tuple[TensorRule, ...]:
-    """Returns rules for queries, keys and values interleaved by head (GPT-NeoX, BLOOM)."""
-    return fused(QUERY_KEY_VALUE, theirs, INTERLEAVED)
-
-
-def stacked(ours: Sequence[str], theirs: str, *, transposed: bool = False) -> tuple[TensorRule, ...]:
-    """Returns rules for several of our layers whose rows are stacked in one of theirs."""
-    return fused(ours, theirs, Stacked(transposed))
 
 
 def to_ours(
     groups: Sequence[TensorGroup], theirs: Mapping[str, LazyTensor], config: ModelConfig
 ) -> dict[str, LazyTensor]:
     """Converts their tensors, whose names and shapes were checked, to ours."""
-
-    def forward(group: TensorGroup, tensors: list[Tensor]) -> list[Tensor]:
-        return group.layout.to_ours(tensors, list(group.ours.values()), config)
-
-    return _convert([(group, group.theirs, group.ours) for group in groups], theirs, forward)
+    found: dict[str, LazyTensor] = {}
+    for group in groups:
+        convert = partial(group.layout.to_ours, shapes=list(group.ours.values()), config=config)
+        found |= _converted(convert, group.theirs, group.ours, theirs)
+    return found
 
 
 def to_theirs(
     groups: Sequence[TensorGroup], ours: Mapping[str, LazyTensor], config: ModelConfig
 ) -> dict[str, LazyTensor]:
     """Converts our tensors to theirs; raises `CheckpointError` for a nonzero tensor without a counterpart."""
-
-    def backward(group: TensorGroup, tensors: list[Tensor]) -> list[Tensor]:
-        return group.layout.to_theirs(tensors, config)
-
-    for group in groups:
-        if not group.theirs:
-            backward(group, [ours[name].read() for name in group.ours])
-    return _convert([(group, group.ours, group.theirs) for group in groups], ours, backward)
-
-
-def _convert(
-    groups: Sequence[tuple[TensorGroup, Mapping[str, Shape], Mapping[str, Shape]]],
-    tensors: Mapping[str, LazyTensor],
-    convert: Callable[[TensorGroup, list[Tensor]], list[Tensor]],
-) -> dict[str, LazyTensor]:
     found: dict[str, LazyTensor] = {}
-    for group, sources, targets in groups:
-        inputs = [tensors[name] for name in sources]
-        dtypes = {tensor.dtype for tensor in inputs} or {torch.float32}
-        if len(dtypes) > 1:
-            raise CheckpointError(f"{', '.join(sources)} are stored as one tensor, but have different dtypes.")
-        for place, (name, shape) in enumerate(targets.items()):
-            found[name] = LazyTensor(shape, next(iter(dtypes)), _reader(group, inputs, place, convert))
+    for group in groups:
+        convert = partial(group.layout.to_theirs, config=config)
+        if not group.theirs:
+            convert([ours[name].read() for name in group.ours])
+        found |= _converted(convert, group.ours, group.theirs, ours)
     return found
 
 
-def _reader(
-    group: TensorGroup,
-    inputs: list[LazyTensor],
-    place: int,
-    convert: Callable[[TensorGroup, list[Tensor]], list[Tensor]],
-) -> Callable[[], Tensor]:
-    return lambda: convert(group, [tensor.read() for tensor in inputs])[place]
+def _converted(
+    convert: Callable[[list[Tensor]], list[Tensor]],
+    sources: Mapping[str, Shape],
+    targets: Mapping[str, Shape],
+    tensors: Mapping[str, LazyTensor],
+) -> dict[str, LazyTensor]:
+    inputs = [tensors[name] for name in sources]
+    dtypes = {tensor.dtype for tensor in inputs} or {torch.float32}
+    if len(dtypes) > 1:
+        raise CheckpointError(f"{', '.join(sources)} are stored as one tensor, but have different dtypes.")
+
+    def read(place: int) -> Tensor:
+        return convert([tensor.read() for tensor in inputs])[place]
+
+    parts = enumerate(targets.items())
+    return {name: LazyTensor(shape, next(iter(dtypes)), partial(read, place)) for place, (name, shape) in parts}

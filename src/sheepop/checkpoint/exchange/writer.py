@@ -45,8 +45,7 @@ def write_hugging_face(
     ends = {name: token_id for name, token_id in special.items() if token_id is not None}
     write_json(directory / GENERATION, {**model.generation, **ends})
     model.tokenizer.save(directory, model_max_length=model.config.max_seq_len)
-    card = model_card(model.config, model.tokenizer, model.source, library="transformers")
-    write_atomic(directory / CARD, card)
+    write_atomic(directory / CARD, model_card(model.config, model.tokenizer, model.source, library="transformers"))
     _compare(directory, model, advance)
 
 

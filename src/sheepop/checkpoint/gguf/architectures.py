@@ -26,13 +26,13 @@ from sheepop.checkpoint.gguf.rows import (
     NORMS_BEHIND,
     OUTPUT,
     OUTPUT_ALWAYS,
+    PLAIN_FEED_FORWARD,
     POSITIONS,
     QUERY_KEY_NORMS,
     STACKED_FEED_FORWARD,
     Row,
     first_and_last_norms,
     norms_before,
-    plain_feed_forward,
     separate_attention,
     stacked_attention,
 )
@@ -101,14 +101,11 @@ def _shape(
     )
 
 
-_NO_ANGLES = implied(rotary_fraction=1.0, rotary_scaling=None)
+_NO_ANGLES = (*implied(rotary_fraction=1.0, rotary_scaling=None), WithoutInfluence(covers=("position_base",)))
 # Embeddings are written with their scale applied, and the output projection separately.
 _EMBEDDING_IN_SCALE = (WithoutInfluence(covers=("embedding_scale",)),)
 # A position table, which is added to the embeddings. Sinusoids are written as a table, and read as learned positions.
-_ADDED_POSITIONS = (
-    Implied("position_encoding", ("learned", "sinusoidal")),
-    WithoutInfluence(covers=("position_base",)),
-)
+_ADDED_POSITIONS = Implied("position_encoding", ("learned", "sinusoidal"))
 # llama.cpp computes every GELU from a half-precision table of its tanh form, whichever form the model uses.
 _GELU = ("gelu_tanh", "gelu")
 
@@ -119,7 +116,7 @@ _BIASED: tuple[Field, ...] = (
 )  # fmt: skip
 _BIASED_ROWS = (
     *EMBEDDING, *first_and_last_norms(zeros=True), *norms_before(zeros=True), *stacked_attention(zeros=True),
-    *plain_feed_forward(zeros=True),
+    *PLAIN_FEED_FORWARD,
 )  # fmt: skip
 # RMSNorm before the sublayers, SwiGLU.
 _GATED: tuple[Field, ...] = (*_SIZES, *_EMBEDDING_IN_SCALE, *_RMS_NORM, *_USUAL, *_NO_CAPS)
@@ -156,7 +153,7 @@ _TABLES = (
     # Radford et al. 2019.
     Architecture(
         "gpt2",
-        (*_BIASED, *_NO_ANGLES, *_ADDED_POSITIONS, *_shape("pre", _GELU), TiedWeights("optional")),
+        (*_BIASED, *_NO_ANGLES, _ADDED_POSITIONS, *_shape("pre", _GELU), TiedWeights("optional")),
         (*_BIASED_ROWS, *POSITIONS, *OUTPUT),
     ),
     # Le Scao et al. 2022.
@@ -166,7 +163,6 @@ _TABLES = (
             *_BIASED,
             *_NO_ANGLES,
             *implied(position_encoding="alibi"),
-            WithoutInfluence(covers=("position_base",)),
             *_shape("pre", _GELU, embedding_norm=True),
             TiedWeights("optional"),
         ),

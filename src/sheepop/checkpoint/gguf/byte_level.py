@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sheepop.checkpoint.gguf.metadata import Value, text, texts
-from sheepop.checkpoint.gguf.pre_tokenizers import find_name, find_pre_tokenizer, known_names
+from sheepop.checkpoint.gguf.metadata import Value, texts, value_of
+from sheepop.checkpoint.gguf.pre_tokenizers import BY_NAME, find_name
 from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, described_tokens, looking_notes
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
@@ -34,7 +34,7 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
         )
     notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return described_tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
+    return described_tokens(description), {_PRE: value_of(name), _MERGES: texts(merges)}, notes
 
 
 def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Value], list[str]]:
@@ -54,21 +54,21 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
         "<unk>."
     )
     # Characters may share their first bytes.
-    return tokens, {_PRE: text("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
+    return tokens, {_PRE: value_of("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
 
 
 def byte_level_adds_bos(keys: Given) -> bool:
     """Whether llama.cpp by default puts a BOS token before a text."""
-    known = find_pre_tokenizer(keys.typed(_PRE, str, ""))
+    known = BY_NAME.get(keys.typed(_PRE, str, ""))
     return known is not None and known.add_bos
 
 
 def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     """Returns the ``tokenizer.json`` of a file's byte-level BPE, without added tokens."""
     name = keys.typed(_PRE, str, "")
-    known = find_pre_tokenizer(name)
+    known = BY_NAME.get(name)
     if known is None:
-        reason = f"is a way to split text that SheepOp does not know; it knows {', '.join(known_names())}"
+        reason = f"is a way to split text that SheepOp does not know; it knows {', '.join(BY_NAME)}"
         raise keys.problem(_PRE, reason if name else "is missing, but it defines how text is split")
     merges = [merge.split(" ") for merge in keys.entries(_MERGES, str)]
     if wrong := next((merge for merge in merges if len(merge) != 2), None):

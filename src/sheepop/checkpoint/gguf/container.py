@@ -21,14 +21,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, text
-from sheepop.checkpoint.gguf.quantized_types import TensorType, type_name, type_of_number
+from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
+from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TensorType, type_name
 from sheepop.core.errors import CheckpointError
 
 _MAGIC = b"GGUF"
@@ -85,9 +84,7 @@ class Container:
     def __enter__(self) -> Container:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -177,7 +174,7 @@ def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
     if len({name for name, *_ in found}) < len(found):
         twice, _ = Counter(name for name, *_ in found).most_common(1)[0]
         raise cursor.problem(f"the tensor {twice!r} occurs twice")
-    unread = {name: type_name(number) for name, number, *_ in found if type_of_number(number) is None}
+    unread = {name: type_name(number) for name, number, *_ in found if number not in BY_NUMBER}
     if unread:
         name, kind = next(iter(unread.items()))
         raise CheckpointError(
@@ -207,8 +204,7 @@ def _read_record(cursor: Cursor) -> tuple[str, int, tuple[int, ...], int]:
 
 def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first: int, alignment: int) -> TensorRecord:
     name, number, shape, offset = entry
-    kind = type_of_number(number)
-    assert kind is not None
+    kind = BY_NUMBER[number]
     if 0 in shape:
         raise cursor.problem(f"the tensor {name!r} of shape {shape} is empty")
     size = kind.size(shape)  # Python's integers do not overflow.
@@ -226,7 +222,7 @@ def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first:
 
 def checksum_placeholder(file_type: int) -> Value:
     """Returns the value that a file has until its checksum is known."""
-    return text(f"file type {file_type}, SHA-256 {'0' * _DIGEST_SIZE}")
+    return value_of(f"file type {file_type}, SHA-256 {'0' * _DIGEST_SIZE}")
 
 
 def verify_checksum(container: Container) -> None:

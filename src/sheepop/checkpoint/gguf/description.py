@@ -12,7 +12,7 @@ from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
-from sheepop.checkpoint.gguf.metadata import Metadata, Value, text, value_of
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
 from sheepop.checkpoint.gguf.rotary import DIVISORS
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
 from sheepop.checkpoint.mapping import Fixed, described, read_fields, write_fields
@@ -26,16 +26,14 @@ CONFIG_KEY = "sheepop.model"
 _CAUSAL = Fixed("attention.causal", (True,), "so the model is not a language model")
 
 
-def choose_architecture(config: ModelConfig, name: str | None = None) -> Architecture:
-    """Returns the first architecture of llama.cpp that computes the same as `config`, or the one called `name`.
+def choose_architecture(config: ModelConfig) -> Architecture:
+    """Returns the first architecture of llama.cpp that computes the same as `config`.
 
     Raises `CheckpointError` with the reasons if none does.
     """
-    if name is not None and name not in ARCHITECTURES:
-        raise CheckpointError(f"{name!r} is not an architecture that SheepOp writes: {', '.join(ARCHITECTURES)}.")
-    candidates = list(ARCHITECTURES.values()) if name is None else [ARCHITECTURES[name]]
-    refusals = {candidate.name: list(candidate.refusals(config)) for candidate in candidates}
-    for candidate in candidates:
+    refusals: dict[str, list[str]] = {}
+    for candidate in ARCHITECTURES.values():
+        refusals[candidate.name] = list(candidate.refusals(config))
         if not refusals[candidate.name]:
             return candidate
     nearest_first = sorted(refusals.items(), key=lambda item: len(item[1]))
@@ -49,9 +47,9 @@ def config_metadata(architecture: Architecture, config: ModelConfig) -> dict[str
     """Returns the keys for `config`, which `architecture` can express."""
     keys = write_fields(architecture.fields, config) | {"vocab_size": config.vocabulary}
     return {
-        ARCHITECTURE_KEY: text(architecture.name),
+        ARCHITECTURE_KEY: value_of(architecture.name),
         **{f"{architecture.name}.{key}": value_of(value) for key, value in keys.items() if value is not None},
-        CONFIG_KEY: text(json.dumps(config.model_dump(mode="json"))),
+        CONFIG_KEY: value_of(json.dumps(config.model_dump(mode="json"))),
     }
 
 

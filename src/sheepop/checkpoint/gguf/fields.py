@@ -238,12 +238,10 @@ class Experts(Field):
         if experts is None:
             return {_FEED_FORWARD: config.ffn_size}
         width = experts.d_ff or config.ffn_size
-        widths = {_FEED_FORWARD: config.ffn_size, _EXPERT_FEED_FORWARD: width}
-        return {
-            **(widths if self.own_width else {_FEED_FORWARD: width}),
-            _COUNT: experts.count,
-            _USED: experts.per_token,
-        }
+        widths = {_FEED_FORWARD: width}
+        if self.own_width:
+            widths = {_FEED_FORWARD: config.ffn_size, _EXPERT_FEED_FORWARD: width}
+        return {**widths, _COUNT: experts.count, _USED: experts.per_token}
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the experts; refuses router settings that we do not support."""

@@ -38,13 +38,8 @@ def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict
     lengths = (*_PUBLISHED, max_seq_len, round(max_seq_len / factor), *_derived_lengths(kept, plain, between))
     for original in lengths:
         for high in _upper_bounds(original, kept, plain, between):
-            settings = {
-                "kind": "llama3",
-                "factor": factor,
-                "original_max_seq_len": original,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": high,
-            }
+            bounds = {"low_freq_factor": 1.0, "high_freq_factor": high}
+            settings = {"kind": "llama3", "factor": factor, "original_max_seq_len": original, **bounds}
             if 1 <= original < _LARGEST_CONTEXT and _gives(settings, divisors, plain, base):
                 return settings
     return None

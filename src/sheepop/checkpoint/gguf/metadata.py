@@ -50,13 +50,11 @@ class Cursor:
 
     def u32(self, what: str) -> int:
         """Reads an unsigned integer of 4 bytes."""
-        number: int = struct.unpack("<I", self.take(4, what))[0]
-        return number
+        return struct.unpack("<I", self.take(4, what))[0]
 
     def u64(self, what: str) -> int:
         """Reads an unsigned integer of 8 bytes."""
-        number: int = struct.unpack("<Q", self.take(8, what))[0]
-        return number
+        return struct.unpack("<Q", self.take(8, what))[0]
 
     def problem(self, reason: str) -> CheckpointError:
         """Returns an error that names the file, the byte position and the reason."""
@@ -131,7 +129,8 @@ class Value:
     def encoded(self) -> bytes:
         """Returns the bytes that follow the key in a file."""
         if not self.is_list:
-            return _number(ValueType.U32, self.type) + _encoded_plain(self.type, self.content)
+            plain = encoded_text(self.content) if isinstance(self.content, str) else _number(self.type, self.content)
+            return _number(ValueType.U32, self.type) + plain
         assert isinstance(self.content, list | np.ndarray)
         head = _number(ValueType.U32, ValueType.LIST) + _number(ValueType.U32, self.type)
         head += _number(ValueType.U64, len(self.content))
@@ -146,36 +145,9 @@ class Value:
         return hash(self.encoded())
 
 
-def u32(number: int) -> Value:
-    """Returns an integer from 0 to 2^32 - 1 as a value."""
-    return Value(ValueType.U32, number)
-
-
-def f32(number: float) -> Value:
-    """Returns a float32 value; raises `CheckpointError` for a number that is too large."""
-    if math.isfinite(number) and abs(number) > np.finfo(np.float32).max:
-        raise CheckpointError(f"{number:g} is too large for a GGUF file, which stores settings in single precision.")
-    return Value(ValueType.F32, float(np.float32(number)))
-
-
-def flag(truth: bool) -> Value:
-    """Returns a boolean value."""
-    return Value(ValueType.BOOL, truth)
-
-
-def text(content: str) -> Value:
-    """Returns a text value."""
-    return Value(ValueType.TEXT, content)
-
-
 def texts(contents: Iterable[str]) -> Value:
     """Returns a list of texts as a value."""
     return Value(ValueType.TEXT, list(contents))
-
-
-def flags(truths: Sequence[bool]) -> Value:
-    """Returns a list of booleans as a value."""
-    return Value(ValueType.BOOL, np.asarray(truths, dtype=np.uint8))
 
 
 def i32s(numbers: Sequence[int]) -> Value:
@@ -189,12 +161,14 @@ def f32s(numbers: Sequence[float]) -> Value:
 
 
 def value_of(plain: bool | int | float | str | list[bool]) -> Value:
-    """Converts a Python object to a value: an integer to 4 bytes, a float to float32."""
+    """Converts a Python object to a value, a number to 4 bytes; raises `CheckpointError` if a float is too large."""
     if isinstance(plain, list):
-        return flags(plain)
-    if isinstance(plain, bool):
-        return flag(plain)
-    return text(plain) if isinstance(plain, str) else u32(plain) if isinstance(plain, int) else f32(plain)
+        return Value(ValueType.BOOL, np.asarray(plain, dtype=np.uint8))
+    if not isinstance(plain, float):
+        return Value({bool: ValueType.BOOL, int: ValueType.U32, str: ValueType.TEXT}[type(plain)], plain)
+    if math.isfinite(plain) and abs(plain) > np.finfo(np.float32).max:
+        raise CheckpointError(f"{plain:g} is too large for a GGUF file, which stores settings in single precision.")
+    return Value(ValueType.F32, float(np.float32(plain)))
 
 
 def encoded_text(content: str) -> bytes:
@@ -282,12 +256,5 @@ def _read_plain(cursor: Cursor, kind: ValueType, key: str) -> Plain:
     return bool(number) if kind is ValueType.BOOL else number
 
 
-def _encoded_plain(kind: ValueType, content: Content) -> bytes:
-    if kind is ValueType.TEXT:
-        assert isinstance(content, str)
-        return encoded_text(content)
-    return struct.pack(_FORMATS[kind][1], content)
-
-
-def _number(kind: ValueType, number: int) -> bytes:
+def _number(kind: ValueType, number: Content) -> bytes:
     return struct.pack(_FORMATS[kind][1], number)

@@ -50,6 +50,7 @@ _TABLE = (
     PreTokenizer(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS_APART),
     PreTokenizer(("bloom", "gpt3-finnish", "poro-chat"), split_bytes(r" ?[^(\s|[.,!?…。，、।۔،])]+")),
 )
+BY_NAME = {name: row for row in _TABLE for name in row.names}
 
 
 def find_name(description: Any, ignore_merges: bool) -> str | None:
@@ -59,13 +60,3 @@ def find_name(description: Any, ignore_merges: bool) -> str | None:
         if row.ignore_merges == ignore_merges and wanted in map(without_offsets, (row.description, *row.same)):
             return row.names[0]
     return None
-
-
-def find_pre_tokenizer(name: str) -> PreTokenizer | None:
-    """Returns the pre-tokenizer that llama.cpp calls `name`, or None if it is unknown."""
-    return next((row for row in _TABLE if name in row.names), None)
-
-
-def known_names() -> list[str]:
-    """Returns all known names."""
-    return [name for row in _TABLE for name in row.names]

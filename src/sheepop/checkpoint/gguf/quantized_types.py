@@ -6,6 +6,7 @@ as the nearest integer multiple of the scale before its rounding to float16, wit
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class TensorType(ABC):
     def size(self, shape: tuple[int, ...]) -> int | None:
         """Returns the bytes of a tensor of `shape`, or None if its rows cannot have this type."""
         row_bytes = self.row_bytes(shape[-1] if shape else 1)
-        return None if row_bytes is None else row_bytes * rows_of(shape)
+        return None if row_bytes is None else row_bytes * math.prod(shape[:-1])
 
 
 class _Float(TensorType):
@@ -106,17 +107,12 @@ F16 = _Float("f16", 1, torch.float16, 1)
 BF16 = _Float("bf16", 30, torch.bfloat16, 32)
 Q8_0 = _Q8("q8_0", 8, torch.float32, 7)
 TYPES = {kind.name: kind for kind in (F32, F16, BF16, Q8_0)}
-_BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
-
-
-def type_of_number(number: int) -> TensorType | None:
-    """Returns the type with this number in a file, or None if SheepOp does not read it."""
-    return _BY_NUMBER.get(number)
+BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
 
 
 def type_name(number: int) -> str:
     """Returns the name of the type with this number, also of types that SheepOp does not read."""
-    known = _BY_NUMBER.get(number)
+    known = BY_NUMBER.get(number)
     return known.name if known else _OTHER_TYPES.get(number, f"number {number}")
 
 
@@ -126,11 +122,3 @@ def type_of_dtype(dtype: torch.dtype) -> TensorType:
         if kind.dtype == dtype:
             return kind
     raise CheckpointError(f"A GGUF file cannot store tensors of {dtype} unchanged. Choose f32, f16 or bf16.")
-
-
-def rows_of(shape: tuple[int, ...]) -> int:
-    """Returns the number of rows of a tensor of `shape`; the last dimension is the row length."""
-    count = 1
-    for size in shape[:-1]:
-        count *= size
-    return count

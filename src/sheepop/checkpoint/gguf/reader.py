@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -48,21 +47,16 @@ class GGUFFile:
         found = places(self.architecture, self.config)
         _check_tensors(container, found)
         self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
+        num_experts = 0 if self.config.experts is None else self.config.experts.count
         self.tensors: Mapping[str, LazyTensor] = {
             **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
-            **{
-                name: LazyTensor.of(torch.zeros(self.config.experts.count))
-                for name in balances(self.config)
-                if self.config.experts
-            },
+            **{name: LazyTensor.of(torch.zeros(num_experts)) for name in balances(self.config)},
         }
 
     def __enter__(self) -> GGUFFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._container.close()
 
     def tokenizer(self) -> Tokenizer:
@@ -83,13 +77,8 @@ class GGUFFile:
             if key.startswith("general.") and key not in (ARCHITECTURE_KEY, FILE_TYPE_KEY) and _is_short(value)
         }
         types = Counter(record.kind.name for record in self._container.tensors.values())
-        return {
-            "format": "gguf",
-            "file": self._container.path.name,
-            "architecture": self.architecture.name,
-            "tensor_types": dict(types),
-            "metadata": general,
-        }
+        origin = {"format": "gguf", "file": self._container.path.name, "architecture": self.architecture.name}
+        return {**origin, "tensor_types": dict(types), "metadata": general}
 
     def _lazy(self, place: Place, name: str) -> LazyTensor:
         shape = dict(place.ours)[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 EMBEDDING_NAME = "token_embd.weight"
@@ -40,14 +40,8 @@ def linear(theirs: str, *ours: str, interleaved: bool = False, zeros: bool = Fal
     """Returns rows for the weight and the bias of a linear layer in every block, or of several stacked layers."""
     block = tuple(f"blocks.{{}}.{name}" for name in ours)
     weight = Row(f"blk.{{}}.{theirs}.weight", tuple(f"{name}.weight" for name in block), interleaved=interleaved)
-    bias = replace(
-        weight,
-        theirs=f"blk.{{}}.{theirs}.bias",
-        ours=tuple(f"{name}.bias" for name in block),
-        role=Role.PRECISE,
-        zeros=zeros,
-    )
-    return weight, bias
+    biases = tuple(f"{name}.bias" for name in block)
+    return weight, Row(f"blk.{{}}.{theirs}.bias", biases, Role.PRECISE, interleaved, zeros)
 
 
 def norm(theirs: str, ours: str, *, zeros: bool = False) -> tuple[Row, Row]:
@@ -102,13 +96,10 @@ def stacked_attention(*, zeros: bool = False) -> tuple[Row, ...]:
     )
 
 
-def plain_feed_forward(*, zeros: bool = False) -> tuple[Row, ...]:
-    """Returns rows for the up and down projections of a feed-forward network without a gate."""
-    return linear("ffn_up", "feed_forward.up_proj", zeros=zeros) + linear(
-        "ffn_down", "feed_forward.down_proj", zeros=zeros
-    )
-
-
+PLAIN_FEED_FORWARD = (
+    *linear("ffn_up", "feed_forward.up_proj", zeros=True),
+    *linear("ffn_down", "feed_forward.down_proj", zeros=True),
+)
 GATED_FEED_FORWARD = (
     *linear("ffn_gate", "feed_forward.gate_proj"),
     *linear("ffn_up", "feed_forward.up_proj"),

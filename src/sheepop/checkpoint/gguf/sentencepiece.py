@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from sheepop.checkpoint.gguf.metadata import Value, flag, text
+from sheepop.checkpoint.gguf.metadata import Value, value_of
 from sheepop.checkpoint.gguf.token_list import (
     LOWEST_SCORE,
     SCORES,
@@ -59,7 +59,7 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
             "The tokenizer puts a space only before a text, but llama.cpp also puts one after added tokens."
         )
     tokens.scores = _scores(model["merges"], tokens)
-    keys = {_PRE: text("default"), _SPACE_PREFIX: flag(prefix)}
+    keys = {_PRE: value_of("default"), _SPACE_PREFIX: value_of(prefix)}
     return tokens, keys, looking_notes(description["added_tokens"])
 
 
@@ -71,11 +71,8 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     if len(unknown) != 1 or not set(tokens.texts) >= set(BYTE_TOKENS):
         raise keys.problem("ggml.token_type", "does not have one unknown token and all 256 bytes, as this model needs")
     prefix = keys.typed(_SPACE_PREFIX, bool, True)
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+    unescape: dict[str, Any] = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    steps = [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     return {
         "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _ESCAPE] if prefix else [_ESCAPE]},

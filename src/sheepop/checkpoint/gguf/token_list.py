@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from sheepop.checkpoint.gguf.metadata import Value, f32s, flag, i32s, text, texts, u32
+from sheepop.checkpoint.gguf.metadata import Value, f32s, i32s, texts, value_of
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import SpecialRole, Tokenizer
@@ -110,8 +110,7 @@ def read_tokens(keys: Given, rows: int) -> TokenList:
     numbers = keys.entries(KINDS, int) if keys.has(KINDS) else [int(TokenKind.NORMAL)] * len(found)
     if len(numbers) != len(found):
         raise keys.problem(KINDS, f"has {len(numbers):,} entries for {len(found):,} tokens")
-    known = set(TokenKind)
-    if unknown := set(numbers) - known:
+    if unknown := set(numbers) - set(TokenKind):
         raise keys.problem(KINDS, f"has the unknown kind {min(unknown)}")
     scores = keys.entries(SCORES, float) if keys.has(SCORES) else None
     if scores is not None and len(scores) != len(found):
@@ -128,7 +127,7 @@ def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
     for role, key in ROLE_KEYS.items():
         token_id = tokenizer.special_id(role)
         if token_id is not None:
-            entries[key] = u32(token_id)
+            entries[key] = value_of(token_id)
     if ROLE_KEYS["eos"] not in entries:
         raise CheckpointError(
             "The tokenizer has no eos_token, so llama.cpp would choose one itself. Name one of the special tokens "
@@ -139,7 +138,7 @@ def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
             raise CheckpointError(
                 f"The tokenizer puts more tokens around a text than its {role}_token, which llama.cpp does not support."
             )
-        entries[key] = flag(bool(around))
+        entries[key] = value_of(bool(around))
     return {**entries, **_template_entries(tokenizer.settings().get("chat_template"))}
 
 
@@ -169,7 +168,7 @@ def end_entries(tokenizer: Tokenizer, end_ids: Sequence[int]) -> tuple[dict[str,
     further = [token_id for token_id in end_ids if token_id != tokenizer.special_id("eos")]
     left_out = further[len(_END_KEYS) :]
     notes = [f"Unlike SheepOp, llama.cpp does not end a text at the token {token_id}." for token_id in left_out]
-    return {key: u32(token_id) for key, token_id in zip(_END_KEYS, further, strict=False)}, notes
+    return {key: value_of(token_id) for key, token_id in zip(_END_KEYS, further, strict=False)}, notes
 
 
 def read_end_ids(keys: Given, rows: int) -> list[int]:
@@ -182,14 +181,14 @@ def _template_entries(template: Any) -> dict[str, Value]:
     if template is None:
         return {}
     if isinstance(template, str):
-        return {TEMPLATE: text(template)}
+        return {TEMPLATE: value_of(template)}
     named = {entry["name"]: entry["template"] for entry in template}
     if "default" not in named:
         raise CheckpointError(
             f"The tokenizer has chat templates called {', '.join(sorted(named))}, but none called default, the only "
             "one that a GGUF file stores. Rename one of them to default."
         )
-    return {TEMPLATE: text(named["default"])}
+    return {TEMPLATE: value_of(named["default"])}
 
 
 def looking_notes(added: list[dict[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ from sheepop.checkpoint.gguf.byte_level import (
     byte_level_entries,
     character_entries,
 )
-from sheepop.checkpoint.gguf.metadata import Metadata, Value, text
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
 from sheepop.checkpoint.gguf.sentencepiece import sentencepiece_description, sentencepiece_entries
 from sheepop.checkpoint.gguf.token_list import (
     MODEL,
@@ -48,13 +48,13 @@ def tokenizer_metadata(
     """
     if tokenizer is None:
         left_out = ["The tokens that end a text are left out, because the tokenizer is."] if end_ids else []
-        return {f"{_PREFIX}.{MODEL}": text(_NONE)}, left_out
+        return {f"{_PREFIX}.{MODEL}": value_of(_NONE)}, left_out
     content = tokenizer.to_json()
     model, tokens, further, notes = _entries(tokenizer, content)
     tokens.pad(rows)
     ends, end_notes = end_entries(tokenizer, end_ids)
-    entries = {MODEL: text(model), **further, **tokens.entries(), **role_entries(tokenizer), **ends}
-    entries[_WHOLE] = text(content)
+    entries = {MODEL: value_of(model), **further, **tokens.entries(), **role_entries(tokenizer), **ends}
+    entries[_WHOLE] = value_of(content)
     return {f"{_PREFIX}.{key}": value for key, value in entries.items()}, notes + end_notes
 
 
@@ -68,8 +68,8 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
     if name == _NONE:
         raise CheckpointError(f"{path} has no tokenizer. Give the one that belongs to it with --tokenizer.")
     if name not in _MODELS:
-        known = " and ".join(_MODELS)
-        raise keys.problem(MODEL, f"is a tokenizer model that SheepOp does not read; it reads {known}")
+        reason = f"is a tokenizer model that SheepOp does not read; it reads {' and '.join(_MODELS)}"
+        raise keys.problem(MODEL, reason)
     model = _MODELS[name]
     tokens = read_tokens(keys, rows).without_padding()
     settings = read_settings(keys, tokens, add_bos=model.add_bos(keys), roles=model.roles)
@@ -104,7 +104,9 @@ def _entries(tokenizer: Tokenizer, content: str) -> tuple[str, TokenList, dict[s
     """Returns the model's name, the tokens, further keys, and notes."""
     if isinstance(tokenizer, CharTokenizer):
         return "gpt2", *character_entries(tokenizer)
-    description = _canonical(content)
+    import tokenizers
+
+    description = json.loads(tokenizers.Tokenizer.from_str(content).to_str())  # fills in all options of the library
     kind = description["model"]["type"]
     if kind != "BPE":
         raise CheckpointError(
@@ -128,27 +130,12 @@ def _whole(keys: Given, settings: dict[str, Any], metadata: Mapping[str, Value],
     return tokenizer if all(metadata.get(key) == value for key, value in entries.items()) else None
 
 
-def _canonical(content: str) -> dict[str, Any]:
-    """Returns a ``tokenizer.json`` with all options of the library filled in."""
-    import tokenizers
-
-    description: dict[str, Any] = json.loads(tokenizers.Tokenizer.from_str(content).to_str())
-    return description
-
-
 def _content(tokens: TokenList, settings: Mapping[str, Any], description: dict[str, Any]) -> str:
     """Returns a ``tokenizer.json`` from `description`, with added tokens and the tokens put around a text."""
     with_role = {settings[key] for role in ROLE_KEYS if (key := f"{role}_token") in settings}
+    usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added: list[dict[str, Any]] = [
-        {
-            "id": token_id,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind is not TokenKind.USER_DEFINED or token in with_role,
-        }
+        {"id": token_id, "content": token, **usual, "special": kind is not TokenKind.USER_DEFINED or token in with_role}
         for token_id, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True))
         if kind in _ADDED or token in with_role
     ]
@@ -169,9 +156,5 @@ def _post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict
         return before + parts + behind
 
     special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (bos, eos) if token}
-    return {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
-        "special_tokens": special,
-    }
+    templates = {"single": around("A", 0), "pair": around("A", 0) + around("B", 1)}
+    return {"type": "TemplateProcessing", **templates, "special_tokens": special}

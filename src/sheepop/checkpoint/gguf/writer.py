@@ -21,7 +21,7 @@ from sheepop.checkpoint.gguf.container import (
 )
 from sheepop.checkpoint.gguf.description import choose_architecture, config_metadata
 from sheepop.checkpoint.gguf.layout import Place, balances, places
-from sheepop.checkpoint.gguf.metadata import Value, text, u32
+from sheepop.checkpoint.gguf.metadata import Value, value_of
 from sheepop.checkpoint.gguf.quantized_types import F32, Q8_BLOCK, TYPES, TensorType, type_of_dtype
 from sheepop.checkpoint.gguf.reader import open_gguf
 from sheepop.checkpoint.gguf.rows import Role
@@ -58,7 +58,6 @@ def write_gguf(
     *,
     dtype: str | None = None,
     name: str,
-    architecture: str | None = None,
     end_ids: Sequence[int] = (),
     replace: bool = False,
     advance: Callable[[int], None] = lambda num_bytes: None,
@@ -68,12 +67,12 @@ def write_gguf(
     Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or in their own type; norms, biases and other small,
     sensitive tensors always in f32. `name` is the model's name. A file without a tokenizer is for programs that bring
     their own. `end_ids` are tokens that end a text, in addition to the tokenizer's own; `advance` is called with the
-    number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the same with any architecture (or
-    with `architecture`), or if a tensor does not fit its type.
+    number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the same with any architecture, or if
+    a tensor does not fit its type.
     """
     if dtype is not None and dtype not in TYPES:
         raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(TYPES)}.")
-    chosen = choose_architecture(config, architecture)
+    chosen = choose_architecture(config)
     found = places(chosen, config)
     _check_tensors(config, tensors)
     plans = [_plan(place, tensors, dtype) for place in found]
@@ -82,10 +81,10 @@ def write_gguf(
     _check_name(name, vocabulary)
     metadata: dict[str, Value] = {
         **config_metadata(chosen, config),
-        "general.type": text("model"),
-        "general.name": text(name),
-        FILE_TYPE_KEY: u32(file_type),
-        "general.quantization_version": u32(_QUANTIZATION_VERSION),
+        "general.type": value_of("model"),
+        "general.name": value_of(name),
+        FILE_TYPE_KEY: value_of(file_type),
+        "general.quantization_version": value_of(_QUANTIZATION_VERSION),
         **vocabulary,
         CHECKSUM_KEY: checksum_placeholder(file_type),
     }

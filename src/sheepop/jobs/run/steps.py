@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sheepop.checkpoint import RunDirectory, read_counters
+from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint.counters import read_counters
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -63,9 +64,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._storages[place]
             self._most -= self._sizes.pop(place)
 
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
         found = operation(*arguments, **(settings or {}))
         for tensor in tensors_of((arguments, tuple((settings or {}).values()), found)):
             self.add(tensor)
@@ -75,9 +74,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_of(values: Any) -> Iterator[Tensor]:
-    """Yields the tensors among the arguments or results of an operation, also those in lists and tuples."""
+    """Yields the tensors among the arguments or results of an operation, also those in lists, tuples, dataclasses."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, tuple | list):
-        for value in values:
+    elif isinstance(values, tuple | list) or is_dataclass(values):
+        for value in values if isinstance(values, tuple | list) else vars(values).values():
             yield from tensors_of(value)

@@ -44,7 +44,7 @@ def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, avera
         )
     shapes = parameter_shapes(config)
     tables = {name: shape for name, shape in shapes.items() if parameter_role(name, shape) == "table"}
-    weights = weight_bytes(config)
+    weights = _FLOAT32 * num_parameters(config)
     return TrainingBytes(
         weights=weights,
         # A table has gradients only for the few rows that a batch looks up.
@@ -56,11 +56,6 @@ def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, avera
         working_copy=2 * (num_parameters(config) - _kept_exact(config)) if precision == "bf16" else 0,
         average=weights if averaged else 0,
     )
-
-
-def weight_bytes(config: ModelConfig, itemsize: int = _FLOAT32) -> int:
-    """Returns the bytes of all parameters, tied ones once, with `itemsize` bytes for each number."""
-    return itemsize * num_parameters(config)
 
 
 def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _FLOAT32, source_len: int = 0) -> int:

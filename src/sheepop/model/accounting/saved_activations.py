@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sheepop.model.accounting.live_bytes import LiveBytes
+from sheepop.model.accounting.live_bytes import LiveBytes, tensors_of
 from sheepop.model.attention.blocks import has_block_kernel
 from sheepop.model.block import BlockInputs
 from sheepop.model.config import ModelConfig
@@ -265,8 +265,7 @@ class _Kept:
 
     @contextmanager
     def inside(self, block: int, given: BlockInputs) -> Iterator[None]:
-        shared = (*given.attending.tensors, given.memory, *(given.rotary or ()))
-        tensors = [part for part in shared if part is not None]
+        tensors = list(tensors_of((given.attending, given.memory, given.rotary)))
         self._given |= dict(map(_storage, tensors))
         self._tensors += tensors
         self._block = block
@@ -288,9 +287,7 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def sizes(self) -> dict[int, int]:
         return dict(map(_storage, self._tensors))
 
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
         found = operation(*arguments, **(settings or {}))
         if operation in self._operations:
             results = found if isinstance(found, tuple) else (found,)

@@ -54,13 +54,6 @@ class BlocksAttention:
     mask: BlockMask
     slopes: Tensor | None = None
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The counts and indices of the blocks."""
-        mask = self.mask
-        parts = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
-        return tuple(part for part in parts if part is not None)
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C). Raises PyTorch's error at the recompile limit rather than run uncompiled."""
         score.check("blocks")
@@ -123,11 +116,8 @@ def has_block_kernel(device: torch.device, head_dim: int) -> bool:
 
 @cache
 def _has_triton(index: int | None) -> bool:
-    return (
-        find_spec("triton") is not None
-        and find_compiler() is not None
-        and torch.cuda.get_device_capability(index) >= (8, 0)
-    )
+    is_installed = find_spec("triton") is not None and find_compiler() is not None
+    return is_installed and torch.cuda.get_device_capability(index) >= (8, 0)
 
 
 def _run(*heads: Tensor, **settings: Any) -> Any:

@@ -70,8 +70,6 @@ def _left_out(kernel: str, backend: str) -> str | None:
     `fused` stays available to flex, which cannot attend with partial rows, and `stepwise` to all backends, since no
     other kernel has visible scores.
     """
-    if backend == "auto" or kernel == "stepwise" or kernel in BACKEND_KERNELS[backend]:
+    if backend == "auto" or kernel == "stepwise" or (kernel, backend) == ("fused", "flex"):
         return None
-    if kernel == "fused" and backend == "flex":
-        return None
-    return f"is left out by attention_backend: {backend}"
+    return None if kernel in BACKEND_KERNELS[backend] else f"is left out by attention_backend: {backend}"

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
+_FUSED = frozenset({"documents", "windows", "distances", "sinks", "dropout", "bidirectional attention", "partial rows"})
 # All kernels support causal attention and fewer key-value heads than query heads.
 KERNEL_FEATURES: dict[str, frozenset[str]] = {
     "blocks": frozenset({"documents", "windows", "distances", "sinks", "soft cap"}),
     "products": frozenset({"documents"}),
     "strips": frozenset({"windows", "dropout"}),
     "segments": frozenset({"documents", "windows", "distances", "dropout"}),
-    "fused": frozenset(
-        {"documents", "windows", "distances", "sinks", "dropout", "bidirectional attention", "partial rows"}
-    ),
-    "stepwise": frozenset(
-        {
-            "documents",
-            "windows",
-            "distances",
-            "sinks",
-            "dropout",
-            "bidirectional attention",
-            "partial rows",
-            "soft cap",
-            "visible scores",
-        }
-    ),
+    "fused": _FUSED,
+    "stepwise": _FUSED | {"soft cap", "visible scores"},
 }
 FEATURES = KERNEL_FEATURES["stepwise"]
 

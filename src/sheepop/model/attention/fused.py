@@ -36,11 +36,6 @@ class FusedAttention:
     mask: Tensor | None = None
     is_causal: bool = False
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The mask, if there is one."""
-        return () if self.mask is None else (self.mask,)
-
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C). Sinks are an extra key of zeros, whose score is 0 plus the sink."""
         score.check("fused")
@@ -74,15 +69,10 @@ def scaled_dot_product(
     if grouped and q_BHTC.device.type == "cuda" and (mask is not None or q_BHTC.dtype.itemsize != 2):
         k_BKSC, v_BKSC = (repeat_heads(heads, q_BHTC.shape[1]) for heads in (k_BKSC, v_BKSC))
         grouped = False
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q_BHTC.dtype)
     return F.scaled_dot_product_attention(
-        q_BHTC,
-        k_BKSC,
-        v_BKSC,
-        attn_mask=mask if mask is None or mask.dtype == torch.bool else mask.to(q_BHTC.dtype),
-        dropout_p=dropout,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=grouped,
+        q_BHTC, k_BKSC, v_BKSC, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
     )
 
 

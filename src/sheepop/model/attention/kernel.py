@@ -92,10 +92,6 @@ PLAIN = Score()
 class Attending(Protocol):
     """A kernel prepared for one pass, which all layers of a kind share."""
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The prepared tensors, such as a mask."""
-
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns softmax(scale Q K^T + M) V (Vaswani et al. 2017, equation 1), (B, H, T, C).
 

@@ -52,11 +52,6 @@ class ProductsAttention:
 
     documents: Tensor | None = None
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The document numbers, if there are any."""
-        return () if self.documents is None else (self.documents,)
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C)."""
         score.check("products")
@@ -117,10 +112,7 @@ def _causal_products_backward(
 def _backward_shapes(
     gradient_BTHC: Tensor, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, scale: float, documents_BT: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    for_q, for_k, for_v = (
-        heads.new_empty(heads.shape[0], heads.shape[2], heads.shape[1], heads.shape[3])
-        for heads in (q_BHTC, k_BKTC, v_BKTC)
-    )
+    for_q, for_k, for_v = (heads.new_empty(heads.transpose(1, 2).shape) for heads in (q_BHTC, k_BKTC, v_BKTC))
     return for_q, for_k, for_v
 
 
@@ -189,7 +181,8 @@ def _blocks(q_BKGTC: Tensor, documents_BT: Tensor | None) -> Iterator[_Block]:
     batch, kv_heads, group, length, _ = q_BKGTC.shape
     most = _QUERIES if length <= _LONG else _QUERIES_OF_LONG
     size = min(most, length, max(1, _SCORES // (group * length)))
-    ceiling = _ceiling(q_BKGTC, size)
+    allowed = torch.ones(size, size, dtype=torch.bool, device=q_BKGTC.device).tril()
+    ceiling = torch.where(allowed, torch.inf, -torch.inf).to(q_BKGTC.dtype)
     starts_BT = None if documents_BT is None else _starts(documents_BT)
     for start in range(0, length, size):
         end = min(length, start + size)
@@ -218,12 +211,6 @@ def _portions(batch: int, kv_heads: int, most: int) -> Iterator[tuple[slice, sli
     rows = -(-batch // -(-batch // (most // kv_heads)))
     for first in range(0, batch, rows):
         yield slice(first, min(batch, first + rows)), slice(None)
-
-
-def _ceiling(like: Tensor, size: int) -> Tensor:
-    """Returns upper bounds of scores (size, size): minus infinity for later keys, infinity for the others."""
-    allowed = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()
-    return torch.where(allowed, torch.inf, -torch.inf).to(like.dtype)
 
 
 def _starts(documents_BT: Tensor) -> Tensor:

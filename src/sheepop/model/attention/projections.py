@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -37,17 +38,14 @@ class PackedProjections:
             return False  # autocast caches the cast copies of parameters only
         weights, biases = _parameters(layers)
         parts = (*weights, *biases)
-        if any(map(_has_hooks, layers)) or len(parts) != len(self.parts) or not all(map(_is_same, parts, self.parts)):
+        if any(map(_has_hooks, layers)) or len(parts) != len(self.parts) or not all(map(is_, parts, self.parts)):
             return False
         # Compiled code cannot compare addresses; code that swaps parameter memory must copy the module or `_apply` it.
         return torch.compiler.is_compiling() or self._lies_together()
 
     def product(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """Returns the output of each layer for x (B, T, E_i)."""
-        found: tuple[Tensor, ...] = _Product.apply(  # type: ignore[no-untyped-call]
-            x_BTD, self.weight, self.bias, *self.parts
-        )
-        return found
+        return _Product.apply(x_BTD, self.weight, self.bias, *self.parts)  # type: ignore[no-untyped-call]
 
     def _lies_together(self) -> bool:
         weights = self.parts if self.bias is None else self.parts[: len(self.parts) // 2]
@@ -79,10 +77,6 @@ def _follow(whole: Tensor, parts: Sequence[Tensor]) -> bool:
             return False
         address += part.nbytes
     return True
-
-
-def _is_same(one: object, other: object) -> bool:
-    return one is other
 
 
 def _has_hooks(layer: nn.Module) -> bool:

@@ -105,18 +105,14 @@ class Cut:
         scatter = np.empty(numbers.size, dtype=np.int64)
         scatter[gather[offsets <= lasts]] = np.flatnonzero(offsets <= lasts)
         sizes, counts = np.unique(padded, return_counts=True)
-        device = documents_BT.device
-        return cls(
-            torch.from_numpy(gather).to(device),
-            torch.from_numpy(scatter).to(device),
-            tuple(zip(counts.tolist(), sizes.tolist(), strict=True)),
-        )
+        device, groups = documents_BT.device, tuple(zip(counts.tolist(), sizes.tolist(), strict=True))
+        return cls(torch.from_numpy(gather).to(device), torch.from_numpy(scatter).to(device), groups)
 
     def parts(self, heads_BHTC: Tensor) -> list[Tensor]:
         """Returns the heads of each group's documents, (documents, heads, padded length, C)."""
         batch, heads, length, width = heads_BHTC.shape
-        places = heads_BHTC.transpose(1, 2).reshape(batch * length, heads, width).index_select(0, self.gather)
-        return self.split(places)
+        places = heads_BHTC.transpose(1, 2).reshape(batch * length, heads, width)
+        return self.split(places.index_select(0, self.gather))
 
     def split(self, places: Tensor) -> list[Tensor]:
         """Splits gathered positions (places, heads, ...) into groups (documents, heads, padded length, ...)."""
@@ -137,11 +133,6 @@ class SegmentsAttention:
     cut: Cut
     masks: tuple[Tensor | None, ...]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The indices of the documents, and their masks."""
-        return (self.cut.gather, self.cut.scatter, *(mask for mask in self.masks if mask is not None))
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Computes causal attention within each document (B, H, T, C), with one call for each group."""
         score.check("segments")
@@ -160,11 +151,6 @@ class UncompiledAttention:
     segments: SegmentsAttention
     uncompiled_attend: Callable[..., Tensor]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of `segments`."""
-        return self.segments.tensors
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C)."""
         return self.uncompiled_attend(self.segments, q_BHTC, k_BKTC, v_BKTC, score)
@@ -173,8 +159,7 @@ class UncompiledAttention:
 @cache
 def _uncompiled_attend() -> Callable[..., Tensor]:
     """Returns one function for all passes, made on first use, since as a decorator it would load the compiler early."""
-    attend: Callable[..., Tensor] = torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
-    return attend
+    return torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -182,11 +167,6 @@ class OperatorAttention:
     """Calls `document_attention` with these document numbers (B, T)."""
 
     documents: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The document numbers."""
-        return (self.documents,)
 
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C)."""
@@ -247,8 +227,7 @@ def _document_attention_backward(
     for q, k, v, gradient_out, out, sums in zip(
         *map(cut.parts, (q_BHTC, k_BKTC, v_BKTC)), *map(cut.split, (gradient, *places)), strict=True
     ):
-        heads = q.shape[1]
-        repeated = (repeat_heads(part, heads) for part in (k, v))
+        repeated = (repeat_heads(part, q.shape[1]) for part in (k, v))
         found = _backward(gradient_out, q, *repeated, out, sums, 0.0, True)
         for of_heads, kept, part in zip((q, k, v), gradients, found, strict=True):
             kept.append(_sum_repeated(part, of_heads))
@@ -259,18 +238,8 @@ def _document_attention_backward(
 
 
 @_document_attention_backward.register_fake
-def _backward_shapes(
-    gradient_BTHC: Tensor,
-    q_BHTC: Tensor,
-    k_BKTC: Tensor,
-    v_BKTC: Tensor,
-    documents_BT: Tensor,
-    out_BTHC: Tensor,
-    log_sums: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    gradient_q, gradient_k, gradient_v = (
-        heads.new_empty(*documents_BT.shape, heads.shape[1], heads.shape[3]) for heads in (q_BHTC, k_BKTC, v_BKTC)
-    )
+def _backward_shapes(gradient_BTHC: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    gradient_q, gradient_k, gradient_v = (heads.new_empty(heads.transpose(1, 2).shape) for heads in inputs[:3])
     return gradient_q, gradient_k, gradient_v
 
 

@@ -32,11 +32,6 @@ class StepwiseAttention:
 
     mask: Tensor | None = None
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The mask, if there is one."""
-        return () if self.mask is None else (self.mask,)
-
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
         """Returns attention (B, H, T, C), and shows scores and weights (B, H, T, S) to the probes of `score`.
 

@@ -21,12 +21,10 @@ class Strips:
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
         """Supports only windows of at most half a row."""
-        absent = missing(self.name, kind, sight)
-        if absent is not None:
+        if absent := missing(self.name, kind, sight):
             return absent
-        if sight.reach is None or 2 * sight.reach > sight.num_keys:
-            return "saves nothing without a window of at most half a row"
-        return None
+        pays = sight.reach is not None and 2 * sight.reach <= sight.num_keys
+        return None if pays else "saves nothing without a window of at most half a row"
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> StripsAttention:
         """Prepares a causal triangle for the first strip, which sees only itself, and one mask for all others."""
@@ -46,11 +44,6 @@ class StripsAttention:
     first: Attending
     allowed: Tensor
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The mask of a strip."""
-        return (self.allowed,)
-
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Computes attention of whole rows (B, H, T, C), with all strips except the first in one call."""
         score.check("strips")
@@ -60,14 +53,8 @@ class StripsAttention:
         first = self.first.attend(q, k, v, score)
         q, k, v = (_cut(part, count, window) for part in (q_BHTC, k_BKTC, v_BKTC))
         k, v = (torch.cat((part[:, :-1], part[:, 1:]), dim=3) for part in (k, v))
-        rest = scaled_dot_product(
-            q[:, 1:].flatten(0, 1),
-            k.flatten(0, 1),
-            v.flatten(0, 1),
-            mask=self.allowed,
-            dropout=score.dropout,
-            scale=score.scale,
-        )
+        q, k, v = (part.flatten(0, 1) for part in (q[:, 1:], k, v))
+        rest = scaled_dot_product(q, k, v, mask=self.allowed, dropout=score.dropout, scale=score.scale)
         rest = rest.view(-1, count - 1, heads, window, v.shape[-1]).transpose(1, 2).flatten(2, 3)
         return torch.cat((first, rest), dim=2)[:, :, :length]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import Dropouts
-from sheepop.checkpoint.exchange.tensor_rules import TensorRule, interleaved_attention, same
+from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, QUERY_KEY_VALUE, TensorRule, fused, same
 from sheepop.checkpoint.mapping import Fixed, context, count, fixed, implied, number, size, switch, unread
 
 _BLOCK = "blocks.{layer}"
@@ -41,7 +41,7 @@ BLOOM = Family(
         TensorRule(("embedding.weight",), "transformer.word_embeddings.weight"),
         *same("embedding_norm", "transformer.word_embeddings_layernorm"),
         *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.input_layernorm"),
-        *interleaved_attention(f"{_LAYER}.self_attention.query_key_value"),
+        *fused(QUERY_KEY_VALUE, f"{_LAYER}.self_attention.query_key_value", INTERLEAVED),
         *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.self_attention.dense"),
         *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.post_attention_layernorm"),
         *same(f"{_BLOCK}.feed_forward.up_proj", f"{_LAYER}.mlp.dense_h_to_4h"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Dropouts
-from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TRANSPOSED, TensorRule, same, stacked
+from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TRANSPOSED, TensorRule, fused, same
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     Field,
@@ -14,7 +14,6 @@ from sheepop.checkpoint.mapping import (
     fixed,
     implied,
     number,
-    optional_size,
     score_scale,
     size,
     switch,
@@ -28,8 +27,6 @@ _LAYER = "transformer.h.{layer}"
 
 class ScoreScaling(Field):
     """`scale_attn_weights`: whether scores are divided by the root of the head width (GPT-2)."""
-
-    keys = ("scale_attn_weights",)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the scale 1, or null for the usual one."""
@@ -50,7 +47,7 @@ GPT2 = Family(
         count("n_layer", "num_layers", 12, "num_hidden_layers"),
         size("n_head", "num_heads", 12, "num_attention_heads"),
         context("n_positions", 1024, "max_position_embeddings"),
-        optional_size("n_inner", "d_ff", None),
+        size("n_inner", "d_ff", None, optional=True),
         Activation("activation_function", {"gelu_new": "gelu_tanh", **PLAIN_ACTIVATIONS}, "gelu_new"),
         number("layer_norm_epsilon", "norm_eps", 1e-5),
         switch("tie_word_embeddings", "tie_weights", default=True),
@@ -68,7 +65,7 @@ GPT2 = Family(
         TensorRule(("embedding.weight",), "transformer.wte.weight"),
         TensorRule(("added_positions.table",), "transformer.wpe.weight"),
         *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.ln_1"),
-        *stacked(QUERY_KEY_VALUE, f"{_LAYER}.attn.c_attn", transposed=True),
+        *fused(QUERY_KEY_VALUE, f"{_LAYER}.attn.c_attn", TRANSPOSED),
         *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.attn.c_proj", layout=TRANSPOSED),
         *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.ln_2"),
         *same(f"{_BLOCK}.feed_forward.up_proj", f"{_LAYER}.mlp.c_fc", layout=TRANSPOSED),

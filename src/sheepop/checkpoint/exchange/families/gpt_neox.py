@@ -5,7 +5,7 @@ from __future__ import annotations
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Dropouts
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
-from sheepop.checkpoint.exchange.tensor_rules import TensorRule, interleaved_attention, same
+from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, QUERY_KEY_VALUE, TensorRule, fused, same
 from sheepop.checkpoint.mapping import context, count, implied, number, size, switch, unread
 
 _BLOCK = "blocks.{layer}"
@@ -38,7 +38,7 @@ GPT_NEOX = Family(
     tensors=(
         TensorRule(("embedding.weight",), "gpt_neox.embed_in.weight"),
         *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.input_layernorm"),
-        *interleaved_attention(f"{_LAYER}.attention.query_key_value"),
+        *fused(QUERY_KEY_VALUE, f"{_LAYER}.attention.query_key_value", INTERLEAVED),
         *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.attention.dense"),
         *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.post_attention_layernorm"),
         *same(f"{_BLOCK}.feed_forward.up_proj", f"{_LAYER}.mlp.dense_h_to_4h"),
