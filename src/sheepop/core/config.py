@@ -68,20 +68,13 @@ class Config(BaseModel, metaclass=_Refusing):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_truth_for_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses true and false for a number: Python treats True as 1, but in a config file it is a mistake."""
-        types = _types_within(cls.model_fields[info.field_name or ""].annotation)
-        takes_numbers_only = types & {int, float} and not types & {bool, Any}
-        if takes_numbers_only and _holds_truth_value(value):
+    def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses true and false for a number, which Python takes for 1 and 0; accepts one text for a list of texts."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        types = _types_within(annotation)
+        if types & {int, float} and not types & {bool, Any} and _holds_truth_value(value):
             raise ValueError("must be a number, not true or false")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _take_one_text_for_a_list(cls, value: Any, info: ValidationInfo) -> Any:
-        """Accepts a single text for a list of texts."""
-        is_list = _is_list_of_texts(cls.model_fields[info.field_name or ""].annotation)
-        return (value,) if is_list and isinstance(value, str) else value
+        return (value,) if isinstance(value, str) and _is_list_of_texts(annotation) else value
 
     def replace(self: C, **changes: Any) -> C:
         """Returns a validated copy with these fields changed."""

@@ -56,14 +56,11 @@ def storage_errors(path: str | Path) -> Iterator[None]:
     path = Path(path)
     try:
         yield
-    except OSError as error:
-        refusal = _refusal(path, error.errno or 0, is_near=_concerns(error, path))
-        if refusal is None:
-            raise
-        raise refusal from error
     except Exception as error:
-        # safetensors wraps the operating system's error in its own type, with only the text.
-        refusal = None if isinstance(error, SheepOpError) else _refusal_in(str(error), path)
+        if isinstance(error, OSError):
+            refusal = _refusal(path, error.errno or 0, is_near=_concerns(error, path))
+        else:  # safetensors wraps the operating system's error in its own type, with only the text
+            refusal = None if isinstance(error, SheepOpError) else _refusal_in(str(error), path)
         if refusal is None:
             raise
         raise refusal from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, Group, RenderResult
@@ -52,9 +51,7 @@ class LiveBar:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
     def advance(self, amount: float = 1) -> None:

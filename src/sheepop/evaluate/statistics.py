@@ -88,12 +88,7 @@ def share_interval(right: int, count: int) -> tuple[float, float]:
 
 
 def paired_bootstrap(
-    ours: ArrayLike,
-    theirs: ArrayLike,
-    weights: ArrayLike | None = None,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    ours: ArrayLike, theirs: ArrayLike, weights: ArrayLike | None = None, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Difference:
     """The mean of ours - theirs over the same items, weighted by `weights`.
 

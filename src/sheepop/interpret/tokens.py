@@ -71,10 +71,7 @@ class TokenReader:
 
 
 def read_traced(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    prompt: str | Sequence[int],
-    target: str | Sequence[int] | None = None,
+    model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence[int], target: str | Sequence[int] | None = None
 ) -> Prompt:
     """Encodes a prompt for a trace; raises `UsageError` if it is empty or too long.
 

@@ -34,23 +34,10 @@ class PackedExamples:
         check_cutting(max_length, pad_id)
         if split.num_examples and int(split.lengths.max()) > max_length:
             raise ValueError(f"an example of {int(split.lengths.max())} tokens does not fit rows of {max_length}")
-        self._split, self._max_length, self._pad_id = split, max_length, pad_id
+        self._split, self._pad_id = split, pad_id
         self.rows = best_fit(split.lengths.tolist(), max_length)
-
-    @property
-    def num_samples(self) -> int:
-        """The number of rows."""
-        return len(self.rows)
-
-    @property
-    def max_length(self) -> int:
-        """T, the number of tokens in a row."""
-        return self._max_length
-
-    @property
-    def tokens_per_sample(self) -> float:
-        """T, padding included."""
-        return self._max_length
+        self.num_samples, self.max_length = len(self.rows), max_length
+        self.tokens_per_sample: float = max_length  # padding included
 
     def examples(self, sample: int) -> list[int]:
         """The numbers of the examples in a sample."""
@@ -59,7 +46,7 @@ class PackedExamples:
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples)
-        return _batch(self._split, [self.rows[index] for index in indices.tolist()], self._max_length, self._pad_id)
+        return _batch(self._split, [self.rows[index] for index in indices.tolist()], self.max_length, self._pad_id)
 
 
 class _WholeRows(Batch):
@@ -77,22 +64,9 @@ class PaddedExamples:
 
     def __init__(self, split: ExampleSplit, *, max_length: int, pad_id: int) -> None:
         check_cutting(max_length, pad_id)
-        self._split, self._pad_id = split, pad_id
-
-    @property
-    def num_samples(self) -> int:
-        """The number of examples."""
-        return self._split.num_examples
-
-    @property
-    def max_length(self) -> int:
-        """The tokens of the longest example."""
-        return int(self._split.lengths.max(initial=1))
-
-    @property
-    def tokens_per_sample(self) -> float:
-        """The mean length of the examples."""
-        return float(self._split.lengths.mean()) if self.num_samples else 1.0
+        self._split, self._pad_id, self.num_samples = split, pad_id, split.num_examples
+        self.max_length = int(split.lengths.max(initial=1))
+        self.tokens_per_sample = float(split.lengths.mean()) if self.num_samples else 1.0
 
     def examples(self, sample: int) -> list[int]:
         """The number of the example that is a sample."""
@@ -210,22 +184,11 @@ class GroupedExamples:
         check_cutting(max_length, pad_id)
         self._split, self._most, self._pad_id = split, max_length, pad_id
         self._reference, self._mismatched = reference, mismatched
-
-    @property
-    def num_samples(self) -> int:
-        """The number of groups."""
-        return self._split.num_groups
-
-    @property
-    def max_length(self) -> int:
-        """The length of the longest answer with its prompt, in tokens; with `mismatched` its upper bound."""
-        return self._most if self._mismatched else int(self._split.lengths.max(initial=1))
-
-    @property
-    def tokens_per_sample(self) -> float:
-        """The mean number of tokens in a group."""
-        tokens = self._split.num_tokens * (2 if self._mismatched else 1)
-        return max(1.0, tokens / max(1, self.num_samples))
+        self.num_samples = split.num_groups
+        # With `mismatched` an upper bound.
+        self.max_length = max_length if mismatched else int(split.lengths.max(initial=1))
+        tokens = split.num_tokens * (2 if mismatched else 1)
+        self.tokens_per_sample = max(1.0, tokens / max(1, self.num_samples))
 
     def with_reference(self, reference: NDArray[np.float32]) -> GroupedExamples:
         """The same groups with the log-probabilities (groups, 2) of their answers."""

@@ -112,7 +112,7 @@ class ExampleStore:
     @classmethod
     def open(cls, directory: Path) -> ExampleStore:
         """Opens and verifies a store; raises `DataError` naming the missing, damaged or newer file."""
-        found = _read_manifest(directory)
+        found = read_example_manifest(directory)
         splits = []
         for split in ("train", "validation"):
             arrays = {}
@@ -134,11 +134,7 @@ class ExampleStore:
 
 
 def read_example_manifest(directory: Path) -> dict[str, Any]:
-    """Reads the manifest of a run's examples; raises `DataError` if it is missing or damaged."""
-    return _read_manifest(directory / TOKENS)
-
-
-def _read_manifest(directory: Path) -> dict[str, Any]:
+    """Reads the manifest of a store; raises `DataError` if it is missing, damaged or of another format."""
     found = read_json(directory / _MANIFEST, DataError)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DataError(f"{directory / _MANIFEST} does not describe examples.")

@@ -20,18 +20,10 @@ from sheepop.data.order import SampleOrder
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.policy import (
-    OLD,
-    REFERENCE,
-    VALUES,
-    AnswerBatch,
-    PolicyObjective,
-    no_numbers,
-    predicted_values,
-)
+from sheepop.posttrain.policy import OLD, REFERENCE, VALUES, AnswerBatch, PolicyObjective, no_numbers, predicted_values
 from sheepop.posttrain.reward_methods import RewardMethod
+from sheepop.posttrain.rewards import Question, Writer, Written
 from sheepop.posttrain.sequences import FinishedNetwork
-from sheepop.posttrain.written import Question, Writer, Written
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.tensor_batch import TensorBatch

@@ -46,22 +46,17 @@ class FinishedNetwork(Network):
         return self.run(inputs).hidden_states
 
 
-def grouped_hidden_states(network: Network, batch: TensorBatch) -> Tensor:
-    """The hidden states of P groups of G rows, flattened to rows (P G, T, D)."""
-    return network.hidden_states(batch.rows)
-
-
 def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
     """``log pi(y | x)`` of answers y in P groups of G, summed in float32, and their lengths in tokens, both (P, G)."""
     labels = batch.labels.flatten(0, 1)
-    log_p = network.head.log_probabilities(grouped_hidden_states(network, batch), labels, batch.supervised)
+    log_p = network.head.log_probabilities(network.hidden_states(batch.rows), labels, batch.supervised)
     shape = batch.labels.shape[:2]
     return log_p.sum(-1).view(shape), (labels != IGNORE_INDEX).sum(-1).view(shape)
 
 
 def last_states(network: Network, batch: TensorBatch) -> Tensor:
     """The hidden states (P, G, D) of the last tokens of answers, by the lengths in `batch.given`."""
-    hidden = grouped_hidden_states(network, batch)
+    hidden = network.hidden_states(batch.rows)  # (P G, T, D)
     last = (batch.given["lengths"].flatten() - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
     return hidden.gather(1, last).view(*batch.labels.shape[:2], -1)
 
