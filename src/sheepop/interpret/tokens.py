@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from sheepop.core.errors import UsageError
@@ -35,6 +34,7 @@ class TokenReader:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._specials = {token_id: name for name, token_id in tokenizer.special_tokens.items()}
 
     def tokens(self, token_ids: Sequence[int], text: str) -> list[Token]:
         """The tokens with these ids, which encode `text`, with their spans in it."""
@@ -64,10 +64,6 @@ class TokenReader:
         if token_id >= self._tokenizer.vocab_size and token_id not in self._specials:
             return f"<{token_id}>"
         return self._specials.get(token_id, "")
-
-    @cached_property
-    def _specials(self) -> dict[int, str]:
-        return {token_id: name for name, token_id in self._tokenizer.special_tokens.items()}
 
 
 def read_traced(
