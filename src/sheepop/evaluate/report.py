@@ -13,8 +13,7 @@ from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, finite, read_json, write_json
 from sheepop.evaluate.calibration import Reliability, reliability_figure
-from sheepop.evaluate.comparison import Compared
-from sheepop.evaluate.results import Evaluation, Item, Measure, Table
+from sheepop.evaluate.results import Compared, Evaluation, Item, Measure, Table
 from sheepop.report import Page, course_chart, reliability_chart, save_png, shown
 
 REPORT, PAGE, ITEMS = "report.json", "report.html", "items.jsonl"
