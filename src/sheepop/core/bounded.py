@@ -29,10 +29,7 @@ _EXIT_SECONDS = 5.0
 _STDERR_BYTES = 2**16
 # One thread, and results that do not depend on the hash seed, the time zone or the locale.
 _ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "RAYON_NUM_THREADS": "1",
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
     # Arrow's own pool reserves a gigabyte at once, which would count against the limit.
     "ARROW_DEFAULT_MEMORY_POOL": "system",

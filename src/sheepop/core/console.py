@@ -24,19 +24,23 @@ _LINE_EVERY_SECONDS = 5.0
 
 
 class Progress(Protocol):
-    """Counts the finished units of a task."""
+    """Counts the finished units of a task. These methods do nothing, for a task without a display."""
 
     def advance(self, amount: float = 1) -> None:
         """Reports `amount` more units done."""
+        return
 
     def resize(self, total: float) -> None:
         """Replaces the total number of units."""
+        return
 
     def describe(self, detail: str) -> None:
         """Replaces the text after the bar, or at the end of a plain line."""
+        return
 
     def show(self, facts: Sequence[Fact | Text]) -> None:
         """Replaces the panel below a live bar; with a panel, there is no text after the bar."""
+        return
 
 
 class Console:
@@ -106,19 +110,13 @@ class Console:
         return self._rich
 
 
-class _NoProgress:
+class _NoProgress(Progress):
     """The progress of a quiet console, which shows nothing."""
 
-    def advance(self, amount: float = 1) -> None: ...
 
-    def resize(self, total: float) -> None: ...
+class _PlainProgress(Progress):
+    """Plain lines every few seconds, which have no panel."""
 
-    def describe(self, detail: str) -> None: ...
-
-    def show(self, facts: Sequence[Fact | Text]) -> None: ...
-
-
-class _PlainProgress:
     def __init__(self, console: Console, description: str, total: float | None, unit: str, done: float) -> None:
         self._console, self._description, self._total, self._unit = console, description, total, unit
         self._before = self._done = self._shown = float(done)
@@ -136,9 +134,6 @@ class _PlainProgress:
 
     def describe(self, detail: str) -> None:
         self._detail = detail
-
-    def show(self, facts: Sequence[Fact | Text]) -> None:
-        """Does nothing: plain lines have no panel."""
 
     def close(self) -> None:
         if self._printed > self._started and self._done != self._shown:

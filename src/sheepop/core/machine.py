@@ -120,11 +120,10 @@ def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
         group = base / path.lstrip("/")
         if ".." in group.parts:
             continue
-        while True:
-            yield controllers, group
-            if group == base:
+        for parent in (group, *group.parents):
+            yield controllers, parent
+            if parent == base:
                 break
-            group = group.parent
 
 
 def _quota(quota: str, period: str) -> list[float]:

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.json_lines import json_rows
 from sheepop.data import Corpus, is_corpus
-from sheepop.evaluate.calibration import reliability
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.statistics import ratio_interval
+from sheepop.evaluate.statistics import ratio_interval, reliability
 from sheepop.generate import Generator
 from sheepop.generate.likelihood import Continuation, LikelihoodScorer
 from sheepop.tokenizer import Tokenizer

@@ -7,8 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.calibration import Reliability
-from sheepop.evaluate.statistics import Difference, mcnemar, paired_bootstrap, seeds_interval, share_interval
+from sheepop.evaluate.statistics import (
+    Difference,
+    Reliability,
+    mcnemar,
+    paired_bootstrap,
+    seeds_interval,
+    share_interval,
+)
 
 
 @dataclass(frozen=True)

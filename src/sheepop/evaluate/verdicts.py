@@ -86,7 +86,9 @@ def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Mea
     pairs = [row.comparison for row in rows]
     sides = np.array([[float(m == pair.names[0]) - float(m == pair.names[1]) for m in models] for pair in pairs])
     scores = np.array([row.score for row in rows])
-    longer = _longer(np.array([float(len(pair.answers[0]) - len(pair.answers[1])) for pair in pairs]))
+    differences = np.array([float(len(pair.answers[0]) - len(pair.answers[1])) for pair in pairs])
+    # From -1 to 1; swapping two answers changes only the sign.
+    longer = np.tanh(differences / (np.sqrt(np.mean(differences**2)) or 1.0))
     prompts = np.unique([pair.prompt.id for pair in pairs], return_inverse=True)[1]
     found = _rates(sides, longer, scores, np.ones(len(rows)))
     drawn = bootstrap(
@@ -107,12 +109,6 @@ def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Mea
         ]
         for place, model in enumerate(models)
     }
-
-
-def _longer(differences: Floats) -> Floats:
-    """How much longer the first answers are, from -1 to 1; swapping two answers changes only the sign."""
-    found: Floats = np.tanh(differences / (np.sqrt(np.mean(differences**2)) or 1.0))
-    return found
 
 
 def _rates(sides: Floats, longer: Floats, scores: Floats, weights: Floats) -> Floats:

@@ -1,10 +1,11 @@
-"""Readings of traces: the logit lens, the entropy of attention, the similarity and length of states, comparisons.
+"""Readings of traces and embeddings: the logit lens, entropies, similarities, lengths, comparisons, a map of tokens.
 
 Shapes: L layers, T tokens, H heads, D d_model, V vocab.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sheepop.core.errors import UsageError
 from sheepop.interpret.trace import Stream, Trace
+from sheepop.model import Transformer
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,3 +104,54 @@ def compare_traces(first: Trace, second: Trace) -> TraceComparison:
     changed = [one.position for one, other in rows if one.top[0][0] != other.top[0][0]]
     distance = (a - b).norm(dim=-1) / a.norm(dim=-1).clamp(min=torch.finfo(a.dtype).tiny)
     return TraceComparison(distance, torch.cosine_similarity(a, b, dim=-1), divergence, changed)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A token with its embedding's cosine to that of another token, and their distance."""
+
+    token_id: int
+    cosine: float
+    distance: float
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingMap:
+    """The positions of tokens on the two axes of largest variance: `points` (N, 2), and each axis's variance share."""
+
+    token_ids: list[int]
+    points: Tensor
+    explained: tuple[float, float]
+
+
+@torch.no_grad()
+def embedding_map(model: Transformer, token_ids: Sequence[int]) -> EmbeddingMap:
+    """Principal component analysis of the embeddings of these tokens; the largest coordinate on each axis is positive.
+
+    With fewer than three different tokens, axes without variance have coordinates of 0.
+    """
+    ids = list(dict.fromkeys(token_ids))
+    rows = model.embedding(torch.tensor(ids, device=model.device)).double().cpu()
+    centred = rows - rows.mean(0)
+    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    points = torch.zeros(len(ids), 2, dtype=torch.float64)
+    count = min(2, len(s))
+    points[:, :count] = (u * s)[:, :count]
+    signs = torch.sign(points.gather(0, points.abs().argmax(0, keepdim=True)))
+    total = float(s.square().sum())
+    shares = [float(s[axis] ** 2) / total if axis < len(s) and total > 0 else 0.0 for axis in range(2)]
+    return EmbeddingMap(ids, points * signs, (shares[0], shares[1]))
+
+
+@torch.no_grad()
+def nearest_tokens(model: Transformer, token_id: int, count: int = 8) -> list[Neighbour]:
+    """The tokens whose embeddings have the largest cosine to that of `token_id`, without the token itself."""
+    ids = torch.arange(model.config.vocabulary, device=model.device)
+    table = model.embedding(ids).float()
+    own = table[range(len(table))[token_id]]
+    cosines = torch.nn.functional.cosine_similarity(table, own[None], dim=-1)
+    cosines[token_id] = -torch.inf
+    best = cosines.topk(min(count, len(table) - 1))
+    distances = (table[best.indices] - own).norm(dim=-1)
+    rows = zip(best.indices.tolist(), best.values.tolist(), distances.tolist(), strict=True)
+    return [Neighbour(*row) for row in rows]

@@ -187,7 +187,7 @@ class Trace:
         tensors need not stay in memory. Raises `KeyError` for a pattern that matches nothing.
         """
         found: dict[str, Tensor] = {}
-        wanted: dict[str, dict[str, Keep]] = {}
+        wanted: dict[str, dict[str, Keep | None]] = {}
         for pattern in patterns:
             cut = keep.get(pattern) if isinstance(keep, Mapping) else keep
             blocks = [(name, _block_of(name)) for name in self.names if fnmatchcase(name, pattern)]
@@ -195,7 +195,7 @@ class Trace:
             if not names:
                 raise KeyError(f"no probe of a block matches {pattern!r}; trace.names lists all of them")
             for name, block in names:
-                wanted.setdefault(block, {})[name] = cut or _whole
+                wanted.setdefault(block, {})[name] = cut
         for stream in self.streams:
             for layer, (path, _) in enumerate(stream.paths()):
                 if path in wanted:
@@ -350,16 +350,13 @@ def _look(value: Tensor) -> None:
     """Does nothing; a watched probe alone makes attention compute step by step."""
 
 
-def _whole(value: Tensor) -> Tensor:
-    return value
-
-
-def _keeper(found: dict[str, Tensor], name: str, cut: Keep) -> Callable[[Tensor], None]:
+def _keeper(found: dict[str, Tensor], name: str, cut: Keep | None) -> Callable[[Tensor], None]:
     # Experts get the tokens of all rows in one sequence; everything else has a batch dimension.
     is_flat = any(part in name for part in (".router.", ".experts.")) or name.endswith(".order")
 
     def keep(value: Tensor) -> None:
-        part = cut(value if is_flat else value[0])
+        whole = value if is_flat else value[0]
+        part = whole if cut is None else cut(whole)
         found[name] = part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
 
     return keep

@@ -107,18 +107,12 @@ class ProgramReward(Reward):
         found: list[Any] = []
         try:
             self._thread.submit(self._ask, answers, found).result()
-        except TimeLimitError:
-            raise TrainingError(
-                f"The reward program {self._path} took more than {self._seconds:g} s for "
-                f"{_shown(answers, len(found))}. Fix it, or give it more time."
-            ) from None
-        except HandlerError as error:
-            where = _shown(answers, len(found))
-            raise TrainingError(f"The reward program {self._path} failed for {where}: {error}") from None
         except BoundedProcessError as error:
-            raise TrainingError(
-                f"The reward program {self._path} ended at {_shown(answers, len(found))}: {error}"
-            ) from None
+            where = _shown(answers, len(found))
+            problem = f"{'failed for' if isinstance(error, HandlerError) else 'ended at'} {where}: {error}"
+            if isinstance(error, TimeLimitError):
+                problem = f"took more than {self._seconds:g} s for {where}. Fix it, or give it more time."
+            raise TrainingError(f"The reward program {self._path} {problem}") from None
         return _checked(found, answers, str(self._path))
 
     def _ask(self, answers: Sequence[Answer], found: list[Any]) -> None:
