@@ -238,7 +238,8 @@ class _Child:
         if code == -signal.SIGKILL:
             return MemoryLimitError("the system killed it (SIGKILL), most likely because memory ran out")
         if code < 0:
-            return ProcessDiedError(f"the process was ended by {_signal_name(-code)}", -code)
+            names = {each.value: each.name for each in signal.Signals}
+            return ProcessDiedError(f"the process was ended by {names.get(-code, f'signal {-code}')}", -code)
         return ProcessDiedError(f"the process ended with exit status {code}")
 
 
@@ -280,10 +281,3 @@ def _last_line(process: subprocess.Popen[bytes]) -> str:
     os.set_blocking(process.stderr.fileno(), False)
     text = (process.stderr.read(_STDERR_BYTES) or b"").decode("utf-8", "replace")
     return next((line for line in reversed(text.splitlines()) if line.strip()), "").strip()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

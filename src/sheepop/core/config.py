@@ -118,7 +118,7 @@ def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, A
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Returns a copy of `tree` with ``section.key=value`` strings applied in order; values are parsed as YAML."""
-    result = _copy_tree(tree)
+    result = merge({}, tree)
     for override in overrides:
         key, separator, text = override.partition("=")
         key = key.strip()
@@ -150,12 +150,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of `base` with the leaves of `over` in place of its own, section by section."""
-    result = _copy_tree(base)
+    result = {key: merge({}, value) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), dict):
-            result[key] = merge(result[key], value)
-        else:
-            result[key] = _copy_tree(value) if isinstance(value, Mapping) else value
+        under = result.get(key)
+        result[key] = merge(under if isinstance(under, dict) else {}, value) if isinstance(value, Mapping) else value
     return result
 
 
@@ -267,10 +265,6 @@ def _refuse_expanding(tree: Any, where: str) -> None:
         pending.extend(children)
 
 
-def _copy_tree(value: Any) -> Any:
-    return {key: _copy_tree(item) for key, item in value.items()} if isinstance(value, Mapping) else value
-
-
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -304,8 +298,7 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         """Writes text with Unicode line breaks in double quotes; otherwise YAML folds them into spaces."""
-        style = '"' if _UNICODE_BREAKS & set(text) else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _UNICODE_BREAKS & set(text) else None)
 
 
 _UNICODE_BREAKS = frozenset("\x85\u2028\u2029")

@@ -76,10 +76,8 @@ class LiveBar:
             self._progress.columns = self._progress.columns[:_COLUMNS_BESIDE_PANEL]
 
     def _render(self) -> Group:
-        parts = [self._progress.get_renderable()]
-        if self._facts:
-            parts.append(FactPanel(self._facts))
-        return Group(*parts)
+        panel = [FactPanel(self._facts)] if self._facts else []
+        return Group(self._progress.get_renderable(), *panel)
 
 
 class FactPanel:
@@ -127,16 +125,10 @@ class _ResizedLive(Live):
 
 def _line(fact: Fact) -> RichText:
     value = visible_line(fact.value.replace("\t", " "))
-    line = RichText(no_wrap=True, overflow="ellipsis")
-    line.append(f"{fact.label} ", style="dim")
-    line.append(value)
-    return line
+    return RichText.assemble((f"{fact.label} ", "dim"), value, no_wrap=True, overflow="ellipsis")
 
 
 def _lines(text: Text) -> RichText:
     """Returns the label and the first lines of a text, unwrapped."""
-    found = RichText(no_wrap=True, overflow="ellipsis")
-    found.append(text.label, style="dim")
-    for line in text.value.expandtabs(4).splitlines()[:_MOST_LINES]:
-        found.append(f"\n{visible_line(line)}")
-    return found
+    lines = [f"\n{visible_line(line)}" for line in text.value.expandtabs(4).splitlines()[:_MOST_LINES]]
+    return RichText.assemble((text.label, "dim"), *lines, no_wrap=True, overflow="ellipsis")

@@ -93,11 +93,11 @@ def control_group_limits(root: Path = Path("/")) -> ControlGroupLimits:
     memory: list[tuple[int, int]] = []
     for controllers, group in _groups(root):
         if controllers == [""]:
-            quota = _read(group / "cpu.max").split()
+            quota = system_text(group / "cpu.max").split()
             cores += _quota(quota[0], quota[1]) if len(quota) == 2 else []
             memory += _memory(group, "memory.max", "memory.current", "inactive_file")
         if "cpu" in controllers:
-            cores += _quota(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us"))
+            cores += _quota(system_text(group / "cpu.cfs_quota_us"), system_text(group / "cpu.cfs_period_us"))
         if "memory" in controllers:
             memory += _memory(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return ControlGroupLimits(
@@ -110,7 +110,7 @@ def control_group_limits(root: Path = Path("/")) -> ControlGroupLimits:
 def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
     """Yields the controllers and directories of our groups and of their parents, which limit us too."""
     mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in system_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if not path:
@@ -132,10 +132,10 @@ def _quota(quota: str, period: str) -> list[float]:
 
 def _memory(group: Path, limit_name: str, used_name: str, cache_name: str) -> list[tuple[int, int]]:
     """Returns the limit and the memory left under it; file pages that the kernel can drop count as left."""
-    limit, used = _read(group / limit_name), _read(group / used_name)
+    limit, used = system_text(group / limit_name), system_text(group / used_name)
     if not limit.isdigit() or not used.isdigit():
         return []
-    statistics = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
+    statistics = dict(line.split(" ", 1) for line in system_text(group / "memory.stat").splitlines() if " " in line)
     cache = statistics.get(cache_name, "0")
     held = int(used) - (int(cache) if cache.isdigit() else 0)
     return [(int(limit), max(0, int(limit) - held))]
@@ -193,7 +193,7 @@ def processor_name() -> str:
     """The processor's name, or its architecture if it has none."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu.brand_string") or platform.processor()
-    for line in _read("/proc/cpuinfo").splitlines():
+    for line in system_text("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -203,7 +203,7 @@ def _matrix_units() -> tuple[str, ...]:
     if sys.platform == "darwin":
         answers = {"bf16": "hw.optional.arm.FEAT_BF16", "avx2": "hw.optional.avx2_0", "asimd": "hw.optional.AdvSIMD"}
         return tuple(flag for flag, key in answers.items() if _sysctl(key) == "1")
-    return matrix_flags(_read("/proc/cpuinfo"))
+    return matrix_flags(system_text("/proc/cpuinfo"))
 
 
 def matrix_flags(cpuinfo: str) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def program_output(command: list[str], *, seconds: float, env: Mapping[str, str]
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def _read(path: str | Path) -> str:
+def system_text(path: str | Path) -> str:
     """Returns the stripped text of a file of the operating system, or an empty string if there is none."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()

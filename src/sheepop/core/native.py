@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from sheepop.core.files import cache_directory
-from sheepop.core.machine import compiler_command, find_compiler
+from sheepop.core.machine import compiler_command, find_compiler, system_text
 
 _HEADER = Path(__file__).with_name("native.h")
 # No contraction: sums of products are rounded as in the source, not depending on the compiler's choices.
@@ -75,8 +75,5 @@ def _openmp() -> str:
 
 def _processor() -> str:
     """Returns the processor's flags, on which compiled code depends; empty if they are unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
+    lines = system_text("/proc/cpuinfo").splitlines()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")

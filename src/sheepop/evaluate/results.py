@@ -32,9 +32,8 @@ class Measure:
     def share(cls, name: str, flags: Sequence[float], definition: str, *, higher_is_better: bool = True) -> Measure:
         """The share of true flags (1 or 0) with Wilson's interval; 0 without interval if there are no flags."""
         right, count = int(sum(flags)), len(flags)
-        if not count:
-            return cls(name, 0.0, definition, 0, None, higher_is_better)
-        return cls(name, right / count, definition, count, share_interval(right, count), higher_is_better)
+        interval = share_interval(right, count) if count else None
+        return cls(name, right / max(1, count), definition, count, interval, higher_is_better)
 
     @classmethod
     def calibration_error(cls, found: Reliability, predicted: str) -> Measure:

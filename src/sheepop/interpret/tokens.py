@@ -78,8 +78,7 @@ def read_traced(
     if target is not None and len(target):
         if not has_encoder:
             raise UsageError("This model reads one text. Leave the target out; it is for an encoder-decoder.")
-        target_ids = encode_prompt("The target", target, tokenizer)
-        read = replace(read, token_ids=[*read.token_ids, *target_ids])
+        read = replace(read, token_ids=[*read.token_ids, *encode_prompt("The target", target, tokenizer)])
     if len(read.token_ids) > model.config.max_seq_len:
         name = "target" if has_encoder else "prompt"
         raise UsageError(

@@ -264,8 +264,7 @@ def preview(example: Example, tokenizer: Tokenizer) -> Text:
     """The tokens of an example as coloured text: learnt ones green, every second one underlined."""
     text = Text()
     for number, token in enumerate(preview_tokens(example, tokenizer)):
-        styles = _LEARNT if token["supervised"] else _GIVEN
-        text.append(token["text"], style=styles[number % 2])
+        text.append(token["text"], style=(_LEARNT if token["supervised"] else _GIVEN)[number % 2])
     return text
 
 

@@ -146,18 +146,11 @@ class GroupBatch(Batch):
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> GroupBatch:
         """Selects groups and cuts off the padding that all of them share."""
-        lengths = self.lengths[chosen]
-        length = int(lengths.max(initial=1))
-        return GroupBatch(
-            self.input_ids[chosen][..., :length],
-            self.labels[chosen][..., :length],
-            self.positions[chosen][..., :length],
-            self.document_ids[chosen][..., :length],
-            self.has_boundaries,
-            lengths,
-            self.values[chosen],
-            None if self.reference is None else self.reference[chosen],
-        )
+        lengths, values = self.lengths[chosen], self.values[chosen]
+        reference = None if self.reference is None else self.reference[chosen]
+        cut = (array[chosen][..., : int(lengths.max(initial=1))] for array in self._arrays())
+        input_ids, labels, positions, documents = cut
+        return GroupBatch(input_ids, labels, positions, documents, self.has_boundaries, lengths, values, reference)
 
     def cut(self, length: int) -> Batch:
         """Returns the batch unchanged: groups are never longer than rows may be."""
@@ -220,13 +213,9 @@ class GroupedExamples:
         lengths = np.array([len(answer.ids) for (answer,) in answers], dtype=np.int64)
         made = batch_of(answers, int(lengths.max(initial=1)), self._pad_id)
         shape = (len(groups), len(groups[0]) if groups else 1, made.labels.shape[1])
-        return GroupBatch(
-            made.input_ids.reshape(shape),
-            made.labels.reshape(shape),
-            made.positions.reshape(shape),
-            made.document_ids.reshape(shape),
-            False,
-            lengths.reshape(shape[:2]),
-            np.asarray(self._split.values[indices], dtype=np.float32),
-            None if self._reference is None else self._reference[indices],
-        )
+        arrays = (made.input_ids, made.labels, made.positions, made.document_ids)
+        input_ids, labels, positions, documents = (array.reshape(shape) for array in arrays)
+        values = np.asarray(self._split.values[indices], dtype=np.float32)
+        reference = None if self._reference is None else self._reference[indices]
+        of_groups = lengths.reshape(shape[:2])
+        return GroupBatch(input_ids, labels, positions, documents, False, of_groups, values, reference)

@@ -175,9 +175,8 @@ def build_examples(
     writer = _Writer(directory, encoder, max_length, long_examples, console)
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:
         for split in num_rows:
-            share = 0.0 if validation_paths else validation_fraction
             for row in read_rows(files[split], wanted):
-                writer.add(row, split, share)
+                writer.add(row, split, 0.0 if validation_paths else validation_fraction)
                 progress.advance()
     writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
     return ExampleStore.open(directory)
