@@ -243,8 +243,7 @@ def _types_within(annotation: Any) -> set[Any]:
 def _is_list_of_texts(annotation: Any) -> bool:
     """Returns whether an annotation is a list of any length of texts, or of literals that are texts."""
     arguments = get_args(annotation)
-    is_list = get_origin(annotation) is tuple and arguments[1:] == (Ellipsis,)
-    return is_list and _types_within(arguments[0]) == {str}
+    return get_origin(annotation) is tuple and arguments[1:] == (Ellipsis,) and _types_within(arguments[0]) == {str}
 
 
 def _holds_truth_value(value: Any) -> bool:
@@ -307,21 +306,15 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 _INTEGER, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
-_NUMBER_PATTERNS = (
-    (_INTEGER, re.compile(r"[-+]?[0-9][0-9_]*$|0x[0-9a-fA-F]+$|0o[0-7]+$"), "-+0123456789"),
-    (
-        _FLOAT,
-        re.compile(
-            r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
-        ),
-        "-+.0123456789",
-    ),
+_INTEGERS = re.compile(r"[-+]?[0-9][0-9_]*$|0x[0-9a-fA-F]+$|0o[0-7]+$")
+_FLOATS = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
 )
 _UniqueKeyLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INTEGER, _FLOAT, _TIMESTAMP)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _tag, _pattern, _first in _NUMBER_PATTERNS:
-    for _class in (_UniqueKeyLoader, _Dumper):
-        _class.add_implicit_resolver(_tag, _pattern, list(_first))
+for _class in (_UniqueKeyLoader, _Dumper):
+    _class.add_implicit_resolver(_INTEGER, _INTEGERS, list("-+0123456789"))
+    _class.add_implicit_resolver(_FLOAT, _FLOATS, list("-+.0123456789"))
 _UniqueKeyLoader.add_constructor(_INTEGER, _UniqueKeyLoader.construct_integer)

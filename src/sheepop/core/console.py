@@ -157,8 +157,8 @@ class _PlainProgress(Progress):
         return f"{self._description}: {progress}" + (f", {self._detail}" if self._detail else "")
 
 
-class _Stream:
-    """A text stream that redirects itself to the null device after a failed write."""
+class MessageStream:
+    """A text stream that redirects itself to the null device after a failed write, so that work continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -167,6 +167,7 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Writes a text, if it can; returns its length."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -174,6 +175,7 @@ class _Stream:
             return len(text)
 
     def flush(self) -> None:
+        """Writes what is in the buffer, if it can."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -186,7 +188,7 @@ class _Stream:
         os.close(nowhere)
 
 
-class ResultStream(_Stream):
+class ResultStream(MessageStream):
     """The stream for results: without a reader the process ends quietly, as after SIGPIPE; a full disk is an error."""
 
     def _give_up(self, error: OSError) -> None:
@@ -196,7 +198,3 @@ class ResultStream(_Stream):
         raise StorageError(
             f"Cannot write to standard output: {error.strerror}. Send it to a disk with free space, or to a terminal."
         ) from error
-
-
-class MessageStream(_Stream):
-    """The stream for messages and progress: work continues if its reader is gone."""

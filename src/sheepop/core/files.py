@@ -225,9 +225,8 @@ def remove_partial(directory: str | Path) -> None:
 
     A target that was moved aside and never replaced is moved back to its name.
     """
-    left_behind = [(entry, _LEFT_BEHIND.fullmatch(entry.name)) for entry in sorted(Path(directory).glob(".*"))]
-    for entry, match in left_behind:
-        if match is None:
+    for entry in sorted(Path(directory).glob(".*")):
+        if (match := _LEFT_BEHIND.fullmatch(entry.name)) is None:
             continue
         target = entry.with_name(match["target"])
         if match["mark"] == _ASIDE_MARK and not target.exists():
@@ -260,8 +259,7 @@ def damaged_files(directory: str | Path) -> list[str]:
     if not record.is_file():
         return [f"{record} is missing: the directory was never finished"]
     try:
-        sums = json.loads(record.read_text(encoding="utf-8"))
-        expected = {str(name): str(value) for name, value in sums.items()}
+        expected = {str(name): str(value) for name, value in json.loads(record.read_text(encoding="utf-8")).items()}
     except (ValueError, AttributeError, RecursionError):
         return [f"{record} is damaged: it is not a table of checksums"]
     except OSError as error:

@@ -96,14 +96,12 @@ class FactPanel:
             grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for start in range(0, len(narrow), num_columns):
             grid.add_row(*(_line(fact) for fact in narrow[start : start + num_columns]))
-        lines = [_line(fact) for fact in self._facts if fact.wide]
         beside = Table.grid(padding=(0, 2, 0, 0), expand=True)
         for _ in self._texts:
             beside.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         beside.add_row(*(_lines(text) for text in self._texts))
-        yield Panel(
-            Group(grid, *lines, *([beside] if self._texts else [])), width=width, border_style="dim", padding=(0, 1)
-        )
+        parts = [grid, *(_line(fact) for fact in self._facts if fact.wide), *([beside] if self._texts else [])]
+        yield Panel(Group(*parts), width=width, border_style="dim", padding=(0, 1))
 
 
 class _ResizedLive(Live):

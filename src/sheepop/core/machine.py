@@ -137,8 +137,7 @@ def _memory(group: Path, limit_name: str, used_name: str, cache_name: str) -> li
         return []
     statistics = dict(line.split(" ", 1) for line in system_text(group / "memory.stat").splitlines() if " " in line)
     cache = statistics.get(cache_name, "0")
-    held = int(used) - (int(cache) if cache.isdigit() else 0)
-    return [(int(limit), max(0, int(limit) - held))]
+    return [(int(limit), max(0, int(limit) - int(used) + (int(cache) if cache.isdigit() else 0)))]
 
 
 def available_memory() -> int:
@@ -208,11 +207,13 @@ def _matrix_units() -> tuple[str, ...]:
 
 def matrix_flags(cpuinfo: str) -> tuple[str, ...]:
     """Returns the matrix units among the flags of a Linux ``/proc/cpuinfo``, narrowest first."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return tuple(flag for flag in _MATRIX_FLAGS if flag in value.split())
-    return ()
+    present = processor_flags(cpuinfo).partition(":")[2].split()
+    return tuple(flag for flag in _MATRIX_FLAGS if flag in present)
+
+
+def processor_flags(cpuinfo: str) -> str:
+    """Returns the line of the first processor's flags in a Linux ``/proc/cpuinfo``, or an empty string."""
+    return next((line for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))), "")
 
 
 def _accelerators() -> tuple[Accelerator, ...]:

@@ -286,8 +286,7 @@ def _outcome(status: int, ran_to_the_end: bool) -> Outcome:
 
 def _mounts() -> tuple[tuple[str | None, str], ...]:
     """Mounts of the system's and Python's files; hides the home and the working directory if they lie among them."""
-    python = {sys.base_prefix, os.path.realpath(sys.base_prefix)}
-    shown = {path for path in (*_SYSTEM, *python) if Path(path).exists()}
+    shown = {path for path in (*_SYSTEM, sys.base_prefix, os.path.realpath(sys.base_prefix)) if Path(path).exists()}
     executable = Path(os.path.realpath(sys.executable))
     if not any(executable.is_relative_to(path) for path in shown):
         shown.add(str(executable))

@@ -207,9 +207,8 @@ def evaluate_perplexity(
     while group := list(islice(waiting, _WINDOWS_AT_ONCE * generator.ranks.size)):
         scored = scorer.score([(window.context, window.predicted) for window in group])
         found.unknown += sum(token == unknown for window in group for token in window.predicted)
-        done = sum(
-            found.add(window, sizes[list(window.predicted)], given) for window, given in zip(group, scored, strict=True)
-        )
+        pairs = zip(group, scored, strict=True)
+        done = sum(found.add(window, sizes[list(window.predicted)], given) for window, given in pairs)
         if on_done is not None:
             on_done(done)
     if not sum(sums[1] for sums in found.documents.values()):

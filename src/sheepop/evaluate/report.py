@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,20 +71,18 @@ def read_report(directory: str | Path) -> list[ModelResults]:
         raise DataError(f"{directory / REPORT} is not the report of an evaluation.")
     if found["format_version"] > FORMAT_VERSION:
         raise DataError(f"{directory} was written by a newer SheepOp. Install that one.")
-    items: dict[tuple[str, str, str], list[Item]] = {}
+    items: dict[tuple[str, str, str], list[Item]] = defaultdict(list)
     try:
         with (directory / ITEMS).open(encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
-                key = row["model"], row["kind"], row["name"]
-                items.setdefault(key, []).append(Item(row["id"], row["values"], row["weight"], row["shown"]))
+                item = Item(row["id"], row["values"], row["weight"], row["shown"])
+                items[row["model"], row["kind"], row["name"]].append(item)
         results = []
         for result in found["models"]:
-            keys = [(result["model"], each["kind"], each["name"]) for each in result["evaluations"]]
-            read = [
-                _evaluation(each, items.get(key, [])) for each, key in zip(result["evaluations"], keys, strict=True)
-            ]
-            results.append(ModelResults(result["model"], read, result["about"]))
+            name, written = result["model"], result["evaluations"]
+            read = [_evaluation(each, items[name, each["kind"], each["name"]]) for each in written]
+            results.append(ModelResults(name, read, result["about"]))
         return results
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"The evaluation in {directory} is damaged: {type(error).__name__} {error}.") from None

@@ -132,8 +132,7 @@ def embedding_map(model: Transformer, token_ids: Sequence[int]) -> EmbeddingMap:
     """
     ids = list(dict.fromkeys(token_ids))
     rows = model.embedding(torch.tensor(ids, device=model.device)).double().cpu()
-    centred = rows - rows.mean(0)
-    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    u, s, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
     points = torch.zeros(len(ids), 2, dtype=torch.float64)
     count = min(2, len(s))
     points[:, :count] = (u * s)[:, :count]
@@ -146,8 +145,7 @@ def embedding_map(model: Transformer, token_ids: Sequence[int]) -> EmbeddingMap:
 @torch.no_grad()
 def nearest_tokens(model: Transformer, token_id: int, count: int = 8) -> list[Neighbour]:
     """The tokens whose embeddings have the largest cosine to that of `token_id`, without the token itself."""
-    ids = torch.arange(model.config.vocabulary, device=model.device)
-    table = model.embedding(ids).float()
+    table = model.embedding(torch.arange(model.config.vocabulary, device=model.device)).float()
     own = table[range(len(table))[token_id]]
     cosines = torch.nn.functional.cosine_similarity(table, own[None], dim=-1)
     cosines[token_id] = -torch.inf

@@ -268,8 +268,7 @@ class Trace:
             for layer, (block, _) in enumerate(stream.paths()):
                 if path == f"{block}.attention":
                     window = self.model.windows[layer] if stream.causal else None
-                    turned = self.model.angles(window, stream.num_tokens)
-                    if turned is not None:
+                    if (turned := self.model.angles(window, stream.num_tokens)) is not None:
                         return torch.atan2(turned[1], turned[0])
         raise KeyError(f"no attention layer at {path!r} turns its queries and keys")
 

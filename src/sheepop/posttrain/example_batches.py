@@ -46,7 +46,8 @@ class PackedExamples:
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples)
-        return _batch(self._split, [self.rows[index] for index in indices.tolist()], self.max_length, self._pad_id)
+        rows = [[self._split.example(number) for number in self.rows[index]] for index in indices.tolist()]
+        return batch_of(rows, self.max_length, self._pad_id)
 
 
 class _WholeRows(Batch):
@@ -76,7 +77,7 @@ class PaddedExamples:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples).tolist()
         length = int(self._split.lengths[indices].max(initial=1))
-        made = _batch(self._split, [[index] for index in indices], length, self._pad_id)
+        made = batch_of([[self._split.example(index)] for index in indices], length, self._pad_id)
         return _WholeRows(made.input_ids, made.labels, made.positions, made.document_ids, made.has_boundaries)
 
 
@@ -99,10 +100,6 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
         if free - lengths[number] >= shortest:
             insort(left, (free - lengths[number], row))
     return rows
-
-
-def _batch(split: ExampleSplit, rows: list[list[int]], length: int, pad_id: int) -> Batch:
-    return batch_of([[split.example(number) for number in numbers] for numbers in rows], length, pad_id)
 
 
 def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batch:

@@ -301,7 +301,8 @@ class _Writer:
 def _identity(row: Row, examples: Sequence[Example]) -> list[int]:
     """The tokens that decide whether a row is held out: all of a supervised example, else those of the prompt."""
     first = examples[0]
-    return first.ids if isinstance(row, Supervised) else first.ids[: first.prompt_length]
+    has_answer = not isinstance(row, Supervised) and any(first.supervised)
+    return first.ids[: first.supervised.index(True)] if has_answer else first.ids
 
 
 def _is_held_out(ids: list[int], fraction: float) -> bool:

@@ -225,8 +225,7 @@ class PairwisePreference(_PreferenceObjective):
         if self.supervised_weight:
             losses = losses - self.supervised_weight * chosen.means
         total = losses.sum()
-        measured = rewards_measured(self.loss.rewards(chosen), self.loss.rewards(rejected))
-        return LossSums(total, total.detach(), measured)
+        return LossSums(total, total.detach(), rewards_measured(self.loss.rewards(chosen), self.loss.rewards(rejected)))
 
 
 @dataclass(frozen=True)
@@ -243,12 +242,10 @@ class JudgedAnswers(_PreferenceObjective):
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The sum of the losses of all answers."""
         log_p, lengths = answer_log_probabilities(network, batch)
-        own, other = (
-            Completions(log_p[:, side], batch.given["reference"][:, side], lengths[:, side]) for side in (0, 1)
-        )
+        reference = batch.given["reference"]
+        own, other = (Completions(log_p[:, side], reference[:, side], lengths[:, side]) for side in (0, 1))
         desirable = batch.given["values"] > 0
-        divergence = other.log_ratios.detach().mean()
-        total = kto_loss(own, desirable, divergence, beta=self.beta, weights=self.weights).sum()
+        total = kto_loss(own, desirable, other.log_ratios.mean(), beta=self.beta, weights=self.weights).sum()
         rewards = self.beta * own.log_ratios.detach()
         sides = {
             name: torch.stack((rewards[chosen].sum(), chosen.sum().float()))
@@ -286,8 +283,7 @@ class PairwiseReward(_PreferenceObjective):
         margin = batch.given["values"] if self.margins else 0.0
         total = pairwise_reward_loss(chosen, rejected, margin=margin, centring=self.centring).sum()
         found = chosen.detach(), rejected.detach()
-        measured = rewards_measured(*found) | {"calibration": _calibration(*found)}
-        return LossSums(total, total.detach(), measured)
+        return LossSums(total, total.detach(), rewards_measured(*found) | {"calibration": _calibration(*found)})
 
 
 def _calibration(chosen: Tensor, rejected: Tensor) -> Tensor:

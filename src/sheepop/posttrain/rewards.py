@@ -79,15 +79,13 @@ class ModelReward(Reward):
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         """The outputs of the scalar head at the last tokens."""
-        rows, most = [list(answer.token_ids) for answer in answers], self.model.config.max_seq_len
-        if (longest := max(map(len, rows), default=0)) > most:
+        rows, loaded = [list(answer.token_ids) for answer in answers], self.model
+        if (longest := max(map(len, rows), default=0)) > (most := loaded.config.max_seq_len):
             raise TrainingError(
                 f"The reward model reads {most:,} tokens, but an answer with its prompt has {longest:,}."
             )
-        found = answer_rewards(
-            self.model.model, rows, batch_size=self.batch_size, pad_id=self.model.tokenizer.filler_id
-        )
-        return _checked(found.tolist(), answers, str(self.model.directory))
+        found = answer_rewards(loaded.model, rows, batch_size=self.batch_size, pad_id=loaded.tokenizer.filler_id)
+        return _checked(found.tolist(), answers, str(loaded.directory))
 
 
 class ProgramReward(Reward):
@@ -191,15 +189,9 @@ class Written:
     def __len__(self) -> int:
         return len(self.answers)
 
-    @property
-    def lengths(self) -> list[int]:
-        """The number of sampled tokens of each answer."""
-        pairs = zip(self.answers, self.prompt_lengths, strict=True)
-        return [len(answer.token_ids) - prompt for answer, prompt in pairs]
-
-    def learnt_from(self, advantages: Sequence[float | None]) -> Written:
-        """The answers whose advantage is not None, with their advantages."""
-        kept = [number for number, advantage in enumerate(advantages) if advantage is not None]
+    def learnt_from(self, advantages: Sequence[float | None], most: int | None = None) -> Written:
+        """The answers whose advantage is not None, or the first `most` of them, with their advantages."""
+        kept = [number for number, advantage in enumerate(advantages) if advantage is not None][:most]
         columns = {**vars(self), "advantages": advantages}.values()
         return Written(*([values[number] for number in kept] for values in columns))
 
@@ -210,16 +202,14 @@ class Written:
 
     def metrics(self) -> dict[str, float]:
         """Means over the answers."""
-        lengths, answers = self.lengths, self.answers
-        repeated = [
-            repetition(answer.token_ids[prompt:]) for answer, prompt in zip(answers, self.prompt_lengths, strict=True)
-        ]
+        pairs = zip(self.answers, self.prompt_lengths, strict=True)
+        sampled = [answer.token_ids[prompt:] for answer, prompt in pairs]
         return {
             "reward": float(np.mean(self.rewards)),
             "reward_deviation": float(np.std(self.rewards)),
-            "length": float(np.mean(lengths)),
+            "length": float(np.mean([len(token_ids) for token_ids in sampled])),
             "truncated": 1 - float(np.mean(self.is_finished)),
-            "repetition": float(np.mean(repeated)),
+            "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
         }
 
 

@@ -169,12 +169,7 @@ class RolloutSource(StepSource):
             seed = derive_seed(self.seed, "rollout", rollout, draw)
             written = self.writer(self.placement.model, questions, self.answers_per_prompt, seed)
             everything = everything.and_more(written)
-            advantages = self.method.advantages(written)
-            room = wanted - len(kept)
-            fitting = [number for number, advantage in enumerate(advantages) if advantage is not None][:room]
-            kept = kept.and_more(
-                written.learnt_from([each if number in fitting else None for number, each in enumerate(advantages)])
-            )
+            kept = kept.and_more(written.learnt_from(self.method.advantages(written), wanted - len(kept)))
             if len(kept) == wanted:
                 break
         metrics = everything.metrics()
@@ -258,6 +253,5 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {
-        name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")
-    }
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -127,8 +127,8 @@ def _row(value: Any, place: str, wanted: type[T]) -> T:
         found = recognised(value)
     except NoShapeError as error:
         raise RowError(str(error)) from None
-    read = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}[wanted]
-    row = read(found, place)
+    reads = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}
+    row = reads[wanted](found, place)
     assert isinstance(row, wanted)
     return row
 

@@ -70,6 +70,7 @@ class MeanLosses:
     measured: Mapping[str, Tensor]
 
 
+@torch.no_grad()
 def mean_losses(
     model: Transformer,
     objective: Objective,
@@ -89,17 +90,16 @@ def mean_losses(
     chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
     network, total, supervised = FinishedNetwork(model), 0.0, 0
     measured: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for start in range(0, len(chosen), batch_size):
-            samples = batches.batch(chosen[start : start + batch_size])
-            with autocast(device, precision):
-                sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))
-            total += sums.cross_entropy.item()
-            supervised += objective.supervised(samples)
-            for name, value in sums.measured.items():
-                measured[name] = value.double() + measured.get(name, 0.0)
-            if on_batch is not None:
-                on_batch(len(samples.labels))
+    for start in range(0, len(chosen), batch_size):
+        samples = batches.batch(chosen[start : start + batch_size])
+        with autocast(device, precision):
+            sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))
+        total += sums.cross_entropy.item()
+        supervised += objective.supervised(samples)
+        for name, value in sums.measured.items():
+            measured[name] = value.double() + measured.get(name, 0.0)
+        if on_batch is not None:
+            on_batch(len(samples.labels))
     if ranks.are_several:
         total, supervised = ranks.total(torch.tensor([total, supervised], dtype=torch.float64)).tolist()
         # If any rank has samples, the first one has.
@@ -109,6 +109,7 @@ def mean_losses(
     return MeanLosses(total / max(1, supervised), int(supervised), measured)
 
 
+@torch.no_grad()
 def log_probabilities_of(
     model: Transformer,
     batches: Batches,
@@ -119,13 +120,11 @@ def log_probabilities_of(
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The log-probabilities (groups, G) of all answers of a split under a finished model, without gradients."""
-    found = []
-    network = FinishedNetwork(model)
-    with torch.no_grad():
-        for start in range(0, batches.num_samples, batch_size):
-            indices = np.arange(start, min(batches.num_samples, start + batch_size))
-            batch = TensorBatch.from_numpy(batches.batch(indices), device)
-            with autocast(device, precision):
-                found.append(answer_log_probabilities(network, batch)[0].float().cpu())
-            on_batch(len(indices))
+    found, network = [], FinishedNetwork(model)
+    for start in range(0, batches.num_samples, batch_size):
+        indices = np.arange(start, min(batches.num_samples, start + batch_size))
+        batch = TensorBatch.from_numpy(batches.batch(indices), device)
+        with autocast(device, precision):
+            found.append(answer_log_probabilities(network, batch)[0].float().cpu())
+        on_batch(len(indices))
     return torch.cat(found).numpy() if found else np.zeros((0, 2), np.float32)

@@ -51,11 +51,10 @@ def _sharegpt(fields: Fields) -> Fields:
         if "role" in turn:
             messages.append(turn)
             continue
-        role = _SHAREGPT_ROLES.get(str(turn.get("from")))
+        sender = turn.get("from")
+        role = _SHAREGPT_ROLES.get(str(sender))
         if role is None:
-            raise NoShapeError(
-                f"conversations[{number}].from: is {turn.get('from')!r}, not one of {', '.join(_SHAREGPT_ROLES)}"
-            )
+            raise NoShapeError(f"conversations[{number}].from: is {sender!r}, not one of {', '.join(_SHAREGPT_ROLES)}")
         messages.append({"role": role, "content": turn.get("value")})
     system = fields.get("system")
     if isinstance(system, str) and system.strip():
