@@ -100,8 +100,9 @@ class FactPanel:
         for _ in self._texts:
             beside.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         beside.add_row(*(_lines(text) for text in self._texts))
-        parts = [grid, *(_line(fact) for fact in self._facts if fact.wide), *([beside] if self._texts else [])]
-        yield Panel(Group(*parts), width=width, border_style="dim", padding=(0, 1))
+        lines = [_line(fact) for fact in self._facts if fact.wide]
+        parts = Group(grid, *lines, *([beside] if self._texts else []))
+        yield Panel(parts, width=width, border_style="dim", padding=(0, 1))
 
 
 class _ResizedLive(Live):

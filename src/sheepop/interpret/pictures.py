@@ -56,9 +56,8 @@ def attention_pictures(trace: Trace) -> Iterator[Picture]:
             for kind, _ in attentions_of(block):
                 keys = sources if kind == "cross_attention" else queries
                 weights_HTS = trace[f"{path}.{kind}.weights"].float().cpu()
-                figure = _draw_heads(weights_HTS, layer, queries, keys)
                 data = {"tokens": queries, "keys": keys, "weights": weights_HTS.tolist()}
-                yield Picture(f"{encoder}{kind}_L{layer}", figure, data)
+                yield Picture(f"{encoder}{kind}_L{layer}", _draw_heads(weights_HTS, layer, queries, keys), data)
 
 
 def _draw_heads(weights_HTS: Tensor, layer: int, queries: Sequence[str], keys: Sequence[str]) -> Figure:

@@ -74,7 +74,7 @@ class Trace:
 
     The logits follow from the stream `target`, to which `blocks` (L), `token_ids` (T, with those that begin every
     text), `embedded` (T, D) and `residuals` (L + 1, T, D) belong. With an encoder, `source` is its stream, and `memory`
-    are its states (S, D) after the last norm.
+    are its states (S, D) after the last norm. `streams` has both in the order of their computation.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Trace:
     ) -> None:
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
         self.target, self.source, self.memory, self.config = target, source, memory_SD, model.config
+        self.streams = [target] if source is None else [source, target]
         self.blocks, self.embedded, self.residuals = target.blocks, target.embedded, target.residuals
         self.token_ids, self.num_layers, self.num_tokens = prompt.token_ids, len(target.blocks), target.num_tokens
         self._reader = TokenReader(tokenizer)
@@ -125,11 +126,6 @@ class Trace:
         own = stream("blocks", "", read.token_ids, partial(model.run_target_block, memory=memory))
         source = stream("encoder_blocks", "source_", source_ids, model.run_encoder_block)
         return cls(model, tokenizer, read, own, source, memory.states[0])
-
-    @property
-    def streams(self) -> list[Stream]:
-        """The streams in the order of their computation: the source's, if there is one, and the target's."""
-        return [self.target] if self.source is None else [self.source, self.target]
 
     @cached_property
     def tokens(self) -> list[Token]:
