@@ -80,7 +80,7 @@ def describe_machine(place: str | Path = ".") -> Machine:
 
 @dataclass(frozen=True)
 class ControlGroupLimits:
-    """The tightest limits of our group and its parents, such as those of a container; None if unlimited, memory in bytes."""
+    """The tightest limits of our group and its parents, as in a container; None means unlimited. Memory is in bytes."""
 
     cores: float | None
     memory: int | None

@@ -52,9 +52,9 @@ def write_report(
         write_json(place / REPORT, finite({**found, "compared": [asdict(each) for each in compared]}))
         with (place / ITEMS).open("w", encoding="utf-8") as file:
             for result, evaluation in _all(results):
-                place_of_items = {"model": result.model, "kind": evaluation.kind, "name": evaluation.name}
+                origin = {"model": result.model, "kind": evaluation.kind, "name": evaluation.name}
                 for item in evaluation.items:
-                    row = finite({**place_of_items, **asdict(item)})
+                    row = finite({**origin, **asdict(item)})
                     file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         for number, (result, evaluation) in enumerate(_all(results)):
             if evaluation.reliability is not None:
@@ -80,8 +80,8 @@ def read_report(directory: str | Path) -> list[ModelResults]:
                 items[row["model"], row["kind"], row["name"]].append(item)
         results = []
         for result in found["models"]:
-            name, written = result["model"], result["evaluations"]
-            read = [_evaluation(each, items[name, each["kind"], each["name"]]) for each in written]
+            name, evaluations = result["model"], result["evaluations"]
+            read = [_evaluation(each, items[name, each["kind"], each["name"]]) for each in evaluations]
             results.append(ModelResults(name, read, result["about"]))
         return results
     except (OSError, ValueError, KeyError, TypeError) as error:
