@@ -201,8 +201,7 @@ class RolloutSource(StepSource):
         assert self._batch is not None
         batch = self._batch
         log_p = torch.zeros(batch.labels.shape)
-        has_values = self.objective.vf_coef > 0 and network is self.placement
-        values = torch.zeros_like(log_p) if has_values else None
+        values = torch.zeros_like(log_p) if self.objective.vf_coef > 0 and network is self.placement else None
         begin()
         for chosen in self._micro_batches(rollout):
             piece = batch.rows(chosen) if len(chosen) else self._nothing()
