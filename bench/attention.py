@@ -19,8 +19,7 @@ import torch
 
 from processes import answer, forget_peak, measured_apart, peak_bytes
 from record import add_json_option, write_record
-from sheepop.core.device import resolve_device
-from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.device import keep_freed_memory, resolve_device
 from sheepop.core.speed import synchronize
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.attention.choose import prepare_attention

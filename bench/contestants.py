@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
-from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.device import keep_freed_memory, resolve_device
 from sheepop.core.speed import synchronize
 from sheepop.data import Batch
 from sheepop.model import ModelConfig, Transformer, build_model

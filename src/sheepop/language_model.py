@@ -24,7 +24,7 @@ from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
 from sheepop.posttrain.encoding import ExampleEncoder, template_of
-from sheepop.posttrain.reward_model import answer_rewards
+from sheepop.posttrain.preference import answer_rewards
 from sheepop.posttrain.rows import RowError
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 from sheepop.tokenizer.messages import Message

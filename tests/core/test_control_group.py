@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sheepop.core.control_group import ControlGroupLimits, control_group_limits
+from sheepop.core.machine import ControlGroupLimits, control_group_limits
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the a
 # Asks for 100 MB four times and frees them again; the pages handed out for the last three.
 PROGRAM = """
 import resource, sys
-from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.device import keep_freed_memory
 print(keep_freed_memory(sys.argv[1]))
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

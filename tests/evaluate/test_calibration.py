@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.evaluate.calibration import Reliability, reliability, reliability_figure
+from sheepop.evaluate.report import reliability_figure
+from sheepop.evaluate.statistics import Reliability, reliability
 from sheepop.report import save_png
 
 

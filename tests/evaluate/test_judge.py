@@ -16,7 +16,6 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.http_client import RefusedError
-from sheepop.evaluate.comparison import compare
 from sheepop.evaluate.endpoint import Endpoint
 from sheepop.evaluate.judge import (
     Comparison,
@@ -28,6 +27,7 @@ from sheepop.evaluate.judge import (
     read_prompts,
     verdict_of,
 )
+from sheepop.evaluate.results import compare
 from sheepop.evaluate.statistics import Floats, logistic_regression
 from sheepop.evaluate.verdicts import RIDGE, judged
 from sheepop.generate import GenerationConfig, Generator

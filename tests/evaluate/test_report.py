@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.errors import DataError, SheepOpError
-from sheepop.evaluate.calibration import reliability
-from sheepop.evaluate.comparison import compare
 from sheepop.evaluate.report import ModelResults, read_report, write_report
-from sheepop.evaluate.results import Evaluation, Item, Measure, Table, over_seeds
+from sheepop.evaluate.results import Evaluation, Item, Measure, Table, compare, over_seeds
+from sheepop.evaluate.statistics import reliability
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

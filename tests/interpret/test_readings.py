@@ -13,8 +13,14 @@ import torch
 from sheepop.adapt.quantization import quantize
 from sheepop.core.errors import UsageError
 from sheepop.interpret.checks import check_trace
-from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
-from sheepop.interpret.lens import attention_entropy, logit_lens, residual_norms, token_similarity
+from sheepop.interpret.lens import (
+    attention_entropy,
+    embedding_map,
+    logit_lens,
+    nearest_tokens,
+    residual_norms,
+    token_similarity,
+)
 from sheepop.interpret.parts import (
     direct_attribution,
     gradient_times_input,

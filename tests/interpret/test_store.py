@@ -12,7 +12,7 @@ from sheepop.core.errors import DataError
 from sheepop.core.files import write_checksums
 from sheepop.interpret import store
 from sheepop.interpret.checks import check_trace
-from sheepop.interpret.comparison import compare_traces
+from sheepop.interpret.lens import compare_traces
 from sheepop.interpret.store import StoredTrace, write_trace
 from sheepop.interpret.trace import Trace
 from sheepop.model import Transformer

@@ -22,8 +22,7 @@ from sheepop.jobs.run.record import RunRecord, repeat_command
 from sheepop.jobs.run.steps import show_step
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.language_model import LanguageModel
-from sheepop.posttrain.preference import PreferenceScores
-from sheepop.posttrain.reward_model import answer_rewards
+from sheepop.posttrain.preference import PreferenceScores, answer_rewards
 from sheepop.train.metrics import read_json_lines
 
 from ..running import train, train_given

@@ -26,8 +26,7 @@ from sheepop.parallel.ranks import Ranks
 from sheepop.posttrain.example_batches import GroupBatch, batch_of
 from sheepop.posttrain.example_store import Learnt
 from sheepop.posttrain.policy import AnswerBatch, PolicyObjective, no_numbers
-from sheepop.posttrain.preference import PairwisePreference, PreferenceLoss
-from sheepop.posttrain.reward_model import PairwiseReward
+from sheepop.posttrain.preference import PairwisePreference, PairwiseReward, PreferenceLoss
 from sheepop.posttrain.supervised import Distillation
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights

@@ -17,8 +17,7 @@ from sheepop.jobs.exchange import import_model
 from sheepop.posttrain.encoding import ExampleEncoder, template_of
 from sheepop.posttrain.example_batches import GroupedExamples, PackedExamples
 from sheepop.posttrain.example_store import ExampleStore, build_examples
-from sheepop.posttrain.preference import PairwisePreference, PreferenceLoss
-from sheepop.posttrain.reward_model import PairwiseReward
+from sheepop.posttrain.preference import PairwisePreference, PairwiseReward, PreferenceLoss
 from sheepop.posttrain.rows import Preference, Supervised
 from sheepop.posttrain.sequences import log_probabilities_of, mean_losses
 from sheepop.tokenizer import TokenizerConfig, train_tokenizer

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from sheepop.posttrain.policy import clipped_policy_loss, clipped_value_loss, divergence
-from sheepop.posttrain.preference import Completions, PreferenceLoss, kto_loss, log_odds
+from sheepop.posttrain.preference import Completions, PreferenceLoss, kto_loss, log_odds, pairwise_reward_loss
 from sheepop.posttrain.reward_methods import (
     generalised_advantages,
     group_advantages,
     leave_one_out_advantages,
     whitened,
 )
-from sheepop.posttrain.reward_model import pairwise_reward_loss
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -15,9 +15,8 @@ from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
 from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective, repetition
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, token_rewards
-from sheepop.posttrain.rewards import Answer
+from sheepop.posttrain.rewards import Answer, Written
 from sheepop.posttrain.sequences import FinishedNetwork
-from sheepop.posttrain.written import Written
 from sheepop.train.tensor_batch import TensorBatch
 
 LENGTHS, PROMPTS = [5, 9, 3, 7], [2, 4, 1, 3]

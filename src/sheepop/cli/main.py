@@ -37,10 +37,10 @@ from sheepop.cli import (
     ui,
 )
 from sheepop.cli.options import Command, ConfiguredCommand, Group
+from sheepop.core.console import MessageStream, ResultStream
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, EndedWithOthers, SheepOpError, UsageError
 from sheepop.core.facts import visible
 from sheepop.core.plugins import commands, load_plugins
-from sheepop.core.standard_streams import MessageStream, ResultStream
 
 _SHOWN_CHARACTERS = 100
 _COMMANDS_OF_PLUGINS: dict[str, Callable[..., None]] = {}

@@ -19,19 +19,7 @@ from typing import Any
 
 import psutil
 
-from sheepop.core.bounded_child import (
-    ALIVE,
-    END,
-    FAILED,
-    FRAME,
-    ITEM,
-    LONGEST_MESSAGE,
-    MEMORY_STATUS,
-    READY,
-    REQUEST,
-    decode_message,
-    send_message,
-)
+from sheepop.core import bounded_child as wire
 from sheepop.core.errors import SheepOpError
 
 _STARTUP_SECONDS = 120.0
@@ -41,10 +29,7 @@ _EXIT_SECONDS = 5.0
 _STDERR_BYTES = 2**16
 # One thread, and results that do not depend on the hash seed, the time zone or the locale.
 _ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "RAYON_NUM_THREADS": "1",
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
     # Arrow's own pool reserves a gigabyte at once, which would count against the limit.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -119,19 +104,19 @@ class BoundedProcess:
             child.send(message)
             while True:
                 kind, payload = child.receive(self._seconds)
-                if kind == END:
+                if kind == wire.END:
                     answered = True
                     return
-                if kind == FAILED:
+                if kind == wire.FAILED:
                     answered = True
-                    raise HandlerError(*decode_message(payload))
-                if kind != ALIVE:
-                    yield decode_message(payload)
+                    raise HandlerError(*wire.decode_message(payload))
+                if kind != wire.ALIVE:
+                    yield wire.decode_message(payload)
         finally:
             self._busy = False
             child.requests += 1
             # A child that has grown is replaced, so that earlier requests leave later ones enough memory.
-            if not answered or child.resident() > self._memory_bytes // 2:
+            if not answered or _resident(child.process.pid) > self._memory_bytes // 2:
                 self.close()
 
     def close(self) -> None:
@@ -188,7 +173,7 @@ class _Child:
             line = _last_line(self.process)
             self.end()
             raise ProcessDiedError(f"the process did not start: {line or error}") from None
-        assert kind == READY
+        assert kind == wire.READY
         assert self.process.stderr is not None
         self.process.stderr.close()
 
@@ -196,7 +181,7 @@ class _Child:
         """Sends a request; if the child has died, `receive` raises the error."""
         self._socket.settimeout(_STARTUP_SECONDS)
         try:
-            send_message(self._socket, REQUEST, message)
+            wire.send_message(self._socket, wire.REQUEST, message)
         except OSError:
             pass
         finally:
@@ -205,8 +190,8 @@ class _Child:
     def receive(self, seconds: float) -> tuple[bytes, bytes]:
         """Returns kind and content of the next message; raises if a limit is exceeded or the child has died."""
         deadline = time.monotonic() + seconds
-        kind, length = FRAME.unpack(self._read(FRAME.size, deadline, seconds))
-        if kind not in (READY, ITEM, ALIVE, END, FAILED) or length > LONGEST_MESSAGE:
+        kind, length = wire.FRAME.unpack(self._read(wire.FRAME.size, deadline, seconds))
+        if kind not in (wire.READY, wire.ITEM, wire.ALIVE, wire.END, wire.FAILED) or length > wire.LONGEST_MESSAGE:
             raise ProcessDiedError("the process sent something that is not a message")
         return kind, self._read(length, deadline, seconds)
 
@@ -231,16 +216,12 @@ class _Child:
         self._checked = time.monotonic()
         if self._checked >= deadline:
             raise TimeLimitError(f"it did not respond within {seconds:g} s")
-        total = self.resident()
+        total = _resident(self.process.pid)
         if self._checked - self._checked_descendants >= _DESCENDANTS_SECONDS:
             self._checked_descendants = self._checked
             total += sum(map(_resident, descendants(self.process.pid)))
         if total > self._memory_bytes:
             raise self.memory_error()
-
-    def resident(self) -> int:
-        """Returns the resident memory of the child itself, in bytes."""
-        return _resident(self.process.pid)
 
     def memory_error(self) -> MemoryLimitError:
         """Returns the error for a child that needed more memory than its limit."""
@@ -252,12 +233,13 @@ class _Child:
             code = self.process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return ProcessDiedError("the process closed its connection")
-        if code == MEMORY_STATUS:
+        if code == wire.MEMORY_STATUS:
             return self.memory_error()
         if code == -signal.SIGKILL:
             return MemoryLimitError("the system killed it (SIGKILL), most likely because memory ran out")
         if code < 0:
-            return ProcessDiedError(f"the process was ended by {_signal_name(-code)}", -code)
+            names = {each.value: each.name for each in signal.Signals}
+            return ProcessDiedError(f"the process was ended by {names.get(-code, f'signal {-code}')}", -code)
         return ProcessDiedError(f"the process ended with exit status {code}")
 
 
@@ -299,10 +281,3 @@ def _last_line(process: subprocess.Popen[bytes]) -> str:
     os.set_blocking(process.stderr.fileno(), False)
     text = (process.stderr.read(_STDERR_BYTES) or b"").decode("utf-8", "replace")
     return next((line for line in reversed(text.splitlines()) if line.strip()), "").strip()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -68,20 +68,13 @@ class Config(BaseModel, metaclass=_Refusing):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_truth_for_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses true and false for a number: Python treats True as 1, but in a config file it is a mistake."""
-        types = _types_within(cls.model_fields[info.field_name or ""].annotation)
-        takes_numbers_only = types & {int, float} and not types & {bool, Any}
-        if takes_numbers_only and _holds_truth_value(value):
+    def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses true and false for a number, which Python takes for 1 and 0; accepts one text for a list of texts."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        types = _types_within(annotation)
+        if types & {int, float} and not types & {bool, Any} and _holds_truth_value(value):
             raise ValueError("must be a number, not true or false")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _take_one_text_for_a_list(cls, value: Any, info: ValidationInfo) -> Any:
-        """Accepts a single text for a list of texts."""
-        is_list = _is_list_of_texts(cls.model_fields[info.field_name or ""].annotation)
-        return (value,) if is_list and isinstance(value, str) else value
+        return (value,) if isinstance(value, str) and _is_list_of_texts(annotation) else value
 
     def replace(self: C, **changes: Any) -> C:
         """Returns a validated copy with these fields changed."""
@@ -125,7 +118,7 @@ def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, A
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Returns a copy of `tree` with ``section.key=value`` strings applied in order; values are parsed as YAML."""
-    result = _copy_tree(tree)
+    result = merge({}, tree)
     for override in overrides:
         key, separator, text = override.partition("=")
         key = key.strip()
@@ -157,12 +150,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of `base` with the leaves of `over` in place of its own, section by section."""
-    result = _copy_tree(base)
+    result = {key: merge({}, value) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), dict):
-            result[key] = merge(result[key], value)
-        else:
-            result[key] = _copy_tree(value) if isinstance(value, Mapping) else value
+        under = result.get(key)
+        result[key] = merge(under if isinstance(under, dict) else {}, value) if isinstance(value, Mapping) else value
     return result
 
 
@@ -252,8 +243,7 @@ def _types_within(annotation: Any) -> set[Any]:
 def _is_list_of_texts(annotation: Any) -> bool:
     """Returns whether an annotation is a list of any length of texts, or of literals that are texts."""
     arguments = get_args(annotation)
-    is_list = get_origin(annotation) is tuple and arguments[1:] == (Ellipsis,)
-    return is_list and _types_within(arguments[0]) == {str}
+    return get_origin(annotation) is tuple and arguments[1:] == (Ellipsis,) and _types_within(arguments[0]) == {str}
 
 
 def _holds_truth_value(value: Any) -> bool:
@@ -272,10 +262,6 @@ def _refuse_expanding(tree: Any, where: str) -> None:
         if count > _MOST_VALUES:
             raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, including those that aliases repeat.")
         pending.extend(children)
-
-
-def _copy_tree(value: Any) -> Any:
-    return {key: _copy_tree(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -311,8 +297,7 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         """Writes text with Unicode line breaks in double quotes; otherwise YAML folds them into spaces."""
-        style = '"' if _UNICODE_BREAKS & set(text) else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _UNICODE_BREAKS & set(text) else None)
 
 
 _UNICODE_BREAKS = frozenset("\x85\u2028\u2029")
@@ -321,21 +306,15 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 _INTEGER, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
-_NUMBER_PATTERNS = (
-    (_INTEGER, re.compile(r"[-+]?[0-9][0-9_]*$|0x[0-9a-fA-F]+$|0o[0-7]+$"), "-+0123456789"),
-    (
-        _FLOAT,
-        re.compile(
-            r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
-        ),
-        "-+.0123456789",
-    ),
+_INTEGERS = re.compile(r"[-+]?[0-9][0-9_]*$|0x[0-9a-fA-F]+$|0o[0-7]+$")
+_FLOATS = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
 )
 _UniqueKeyLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INTEGER, _FLOAT, _TIMESTAMP)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _tag, _pattern, _first in _NUMBER_PATTERNS:
-    for _class in (_UniqueKeyLoader, _Dumper):
-        _class.add_implicit_resolver(_tag, _pattern, list(_first))
+for _class in (_UniqueKeyLoader, _Dumper):
+    _class.add_implicit_resolver(_INTEGER, _INTEGERS, list("-+0123456789"))
+    _class.add_implicit_resolver(_FLOAT, _FLOATS, list("-+.0123456789"))
 _UniqueKeyLoader.add_constructor(_INTEGER, _UniqueKeyLoader.construct_integer)

@@ -7,14 +7,15 @@ every few seconds.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
+from sheepop.core.errors import StorageError
 from sheepop.core.facts import Fact, Text, visible
-from sheepop.core.standard_streams import MessageStream
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -23,19 +24,23 @@ _LINE_EVERY_SECONDS = 5.0
 
 
 class Progress(Protocol):
-    """Counts the finished units of a task."""
+    """Counts the finished units of a task. These methods do nothing, for a task without a display."""
 
     def advance(self, amount: float = 1) -> None:
         """Reports `amount` more units done."""
+        return
 
     def resize(self, total: float) -> None:
         """Replaces the total number of units."""
+        return
 
     def describe(self, detail: str) -> None:
         """Replaces the text after the bar, or at the end of a plain line."""
+        return
 
     def show(self, facts: Sequence[Fact | Text]) -> None:
         """Replaces the panel below a live bar; with a panel, there is no text after the bar."""
+        return
 
 
 class Console:
@@ -105,19 +110,13 @@ class Console:
         return self._rich
 
 
-class _NoProgress:
+class _NoProgress(Progress):
     """The progress of a quiet console, which shows nothing."""
 
-    def advance(self, amount: float = 1) -> None: ...
 
-    def resize(self, total: float) -> None: ...
+class _PlainProgress(Progress):
+    """Plain lines every few seconds, which have no panel."""
 
-    def describe(self, detail: str) -> None: ...
-
-    def show(self, facts: Sequence[Fact | Text]) -> None: ...
-
-
-class _PlainProgress:
     def __init__(self, console: Console, description: str, total: float | None, unit: str, done: float) -> None:
         self._console, self._description, self._total, self._unit = console, description, total, unit
         self._before = self._done = self._shown = float(done)
@@ -135,9 +134,6 @@ class _PlainProgress:
 
     def describe(self, detail: str) -> None:
         self._detail = detail
-
-    def show(self, facts: Sequence[Fact | Text]) -> None:
-        """Does nothing: plain lines have no panel."""
 
     def close(self) -> None:
         if self._printed > self._started and self._done != self._shown:
@@ -159,3 +155,46 @@ class _PlainProgress:
         else:
             progress = f"{done} {self._unit}, {elapsed:,.0f} s"
         return f"{self._description}: {progress}" + (f", {self._detail}" if self._detail else "")
+
+
+class MessageStream:
+    """A text stream that redirects itself to the null device after a failed write, so that work continues."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text, if it can; returns its length."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._give_up(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Writes what is in the buffer, if it can."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        # The text left in the buffer would fail again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+class ResultStream(MessageStream):
+    """The stream for results: without a reader the process ends quietly, as after SIGPIPE; a full disk is an error."""
+
+    def _give_up(self, error: OSError) -> None:
+        super()._give_up(error)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE)
+        raise StorageError(
+            f"Cannot write to standard output: {error.strerror}. Send it to a disk with free space, or to a terminal."
+        ) from error

@@ -17,41 +17,34 @@ class SheepOpError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
+        super().__init_subclass__()
+        if exit_code is not None:
+            cls.exit_code = exit_code
 
-class ConfigError(SheepOpError, ValueError):
+
+class ConfigError(SheepOpError, ValueError, exit_code=2):
     """A setting is unknown, out of range, or contradicts another."""
 
-    exit_code = 2
 
-
-class UsageError(SheepOpError):
+class UsageError(SheepOpError, exit_code=2):
     """A command or function was called in a way that cannot be honoured."""
 
-    exit_code = 2
 
-
-class DeviceError(SheepOpError):
+class DeviceError(SheepOpError, exit_code=2):
     """This machine does not have the requested device or precision."""
 
-    exit_code = 2
 
-
-class DataError(SheepOpError):
+class DataError(SheepOpError, exit_code=3):
     """Input files or a corpus directory cannot be used."""
 
-    exit_code = 3
 
-
-class TokenizerError(SheepOpError):
+class TokenizerError(SheepOpError, exit_code=3):
     """A tokenizer cannot be trained or read, or does not match the model or data."""
 
-    exit_code = 3
 
-
-class CheckpointError(SheepOpError):
+class CheckpointError(SheepOpError, exit_code=3):
     """A model, checkpoint or run directory is missing, damaged, of another kind or of a newer format."""
-
-    exit_code = 3
 
 
 class TrainingError(SheepOpError):
@@ -66,10 +59,8 @@ class StorageError(SheepOpError):
     """The file system refused a write: full, read-only, or not permitted."""
 
 
-class OutputError(StorageError):
+class OutputError(StorageError, exit_code=2):
     """The path of an output cannot be used: something else is there, or the name is too long."""
-
-    exit_code = 2
 
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

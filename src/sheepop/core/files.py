@@ -56,14 +56,11 @@ def storage_errors(path: str | Path) -> Iterator[None]:
     path = Path(path)
     try:
         yield
-    except OSError as error:
-        refusal = _refusal(path, error.errno or 0, is_near=_concerns(error, path))
-        if refusal is None:
-            raise
-        raise refusal from error
     except Exception as error:
-        # safetensors wraps the operating system's error in its own type, with only the text.
-        refusal = None if isinstance(error, SheepOpError) else _refusal_in(str(error), path)
+        if isinstance(error, OSError):
+            refusal = _refusal(path, error.errno or 0, is_near=_concerns(error, path))
+        else:  # safetensors wraps the operating system's error in its own type, with only the text
+            refusal = None if isinstance(error, SheepOpError) else _refusal_in(str(error), path)
         if refusal is None:
             raise
         raise refusal from error
@@ -228,9 +225,8 @@ def remove_partial(directory: str | Path) -> None:
 
     A target that was moved aside and never replaced is moved back to its name.
     """
-    left_behind = [(entry, _LEFT_BEHIND.fullmatch(entry.name)) for entry in sorted(Path(directory).glob(".*"))]
-    for entry, match in left_behind:
-        if match is None:
+    for entry in sorted(Path(directory).glob(".*")):
+        if (match := _LEFT_BEHIND.fullmatch(entry.name)) is None:
             continue
         target = entry.with_name(match["target"])
         if match["mark"] == _ASIDE_MARK and not target.exists():
@@ -263,8 +259,7 @@ def damaged_files(directory: str | Path) -> list[str]:
     if not record.is_file():
         return [f"{record} is missing: the directory was never finished"]
     try:
-        sums = json.loads(record.read_text(encoding="utf-8"))
-        expected = {str(name): str(value) for name, value in sums.items()}
+        expected = {str(name): str(value) for name, value in json.loads(record.read_text(encoding="utf-8")).items()}
     except (ValueError, AttributeError, RecursionError):
         return [f"{record} is damaged: it is not a table of checksums"]
     except OSError as error:

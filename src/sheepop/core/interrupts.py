@@ -47,7 +47,7 @@ class Interruption:
         if not self:
             self.signal_number, self._is_expected = number, True
 
-    def arrived(self, number: int) -> None:
+    def arrived(self, number: int, frame: FrameType | None = None) -> None:
         """Records the first signal. Ctrl-C after it raises KeyboardInterrupt, as Python does.
 
         Other later signals are ignored: batch systems send several, and the run is already saving.
@@ -75,10 +75,7 @@ def catch_interrupts() -> Iterator[Interruption]:
         yield interruption
         return
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        interruption.arrived(number)
-
-    previous = {number: signal.signal(number, handle) for number in ENDING_SIGNALS}
+    previous = {number: signal.signal(number, interruption.arrived) for number in ENDING_SIGNALS}
     try:
         yield interruption
     finally:

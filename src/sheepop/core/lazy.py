@@ -24,7 +24,10 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         __all__ = ["ModelConfig"]
     """
     module = sys.modules[package]
-    homes = _imports_for_type_checkers(inspect.getsource(module))
+    blocks = [node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If)]
+    blocks = [node for node in blocks if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module or "" for node in imports for alias in node.names}
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -37,11 +40,3 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         return value
 
     return load, lambda: sorted(vars(module)["__all__"])
-
-
-def _imports_for_type_checkers(source: str) -> dict[str, str]:
-    """Returns name -> module of the ``from ... import`` lines under ``if TYPE_CHECKING``."""
-    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
-    blocks = [node for node in blocks if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: node.module or "" for node in imports for alias in node.names}

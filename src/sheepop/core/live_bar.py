@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, Group, RenderResult
@@ -52,9 +51,7 @@ class LiveBar:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
     def advance(self, amount: float = 1) -> None:
@@ -79,10 +76,8 @@ class LiveBar:
             self._progress.columns = self._progress.columns[:_COLUMNS_BESIDE_PANEL]
 
     def _render(self) -> Group:
-        parts = [self._progress.get_renderable()]
-        if self._facts:
-            parts.append(FactPanel(self._facts))
-        return Group(*parts)
+        panel = [FactPanel(self._facts)] if self._facts else []
+        return Group(self._progress.get_renderable(), *panel)
 
 
 class FactPanel:
@@ -101,14 +96,13 @@ class FactPanel:
             grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for start in range(0, len(narrow), num_columns):
             grid.add_row(*(_line(fact) for fact in narrow[start : start + num_columns]))
-        lines = [_line(fact) for fact in self._facts if fact.wide]
         beside = Table.grid(padding=(0, 2, 0, 0), expand=True)
         for _ in self._texts:
             beside.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         beside.add_row(*(_lines(text) for text in self._texts))
-        yield Panel(
-            Group(grid, *lines, *([beside] if self._texts else [])), width=width, border_style="dim", padding=(0, 1)
-        )
+        lines = [_line(fact) for fact in self._facts if fact.wide]
+        parts = Group(grid, *lines, *([beside] if self._texts else []))
+        yield Panel(parts, width=width, border_style="dim", padding=(0, 1))
 
 
 class _ResizedLive(Live):
@@ -130,16 +124,10 @@ class _ResizedLive(Live):
 
 def _line(fact: Fact) -> RichText:
     value = visible_line(fact.value.replace("\t", " "))
-    line = RichText(no_wrap=True, overflow="ellipsis")
-    line.append(f"{fact.label} ", style="dim")
-    line.append(value)
-    return line
+    return RichText.assemble((f"{fact.label} ", "dim"), value, no_wrap=True, overflow="ellipsis")
 
 
 def _lines(text: Text) -> RichText:
     """Returns the label and the first lines of a text, unwrapped."""
-    found = RichText(no_wrap=True, overflow="ellipsis")
-    found.append(text.label, style="dim")
-    for line in text.value.expandtabs(4).splitlines()[:_MOST_LINES]:
-        found.append(f"\n{visible_line(line)}")
-    return found
+    lines = [f"\n{visible_line(line)}" for line in text.value.expandtabs(4).splitlines()[:_MOST_LINES]]
+    return RichText.assemble((text.label, "dim"), *lines, no_wrap=True, overflow="ellipsis")

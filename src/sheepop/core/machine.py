@@ -10,15 +10,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-from sheepop.core.control_group import control_group_limits
 
 # Instruction sets of x86 and ARM that decide how fast matrices are multiplied, the widest of each last.
 _MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
@@ -80,6 +78,68 @@ def describe_machine(place: str | Path = ".") -> Machine:
     )
 
 
+@dataclass(frozen=True)
+class ControlGroupLimits:
+    """The tightest limits of our group and its parents, as in a container; None means unlimited. Memory is in bytes."""
+
+    cores: float | None
+    memory: int | None
+    memory_left: int | None
+
+
+def control_group_limits(root: Path = Path("/")) -> ControlGroupLimits:
+    """Reads control groups of version 1 and 2 below `root`; without them, as on macOS, there are no limits."""
+    cores: list[float] = []
+    memory: list[tuple[int, int]] = []
+    for controllers, group in _groups(root):
+        if controllers == [""]:
+            quota = system_text(group / "cpu.max").split()
+            cores += _quota(quota[0], quota[1]) if len(quota) == 2 else []
+            memory += _memory(group, "memory.max", "memory.current", "inactive_file")
+        if "cpu" in controllers:
+            cores += _quota(system_text(group / "cpu.cfs_quota_us"), system_text(group / "cpu.cfs_period_us"))
+        if "memory" in controllers:
+            memory += _memory(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    return ControlGroupLimits(
+        cores=min(cores, default=None),
+        memory=min((limit for limit, _ in memory), default=None),
+        memory_left=min((left for _, left in memory), default=None),
+    )
+
+
+def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
+    """Yields the controllers and directories of our groups and of their parents, which limit us too."""
+    mount = root / "sys/fs/cgroup"
+    for line in system_text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if not path:
+            continue
+        controllers = names.split(",")
+        base = mount / names if names and (mount / names).is_dir() else mount / controllers[-1]
+        group = base / path.lstrip("/")
+        if ".." in group.parts:
+            continue
+        for parent in (group, *group.parents):
+            yield controllers, parent
+            if parent == base:
+                break
+
+
+def _quota(quota: str, period: str) -> list[float]:
+    return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() and int(quota) and int(period) else []
+
+
+def _memory(group: Path, limit_name: str, used_name: str, cache_name: str) -> list[tuple[int, int]]:
+    """Returns the limit and the memory left under it; file pages that the kernel can drop count as left."""
+    limit, used = system_text(group / limit_name), system_text(group / used_name)
+    if not limit.isdigit() or not used.isdigit():
+        return []
+    statistics = dict(line.split(" ", 1) for line in system_text(group / "memory.stat").splitlines() if " " in line)
+    cache = statistics.get(cache_name, "0")
+    return [(int(limit), max(0, int(limit) - int(used) + (int(cache) if cache.isdigit() else 0)))]
+
+
 def available_memory() -> int:
     """Returns the bytes of memory that this process may still use."""
     left = control_group_limits().memory_left
@@ -107,7 +167,7 @@ def compiler_command() -> tuple[str, ...] | None:
 
 
 def _version_of(command: tuple[str, ...]) -> str:
-    return _output([*command, "--version"], seconds=20)
+    return program_output([*command, "--version"], seconds=20) or ""
 
 
 def has_python_headers() -> bool:
@@ -132,7 +192,7 @@ def processor_name() -> str:
     """The processor's name, or its architecture if it has none."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu.brand_string") or platform.processor()
-    for line in _read("/proc/cpuinfo").splitlines():
+    for line in system_text("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -142,16 +202,18 @@ def _matrix_units() -> tuple[str, ...]:
     if sys.platform == "darwin":
         answers = {"bf16": "hw.optional.arm.FEAT_BF16", "avx2": "hw.optional.avx2_0", "asimd": "hw.optional.AdvSIMD"}
         return tuple(flag for flag, key in answers.items() if _sysctl(key) == "1")
-    return matrix_flags(_read("/proc/cpuinfo"))
+    return matrix_flags(system_text("/proc/cpuinfo"))
 
 
 def matrix_flags(cpuinfo: str) -> tuple[str, ...]:
     """Returns the matrix units among the flags of a Linux ``/proc/cpuinfo``, narrowest first."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return tuple(flag for flag in _MATRIX_FLAGS if flag in value.split())
-    return ()
+    present = processor_flags(cpuinfo).partition(":")[2].split()
+    return tuple(flag for flag in _MATRIX_FLAGS if flag in present)
+
+
+def processor_flags(cpuinfo: str) -> str:
+    """Returns the line of the first processor's flags in a Linux ``/proc/cpuinfo``, or an empty string."""
+    return next((line for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))), "")
 
 
 def _accelerators() -> tuple[Accelerator, ...]:
@@ -167,23 +229,23 @@ def _accelerators() -> tuple[Accelerator, ...]:
 
 
 def _sysctl(key: str) -> str:
-    return _output(["sysctl", "-n", key], seconds=5)
+    return program_output(["sysctl", "-n", key], seconds=5) or ""
 
 
-def _output(command: list[str], *, seconds: float) -> str:
-    """Returns the output of a program, or an empty string if it is missing, fails or hangs."""
+def program_output(command: list[str], *, seconds: float, env: Mapping[str, str] | None = None) -> str | None:
+    """Returns the output of a program, or None if it is missing, fails or hangs."""
     try:
         answer = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False, env=env
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def _read(path: str) -> str:
-    """Returns the text of a file of the operating system, or an empty string if there is none."""
+def system_text(path: str | Path) -> str:
+    """Returns the stripped text of a file of the operating system, or an empty string if there is none."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

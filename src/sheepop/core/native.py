@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from sheepop.core.files import cache_directory
-from sheepop.core.machine import compiler_command, find_compiler
+from sheepop.core.machine import compiler_command, find_compiler, processor_flags, system_text
 
 _HEADER = Path(__file__).with_name("native.h")
 # No contraction: sums of products are rounded as in the source, not depending on the compiler's choices.
@@ -47,8 +47,8 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 
 def _compiled(source: Path, compiler: Sequence[str]) -> Path:
     content = source.read_bytes() + _HEADER.read_bytes()
-    threads = _openmp()
-    key = repr((content, compiler, find_compiler(), _FLAGS, _processor(), threads)).encode()
+    threads, flags = _openmp(), processor_flags(system_text("/proc/cpuinfo"))
+    key = repr((content, compiler, find_compiler(), _FLAGS, flags, threads)).encode()
     folder = cache_directory() / "native"
     target = folder / f"{source.stem}-{hashlib.sha256(key).hexdigest()[:24]}.so"
     if not target.exists():
@@ -71,12 +71,3 @@ def _openmp() -> str:
     beside = [Path(folder) / part for folder in folders for part in ("lib", "../torch.libs")]
     libraries = sorted(path.resolve() for folder in beside for name in _OPENMP for path in folder.glob(name))
     return str(libraries[0]) if libraries else "-fopenmp"
-
-
-def _processor() -> str:
-    """Returns the processor's flags, on which compiled code depends; empty if they are unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -159,7 +159,7 @@ class Sandbox:
                     ours.settimeout(_START_SECONDS)
                     with suppress(OSError):  # it is gone already; its output says why
                         ours.sendall(inside.HEADER.pack(len(text)) + text + token)
-                    return _Watch(process, ours, limits).verdict(token)
+                    return _watched(process, ours, limits, token)
                 finally:
                     _kill(process)
 
@@ -233,58 +233,45 @@ import ast, collections, dataclasses, decimal, functools, hashlib, heapq, iterto
 """
 
 
-class _Watch:
-    """Watches an isolated process until it ends or exceeds a limit."""
-
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, limits: Limits) -> None:
-        assert process.stdout is not None
-        self._process, self._connection, self._limits = process, connection, limits
-        self._output, self._received = bytearray(), bytearray()
-        self._begun: float | None = None
-        self._seconds = 0.0
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(process.stdout.fileno(), selectors.EVENT_READ, self._output)
-        self._selector.register(connection.fileno(), selectors.EVENT_READ, self._received)
-
-    def verdict(self, token: bytes) -> Verdict:
-        """Waits for the end of the process, kills it if it exceeded a limit, and returns the verdict."""
-        with self._selector:
-            over = self._watch()
-        if over is not None:
-            _kill(self._process)
-        status = self._process.wait(_END_SECONDS)
-        text = self._output[: self._limits.output_bytes].decode("utf-8", "replace")
-        if self._begun is None:
-            raise IsolationError(f"It could not start: {text.strip()[-1000:] or f'exit status {status}'}")
-        if over is None:
-            over = _outcome(status, bytes(self._received) == inside.STARTED + token)
-        return Verdict(over, text, self._seconds)
-
-    def _watch(self) -> Outcome | None:
-        """Reads output and messages until both are closed; returns the limit that was exceeded, if any."""
-        created = looked = time.monotonic()
-        while self._selector.get_map():
-            for key, _ in self._selector.select(_WATCH_SECONDS):
+def _watched(process: subprocess.Popen[bytes], connection: socket.socket, limits: Limits, token: bytes) -> Verdict:
+    """Waits for the end of an isolated process, kills it if it exceeds a limit, and returns the verdict."""
+    assert process.stdout is not None
+    output, received = bytearray(), bytearray()
+    begun: float | None = None
+    over: Outcome | None = None
+    seconds, created = 0.0, time.monotonic()
+    looked = created
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout.fileno(), selectors.EVENT_READ, output)
+        selector.register(connection.fileno(), selectors.EVENT_READ, received)
+        while over is None and selector.get_map():  # until both are closed
+            for key, _ in selector.select(_WATCH_SECONDS):
                 try:
                     piece = os.read(key.fd, _READ_BYTES)
                 except ConnectionResetError:  # it ended before it had read the job
                     piece = b""
                 key.data.extend(piece)
                 if not piece:
-                    self._selector.unregister(key.fd)
+                    selector.unregister(key.fd)
             now = time.monotonic()
-            if self._begun is None and self._received:
-                self._begun = now
-            self._seconds = now - (self._begun or now)
-            if len(self._output) > self._limits.output_bytes or len(self._received) > _READ_BYTES:
-                return "output"
-            if self._seconds > self._limits.seconds or (self._begun is None and now - created > _START_SECONDS):
-                return "timeout"
-            if now - looked >= _WATCH_SECONDS:
+            if begun is None and received:
+                begun = now
+            seconds = now - (begun or now)
+            if len(output) > limits.output_bytes or len(received) > _READ_BYTES:
+                over = "output"
+            elif seconds > limits.seconds or (begun is None and now - created > _START_SECONDS):
+                over = "timeout"
+            elif now - looked >= _WATCH_SECONDS:
                 looked = now
-                if sum(map(_memory, descendants(self._process.pid))) > self._limits.memory_bytes:
-                    return "memory"
-        return None
+                if sum(map(_memory, descendants(process.pid))) > limits.memory_bytes:
+                    over = "memory"
+    if over is not None:
+        _kill(process)
+    status = process.wait(_END_SECONDS)
+    text = output[: limits.output_bytes].decode("utf-8", "replace")
+    if begun is None:
+        raise IsolationError(f"It could not start: {text.strip()[-1000:] or f'exit status {status}'}")
+    return Verdict(over or _outcome(status, bytes(received) == inside.STARTED + token), text, seconds)
 
 
 def _outcome(status: int, ran_to_the_end: bool) -> Outcome:
@@ -299,8 +286,7 @@ def _outcome(status: int, ran_to_the_end: bool) -> Outcome:
 
 def _mounts() -> tuple[tuple[str | None, str], ...]:
     """Mounts of the system's and Python's files; hides the home and the working directory if they lie among them."""
-    python = {sys.base_prefix, os.path.realpath(sys.base_prefix)}
-    shown = {path for path in (*_SYSTEM, *python) if Path(path).exists()}
+    shown = {path for path in (*_SYSTEM, sys.base_prefix, os.path.realpath(sys.base_prefix)) if Path(path).exists()}
     executable = Path(os.path.realpath(sys.executable))
     if not any(executable.is_relative_to(path) for path in shown):
         shown.add(str(executable))

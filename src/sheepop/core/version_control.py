@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
+
+from sheepop.core.machine import program_output
 
 _SECONDS = 20.0
 
@@ -27,10 +28,4 @@ def _git(place: str | Path, *arguments: str) -> str | None:
     # Reading the state must neither start a file-system monitor nor take the repository's lock.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(place), *arguments]
     environment = {**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SECONDS, env=environment
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    return program_output(command, seconds=_SECONDS, env=environment)

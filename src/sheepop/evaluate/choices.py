@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.calibration import Reliability, reliability
 from sheepop.evaluate.questions import Question
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
-from sheepop.evaluate.statistics import mean_interval
+from sheepop.evaluate.statistics import Reliability, mean_interval, reliability
 from sheepop.generate import Generator
 from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.tokenizer import Tokenizer
@@ -38,10 +37,8 @@ class Answered:
     @property
     def chosen_by_byte(self) -> int:
         """The index of the choice with the highest log-probability per byte of its text."""
-        scores = [
-            total / len(choice.encode("utf-8"))
-            for total, choice in zip(self.totals, self.question.choices, strict=True)
-        ]
+        pairs = zip(self.totals, self.question.choices, strict=True)
+        scores = [total / len(choice.encode("utf-8")) for total, choice in pairs]
         return scores.index(max(scores))
 
     @property
@@ -61,9 +58,8 @@ def encode_pair(tokenizer: Tokenizer, prompt: str, choice: str) -> tuple[list[in
     """
     before = [*tokenizer.prefix_ids, *tokenizer.encode(prompt)]
     whole = [*tokenizer.prefix_ids, *tokenizer.encode(prompt + choice)]
-    common = next(
-        (place for place, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other), len(before)
-    )
+    differing = (place for place, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other)
+    common = next(differing, len(before))
     return whole[:common] or [tokenizer.eos_id], whole[common:]
 
 
@@ -165,9 +161,8 @@ def _abstention(answered: Sequence[Answered]) -> Table:
         kept = surest[: max(1, round(share * len(surest)))]
         right = sum(found.chosen == found.question.answer for found in kept)
         rows.append([f"{share:.0%}", max(kept[-1].probabilities), right / len(kept)])
-    return Table(
-        "If it answered only what it is surest of", ("Questions answered", "Least probability", "Accuracy"), rows
-    )
+    header = ("Questions answered", "Least probability", "Accuracy")
+    return Table("If it answered only what it is surest of", header, rows)
 
 
 def _robustness(

@@ -175,17 +175,9 @@ def language_model(answers: Answers) -> Any:
     from lm_eval.api.model import TemplateLM
 
     class SheepOp(TemplateLM):  # type: ignore[misc]
-        @property
-        def eot_token_id(self) -> int:
-            return answers.tokenizer.eos_id
-
-        @property
-        def prefix_token_id(self) -> int:
-            return answers.prefix_id
-
-        @property
-        def tokenizer_name(self) -> str:
-            return answers.tokenizer.fingerprint()
+        eot_token_id = answers.tokenizer.eos_id
+        prefix_token_id = answers.prefix_id
+        tokenizer_name = answers.tokenizer.fingerprint()
 
         def chat_template(self, chat_template: bool | str = False) -> str | None:
             return chat_templates(answers.tokenizer).get("default") if chat_template else None

@@ -113,9 +113,8 @@ def evaluate_conduct(
     ]
     pairs = [(request.should, did) for request, (did, _) in zip(requests, conducts, strict=True) if did is not None]
     if not pairs:
-        raise DataError(
-            f"The judge gave no verdict that can be read, but: {conducts[0][1][:200]!r}. Use another judge."
-        )
+        reply = conducts[0][1]
+        raise DataError(f"The judge gave no verdict that can be read, but: {reply[:200]!r}. Use another judge.")
 
     right = [
         any(answer.casefold() in text.casefold() for answer in request.answers)

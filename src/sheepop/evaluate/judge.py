@@ -279,7 +279,5 @@ def _remembered(pair: Comparison, row: Mapping[str, Any]) -> Row:
 
 
 def _judged(judge: Judge, pair: Comparison) -> Row:
-    (one, reply), (other, second) = (
-        ask_for_verdict(judge, pair.question(swapped=swapped)) for swapped in (False, True)
-    )
-    return Row(pair, (one, other), (reply, second))
+    first, second = (ask_for_verdict(judge, pair.question(swapped=swapped)) for swapped in (False, True))
+    return Row(pair, (first[0], second[0]), (first[1], second[1]))

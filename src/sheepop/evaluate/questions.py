@@ -76,9 +76,8 @@ def _arithmetic(draw: Random, name: str) -> Question:
     a, b = drawn()
     # Wrong choices have as many digits as the sum, so that a model which prefers short texts gains and loses nothing.
     near = [n for n in range(a + b - 6, a + b + 7) if n > 0 and n != a + b and len(str(n)) == len(str(a + b))]
-    others = draw.sample(near, 3)
-    prompt = "\n".join([*shown, f"{a} + {b} ="])
-    return _shuffled(draw, name, prompt, f" {a + b}", [f" {other}" for other in others])
+    others = [f" {other}" for other in draw.sample(near, 3)]
+    return _shuffled(draw, name, "\n".join([*shown, f"{a} + {b} ="]), f" {a + b}", others)
 
 
 MADE: dict[str, Callable[[Random, str], Question]] = {

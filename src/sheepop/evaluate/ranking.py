@@ -52,9 +52,8 @@ def rank(outcomes: Sequence[Outcome], *, seed: int = 0, resamples: int = 300) ->
     place = {name: number for number, name in enumerate(names)}
     firsts, seconds = (np.array([place[getattr(outcome, end)] for outcome in outcomes]) for end in ("first", "second"))
     scores = np.array([outcome.score for outcome in outcomes])
-    pairs, pair_of = np.unique(
-        np.minimum(firsts, seconds) * len(names) + np.maximum(firsts, seconds), return_inverse=True
-    )
+    lower, higher = np.minimum(firsts, seconds), np.maximum(firsts, seconds)
+    pairs, pair_of = np.unique(lower * len(names) + higher, return_inverse=True)
     scores_of_lower = np.where(firsts < seconds, scores, 1 - scores)
     models = np.eye(len(names))
     sides = models[pairs // len(names)] - models[pairs % len(names)]

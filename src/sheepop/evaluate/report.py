@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, finite, read_json, write_json
-from sheepop.evaluate.calibration import Reliability, reliability_figure
-from sheepop.evaluate.comparison import Compared
-from sheepop.evaluate.results import Evaluation, Item, Measure, Table
+from sheepop.evaluate.results import Compared, Evaluation, Item, Measure, Table
+from sheepop.evaluate.statistics import Reliability
 from sheepop.report import Page, course_chart, reliability_chart, save_png, shown
+from sheepop.report.figures import blank_figure
+from sheepop.report.palette import NEUTRAL, SCORE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 REPORT, PAGE, ITEMS = "report.json", "report.html", "items.jsonl"
 FORMAT, FORMAT_VERSION = "sheepop-evaluation", 1
@@ -46,8 +51,11 @@ def write_report(
         found = {"format": FORMAT, "format_version": FORMAT_VERSION, "about": dict(about), "models": models}
         write_json(place / REPORT, finite({**found, "compared": [asdict(each) for each in compared]}))
         with (place / ITEMS).open("w", encoding="utf-8") as file:
-            for row in _item_rows(results):
-                file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
+            for result, evaluation in _all(results):
+                origin = {"model": result.model, "kind": evaluation.kind, "name": evaluation.name}
+                for item in evaluation.items:
+                    row = finite({**origin, **asdict(item)})
+                    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         for number, (result, evaluation) in enumerate(_all(results)):
             if evaluation.reliability is not None:
                 name = f"reliability-{number}-{_file_name(result.model)}-{_file_name(evaluation.name)}.png"
@@ -63,20 +71,18 @@ def read_report(directory: str | Path) -> list[ModelResults]:
         raise DataError(f"{directory / REPORT} is not the report of an evaluation.")
     if found["format_version"] > FORMAT_VERSION:
         raise DataError(f"{directory} was written by a newer SheepOp. Install that one.")
-    items: dict[tuple[str, str, str], list[Item]] = {}
+    items: dict[tuple[str, str, str], list[Item]] = defaultdict(list)
     try:
         with (directory / ITEMS).open(encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
-                key = row["model"], row["kind"], row["name"]
-                items.setdefault(key, []).append(Item(row["id"], row["values"], row["weight"], row["shown"]))
+                item = Item(row["id"], row["values"], row["weight"], row["shown"])
+                items[row["model"], row["kind"], row["name"]].append(item)
         results = []
         for result in found["models"]:
-            keys = [(result["model"], each["kind"], each["name"]) for each in result["evaluations"]]
-            read = [
-                _evaluation(each, items.get(key, [])) for each, key in zip(result["evaluations"], keys, strict=True)
-            ]
-            results.append(ModelResults(result["model"], read, result["about"]))
+            name, evaluations = result["model"], result["evaluations"]
+            read = [_evaluation(each, items[name, each["kind"], each["name"]]) for each in evaluations]
+            results.append(ModelResults(name, read, result["about"]))
         return results
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"The evaluation in {directory} is damaged: {type(error).__name__} {error}.") from None
@@ -94,12 +100,6 @@ def _evaluation(found: dict[str, Any], items: Sequence[Item]) -> Evaluation:
 
 def _all(results: Sequence[ModelResults]) -> Iterator[tuple[ModelResults, Evaluation]]:
     return ((result, evaluation) for result in results for evaluation in result.evaluations)
-
-
-def _item_rows(results: Sequence[ModelResults]) -> Iterator[dict[str, Any]]:
-    for result, evaluation in _all(results):
-        for item in evaluation.items:
-            yield {"model": result.model, "kind": evaluation.kind, "name": evaluation.name, **asdict(item)}
 
 
 def _page(results: Sequence[ModelResults], compared: Sequence[Compared], about: Mapping[str, Any]) -> Page:
@@ -206,6 +206,24 @@ def _add_evaluation(page: Page, result: ModelResults, evaluation: Evaluation) ->
 def with_interval(measure: Measure) -> str:
     """A value and its interval on one line."""
     return shown(measure.value) + (f" ({_interval(measure.interval)})" if measure.interval else "")
+
+
+def reliability_figure(found: Reliability) -> Figure:
+    """Bars of accuracy by confidence with the line of equality, above bars of the number of answers."""
+    figure = blank_figure(5.2, 5.4, 2, 1, has_y_labels=True)
+    above, below = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
+    middles = [(each.low + each.high) / 2 for each in found.bins]
+    width = 0.92 / len(found.bins)
+    above.bar(middles, [each.accuracy or 0.0 for each in found.bins], width, color=SCORE)
+    above.plot([0, 1], [0, 1], color=NEUTRAL, linestyle="--", linewidth=1.2)
+    above.set(xlim=(0, 1), ylim=(0, 1), ylabel="Share that was right")
+    above.set_title(f"Calibration error {found.ece:.3f}", loc="left", fontsize=11)
+    below.bar(middles, [each.count for each in found.bins], width, color=NEUTRAL)
+    below.set(xlabel="Probability that the model gave", ylabel="Answers")
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    return figure
 
 
 def _interval(interval: tuple[float, float] | None) -> str | None:

@@ -1,10 +1,11 @@
-"""Confidence intervals, significance tests, and the logistic regression behind rankings."""
+"""Confidence intervals, significance tests, calibration, and the logistic regression behind rankings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,12 +89,7 @@ def share_interval(right: int, count: int) -> tuple[float, float]:
 
 
 def paired_bootstrap(
-    ours: ArrayLike,
-    theirs: ArrayLike,
-    weights: ArrayLike | None = None,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    ours: ArrayLike, theirs: ArrayLike, weights: ArrayLike | None = None, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Difference:
     """The mean of ours - theirs over the same items, weighted by `weights`.
 
@@ -146,6 +142,53 @@ def seeds_interval(values: Sequence[float]) -> tuple[float, float]:
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
     half = student_quantile(len(values) - 1) * deviation / math.sqrt(len(values))
     return mean - half, mean + half
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Answers with a confidence from `low` to `high`: their number, mean confidence and share of right ones."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The expected calibration error and its bins."""
+
+    ece: float
+    bins: tuple[Bin, ...]
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Reliability:
+        """Reads the output of `dataclasses.asdict`."""
+        return cls(found["ece"], tuple(Bin(**each) for each in found["bins"]))
+
+
+def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> Reliability:
+    """The mean distance between confidence and accuracy over `bins` of equal width, weighted by their answers.
+
+    Guo et al. 2017, equation 3; a confidence of 1 is in the last bin. Raises `ValueError` for no answers, and for
+    confidences outside of 0 to 1.
+    """
+    sure, correct = np.asarray(confidences, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    if sure.size != correct.size or not sure.size:
+        raise ValueError(f"{sure.size} confidences do not fit {correct.size} answers")
+    if not ((sure >= 0) & (sure <= 1)).all():
+        raise ValueError("a confidence is a probability from 0 to 1")
+    where = np.minimum((sure * bins).astype(int), bins - 1)
+    found, error = [], 0.0
+    for number in range(bins):
+        inside = where == number
+        count = int(inside.sum())
+        mean, share = (float(sure[inside].mean()), float(correct[inside].mean())) if count else (None, None)
+        found.append(Bin(number / bins, (number + 1) / bins, count, mean, share))
+        if mean is not None and share is not None:
+            error += count / sure.size * abs(mean - share)
+    return Reliability(error, tuple(found))
 
 
 def student_quantile(freedom: int) -> float:

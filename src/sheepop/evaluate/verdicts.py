@@ -86,12 +86,13 @@ def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Mea
     pairs = [row.comparison for row in rows]
     sides = np.array([[float(m == pair.names[0]) - float(m == pair.names[1]) for m in models] for pair in pairs])
     scores = np.array([row.score for row in rows])
-    longer = _longer(np.array([float(len(pair.answers[0]) - len(pair.answers[1])) for pair in pairs]))
+    differences = np.array([float(len(pair.answers[0]) - len(pair.answers[1])) for pair in pairs])
+    # From -1 to 1; swapping two answers changes only the sign.
+    longer = np.tanh(differences / (np.sqrt(np.mean(differences**2)) or 1.0))
     prompts = np.unique([pair.prompt.id for pair in pairs], return_inverse=True)[1]
     found = _rates(sides, longer, scores, np.ones(len(rows)))
-    drawn = bootstrap(
-        lambda times: _rates(sides, longer, scores, times[prompts]), int(prompts.max()) + 1, 0, "judge", _RESAMPLES
-    )
+    count = int(prompts.max()) + 1
+    drawn = bootstrap(lambda times: _rates(sides, longer, scores, times[prompts]), count, 0, "judge", _RESAMPLES)
     lows, highs = np.nanpercentile(drawn, [2.5, 97.5], axis=0)
     games = np.abs(sides).sum(0).astype(int).tolist()
     return {
@@ -107,12 +108,6 @@ def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Mea
         ]
         for place, model in enumerate(models)
     }
-
-
-def _longer(differences: Floats) -> Floats:
-    """How much longer the first answers are, from -1 to 1; swapping two answers changes only the sign."""
-    found: Floats = np.tanh(differences / (np.sqrt(np.mean(differences**2)) or 1.0))
-    return found
 
 
 def _rates(sides: Floats, longer: Floats, scores: Floats, weights: Floats) -> Floats:
@@ -166,11 +161,10 @@ def _items(model: str, rows: Sequence[Row]) -> list[Item]:
     for name, pairs in by_prompt.items():
         read = [row for row in pairs if row.scores is not None]
         won = [row.score if row.comparison.names[0] == model else 1 - row.score for row in read]
-        shown = [{**row.kept(), "answers": list(row.comparison.answers)} for row in pairs]
+        judged_pairs = [{**row.kept(), "answers": list(row.comparison.answers)} for row in pairs]
         values = {"win_rate": sum(won) / len(won)} if won else {}
-        found.append(
-            Item(name, values, float(len(won) or 1), {"prompt": pairs[0].comparison.prompt.text, "pairs": shown})
-        )
+        shown = {"prompt": pairs[0].comparison.prompt.text, "pairs": judged_pairs}
+        found.append(Item(name, values, float(len(won) or 1), shown))
     return found
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.interpret.parts import FrozenNorm, parts_of
-from sheepop.interpret.stream import attentions_of
-from sheepop.interpret.trace import Trace
+from sheepop.interpret.trace import Trace, attentions_of
 
 # The largest error of a sum relative to its largest number: in float32 a few hundred roundings of long sums, in half
 # precision the roundings of a number that every block rounds once.

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from sheepop.interpret.stream import Stream, attentions_of
-from sheepop.interpret.trace import Trace
+from sheepop.interpret.trace import Stream, Trace, attentions_of
 from sheepop.model.attention.layer import Attention
 from sheepop.model.norms import ZeroCenteredRMSNorm
 from sheepop.model.probe import Probe, watch

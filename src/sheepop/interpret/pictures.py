@@ -13,12 +13,10 @@ import numpy as np
 from sheepop.core.facts import counted, visible_line
 from sheepop.generate import GenerationConfig
 from sheepop.generate.sampler import apply_temperature, apply_top_k, apply_top_p
-from sheepop.interpret.comparison import TraceComparison
-from sheepop.interpret.embedding_map import embedding_map
-from sheepop.interpret.lens import Lens, residual_norms
+from sheepop.interpret.lens import Lens, TraceComparison, embedding_map, residual_norms
 from sheepop.interpret.parts import Attribution
-from sheepop.interpret.stream import attentions_of
-from sheepop.interpret.trace import Trace
+from sheepop.interpret.trace import Trace, attentions_of
+from sheepop.report.figures import bare_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,16 +56,16 @@ def attention_pictures(trace: Trace) -> Iterator[Picture]:
             for kind, _ in attentions_of(block):
                 keys = sources if kind == "cross_attention" else queries
                 weights_HTS = trace[f"{path}.{kind}.weights"].float().cpu()
-                figure = _draw_heads(weights_HTS, layer, queries, keys)
                 data = {"tokens": queries, "keys": keys, "weights": weights_HTS.tolist()}
-                yield Picture(f"{encoder}{kind}_L{layer}", figure, data)
+                yield Picture(f"{encoder}{kind}_L{layer}", _draw_heads(weights_HTS, layer, queries, keys), data)
 
 
 def _draw_heads(weights_HTS: Tensor, layer: int, queries: Sequence[str], keys: Sequence[str]) -> Figure:
     columns = math.ceil(math.sqrt(len(weights_HTS)))
     rows = math.ceil(len(weights_HTS) / columns)
     wide, high = (min(4.5, max(2.2, 0.16 * len(labels) + 1.2)) for labels in (keys, queries))
-    figure = _figure(wide * columns + 0.8, high * rows + 0.5)
+    figure = bare_figure(wide * columns + 0.8, high * rows + 0.5)
+    figure.set_layout_engine("constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for head, weights_TS in enumerate(weights_HTS):
         cell = axes[head // columns, head % columns]
@@ -84,34 +82,40 @@ def _draw_heads(weights_HTS: Tensor, layer: int, queries: Sequence[str], keys: S
 def lens_picture(trace: Trace, lens: Lens) -> Picture:
     """The likeliest next token at every layer and position; colour is its probability."""
     labels, best = labels_of(trace), lens.probabilities[..., 0]
-    layers = _layer_names(trace)
     words = [[_label(trace.text_of(int(token_id))) for token_id in row] for row in lens.ids[..., 0]]
-    figure = _figure(min(20, max(5, 0.75 * len(labels) + 2)), max(2.6, 0.32 * len(layers) + 1.4))
-    axes = figure.subplots()
-    image = axes.imshow(best.flip(0).numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
+    title = "Next token predicted at each layer"
+    figure, axes = _layer_map(trace, best, title, "Probability", width=0.75, vmax=1, cmap="Blues")
     if len(labels) <= _WRITTEN_CELLS:
         for row, found in enumerate(reversed(words)):
             for column, word in enumerate(found):
-                dark = float(best.flip(0)[row, column]) > 0.6
-                _write(axes, column, row, word, color="white" if dark else "black")
+                color = "white" if float(best.flip(0)[row, column]) > 0.6 else "black"
+                axes.text(column, row, word, ha="center", va="center", fontsize=7, color=color, parse_math=False)
+    data = {"tokens": labels, "layers": _layer_names(trace), "words": words, "probabilities": best.tolist()}
+    return Picture("lens", figure, {**data, "divergence": lens.divergence.tolist(), "entropy": lens.entropy.tolist()})
+
+
+def _layer_map(
+    trace: Trace, numbers_LT: Tensor, title: str, meaning: str, *, width: float, **colours: Any
+) -> tuple[Figure, Axes]:
+    """A map of a number at every layer, the last one on top, and every token; `width` is that of a token in inches."""
+    labels, layers = labels_of(trace), _layer_names(trace)
+    size = min(20, max(5, width * len(labels) + 2)), max(2.6, 0.32 * len(layers) + 1.4)
+    figure, axes = _panel(*size, title)
+    image = axes.imshow(numbers_LT.flip(0).numpy(), vmin=0, aspect="auto", interpolation="nearest", **colours)
     _name_ticks(axes, "x", labels)
     axes.set_yticks(range(len(layers)), layers[::-1], fontsize=8)
-    axes.set_title("Next token predicted at each layer", loc="left", fontsize=11)
-    figure.colorbar(image, ax=axes, label="Probability")
-    data = {"tokens": labels, "layers": layers, "words": words, "probabilities": best.tolist()}
-    return Picture("lens", figure, {**data, "divergence": lens.divergence.tolist(), "entropy": lens.entropy.tolist()})
+    figure.colorbar(image, ax=axes, label=meaning)
+    return figure, axes
 
 
 def norms_picture(trace: Trace) -> Picture:
     """The length of the residual stream at every layer, one line per token."""
     norms = residual_norms(trace.target)
-    figure = _figure(7, 4)
-    axes = figure.subplots()
+    figure, axes = _panel(7, 4, "Length of the residual stream")
     axes.plot(norms.numpy(), color=_FIRST, alpha=max(0.08, 0.8 / math.sqrt(len(norms[0]))), linewidth=1)
     axes.plot(norms.median(1).values.numpy(), color=_SECOND, linewidth=2, label="Median of the tokens")
     axes.set(xlabel="Blocks passed", ylabel="Length", yscale="log")
     axes.set_xticks(range(0, len(norms), math.ceil(len(norms) / 12)))
-    axes.set_title("Length of the residual stream", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8)
     _plain(axes)
     return Picture("residual_norms", figure, {"tokens": labels_of(trace), "norms": norms.tolist()})
@@ -119,24 +123,17 @@ def norms_picture(trace: Trace) -> Picture:
 
 def comparison_picture(trace: Trace, found: TraceComparison) -> Picture:
     """How far the second model's residual stream is from the first one's, at every layer and token."""
-    labels = labels_of(trace)
-    layers = _layer_names(trace)
-    figure = _figure(min(20, max(5, 0.5 * len(labels) + 2)), max(2.6, 0.32 * len(layers) + 1.4))
-    axes = figure.subplots()
-    image = axes.imshow(found.distance.flip(0).numpy(), vmin=0, cmap="Oranges", aspect="auto", interpolation="nearest")
-    _name_ticks(axes, "x", labels)
-    axes.set_yticks(range(len(layers)), layers[::-1], fontsize=8)
-    axes.set_title("Difference of the second model", loc="left", fontsize=11)
-    figure.colorbar(image, ax=axes, label="Distance over length")
-    data = {"tokens": labels, "layers": layers, "distance": found.distance.tolist(), "cosine": found.cosine.tolist()}
-    return Picture("comparison", figure, {**data, "divergence": found.divergence.tolist(), "changed": found.changed})
+    title, meaning = "Difference of the second model", "Distance over length"
+    figure, _ = _layer_map(trace, found.distance, title, meaning, width=0.5, cmap="Oranges")
+    names = {"tokens": labels_of(trace), "layers": _layer_names(trace)}
+    data = {name: getattr(found, name).tolist() for name in ("distance", "cosine", "divergence")}
+    return Picture("comparison", figure, {**names, **data, "changed": found.changed})
 
 
 def embedding_picture(trace: Trace) -> Picture:
     """The prompt's tokens on the two axes of largest variance of their embeddings."""
     found = embedding_map(trace.model, [*(trace.prompt.source_ids or []), *trace.token_ids])
-    figure = _figure(6.5, 5.5)
-    axes = figure.subplots()
+    figure, axes = _panel(6.5, 5.5, "Embeddings of the prompt's tokens")
     across, up = found.points.T.tolist()
     axes.scatter(across, up, color=_FIRST, s=18)
     words = [_label(trace.text_of(token_id)) for token_id in found.token_ids]
@@ -144,7 +141,6 @@ def embedding_picture(trace: Trace) -> Picture:
         axes.annotate(word, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=8, parse_math=False)
     shares = [f"{share:.1%}" for share in found.explained]
     axes.set(xlabel=f"First axis ({shares[0]} of the variance)", ylabel=f"Second axis ({shares[1]})")
-    axes.set_title("Embeddings of the prompt's tokens", loc="left", fontsize=11)
     _plain(axes)
     data = {"tokens": words, "points": found.points.tolist(), "explained": list(found.explained)}
     return Picture("embedding_map", figure, data)
@@ -161,15 +157,13 @@ def next_token_picture(trace: Trace, position: int, config: GenerationConfig, co
     before, after = logits.softmax(-1)[0], scores.softmax(-1)[0]
     best = before.topk(min(count, len(before))).indices
     words = [_label(trace.text_of(token_id)) for token_id in best.tolist()]
-    figure = _figure(7, 0.26 * len(words) + 1.4)
-    axes = figure.subplots()
+    figure, axes = _panel(7, 0.26 * len(words) + 1.4, f"Next token after token {position}")
     rows = np.arange(len(words))
     axes.barh(rows - 0.2, before[best].numpy(), height=0.38, color=_FIRST, label="Unchanged")
     axes.barh(rows + 0.2, after[best].numpy(), height=0.38, color=_SECOND, label=_settings(config))
     axes.set_yticks(rows, words, fontsize=8, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel("Probability")
-    axes.set_title(f"Next token after token {position}", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     _plain(axes)
     data = {"position": position, "token_ids": best.tolist(), "tokens": words, "probabilities": before[best].tolist()}
@@ -183,17 +177,15 @@ def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Pi
     names, values = [found.names[part] for part in shown], [found.values[part] for part in shown]
     if rest := [found.values[part] for part in order[count:]]:
         names, values = [*names, counted(len(rest), "other")], [*values, sum(rest)]
-    figure = _figure(7, 0.24 * len(names) + 1.4)
-    axes = figure.subplots()
+    word = _label(trace.text_of(found.token_id))
+    against = "" if found.rival is None else f" against {_label(trace.text_of(found.rival))}"
+    title = f"Contributions to {word}{against} after token {found.position}: {found.total:.2f} in all"
+    figure, axes = _panel(7, 0.24 * len(names) + 1.4, title)
     axes.barh(range(len(names)), values, color=[_FIRST if value >= 0 else _SECOND for value in values])
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="#848b94", linewidth=0.8)
-    word = _label(trace.text_of(found.token_id))
-    against = "" if found.rival is None else f" against {_label(trace.text_of(found.rival))}"
     axes.set_xlabel("Nats")
-    title = f"Contributions to {word}{against} after token {found.position}: {found.total:.2f} in all"
-    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     _plain(axes)
     data = {"position": found.position, "token_id": found.token_id, "rival": found.rival, "total": found.total}
     return Picture("attribution", figure, {**data, "parts": dict(zip(found.names, found.values, strict=True))})
@@ -210,13 +202,13 @@ def _settings(config: GenerationConfig) -> str:
     return ", ".join(parts)
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+def _panel(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+    """A figure of one panel; its size is in inches."""
+    figure = bare_figure(width, height)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
+    return figure, axes
 
 
 def _name_ticks(axes: Axes, side: str, labels: Sequence[str]) -> None:
@@ -227,10 +219,6 @@ def _name_ticks(axes: Axes, side: str, labels: Sequence[str]) -> None:
         axes.set_xticks(ticks, names, rotation=90, fontsize=7, parse_math=False)
     else:
         axes.set_yticks(ticks, names, fontsize=7, parse_math=False)
-
-
-def _write(axes: Axes, x: float, y: float, text: str, *, color: str) -> None:
-    axes.text(x, y, text, ha="center", va="center", fontsize=7, color=color, parse_math=False)
 
 
 def _plain(axes: Axes) -> None:

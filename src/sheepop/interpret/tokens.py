@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from sheepop.core.errors import UsageError
@@ -35,6 +34,7 @@ class TokenReader:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._specials = {token_id: name for name, token_id in tokenizer.special_tokens.items()}
 
     def tokens(self, token_ids: Sequence[int], text: str) -> list[Token]:
         """The tokens with these ids, which encode `text`, with their spans in it."""
@@ -65,16 +65,9 @@ class TokenReader:
             return f"<{token_id}>"
         return self._specials.get(token_id, "")
 
-    @cached_property
-    def _specials(self) -> dict[int, str]:
-        return {token_id: name for name, token_id in self._tokenizer.special_tokens.items()}
-
 
 def read_traced(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    prompt: str | Sequence[int],
-    target: str | Sequence[int] | None = None,
+    model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence[int], target: str | Sequence[int] | None = None
 ) -> Prompt:
     """Encodes a prompt for a trace; raises `UsageError` if it is empty or too long.
 
@@ -85,8 +78,7 @@ def read_traced(
     if target is not None and len(target):
         if not has_encoder:
             raise UsageError("This model reads one text. Leave the target out; it is for an encoder-decoder.")
-        target_ids = encode_prompt("The target", target, tokenizer)
-        read = replace(read, token_ids=[*read.token_ids, *target_ids])
+        read = replace(read, token_ids=[*read.token_ids, *encode_prompt("The target", target, tokenizer)])
     if len(read.token_ids) > model.config.max_seq_len:
         name = "target" if has_encoder else "prompt"
         raise UsageError(

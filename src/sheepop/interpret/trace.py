@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from sheepop.generate.prompt import Prompt
-from sheepop.interpret.stream import Stream
 from sheepop.interpret.tokens import Token, TokenReader, read_traced
-from sheepop.model import EncoderDecoder, Memory, ModelConfig, Transformer
+from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block
 from sheepop.model.probe import named_probes, watch
@@ -37,11 +36,45 @@ _SHOWN = 10  # likeliest tokens
 Keep = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The residual stream of one text before each block and after the last: `residuals` (L + 1, T, D).
+
+    `path` is the name of the stack: ``blocks``, or ``encoder_blocks`` for an encoder, in which every token attends to
+    all others because it is not `causal`. `embedded` (T, D) are the vectors of the tokens without positions.
+    `run_block` runs a block, given its number, on a stream (B, T, D).
+    """
+
+    path: str
+    blocks: tuple[Block, ...]
+    token_ids: list[int]
+    embedded: Tensor
+    residuals: Tensor
+    run_block: Callable[[int, Tensor], Tensor]
+    causal: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens, T."""
+        return len(self.token_ids)
+
+    def paths(self) -> Iterator[tuple[str, Block]]:
+        """The blocks in order, with their names in the network, such as ``blocks.0``."""
+        return ((f"{self.path}.{layer}", block) for layer, block in enumerate(self.blocks))
+
+
+def attentions_of(block: Block) -> list[tuple[str, Attention]]:
+    """The attention layers of a block with their names, in the order in which they run."""
+    layers = [("attention", block.attention), ("cross_attention", block.cross_attention)]
+    return [(name, layer) for name, layer in layers if layer is not None]
+
+
 class Trace:
     """One pass over a prompt. ``trace["blocks.0.attention.weights"]`` is the tensor at the probe of that name.
 
-    The logits follow from the stream `target`. With an encoder, `source` is its stream, and `memory` are its states
-    (S, D) after the last norm.
+    The logits follow from the stream `target`, to which `blocks` (L), `token_ids` (T, with those that begin every
+    text), `embedded` (T, D) and `residuals` (L + 1, T, D) belong. With an encoder, `source` is its stream, and `memory`
+    are its states (S, D) after the last norm. `streams` has both in the order of their computation.
     """
 
     def __init__(
@@ -54,7 +87,10 @@ class Trace:
         memory_SD: Tensor | None = None,
     ) -> None:
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
-        self.target, self.source, self.memory = target, source, memory_SD
+        self.target, self.source, self.memory, self.config = target, source, memory_SD, model.config
+        self.streams = [target] if source is None else [source, target]
+        self.blocks, self.embedded, self.residuals = target.blocks, target.embedded, target.residuals
+        self.token_ids, self.num_layers, self.num_tokens = prompt.token_ids, len(target.blocks), target.num_tokens
         self._reader = TokenReader(tokenizer)
         self._block, self._kept = "", dict[str, Tensor]()
 
@@ -90,46 +126,6 @@ class Trace:
         own = stream("blocks", "", read.token_ids, partial(model.run_target_block, memory=memory))
         source = stream("encoder_blocks", "source_", source_ids, model.run_encoder_block)
         return cls(model, tokenizer, read, own, source, memory.states[0])
-
-    @property
-    def config(self) -> ModelConfig:
-        """The configuration of the model."""
-        return self.model.config
-
-    @property
-    def streams(self) -> list[Stream]:
-        """The streams in the order of their computation: the source's, if there is one, and the target's."""
-        return [self.target] if self.source is None else [self.source, self.target]
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """The L blocks of the target's stream."""
-        return self.target.blocks
-
-    @property
-    def embedded(self) -> Tensor:
-        """The vectors (T, D) of the target's tokens, without positions."""
-        return self.target.embedded
-
-    @property
-    def residuals(self) -> Tensor:
-        """The target's residual stream (L + 1, T, D) before each block and after the last."""
-        return self.target.residuals
-
-    @property
-    def num_layers(self) -> int:
-        """The number of blocks, L."""
-        return len(self.blocks)
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens, T."""
-        return len(self.token_ids)
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids of the target's tokens, including those that begin every text."""
-        return self.prompt.token_ids
 
     @cached_property
     def tokens(self) -> list[Token]:
@@ -187,7 +183,7 @@ class Trace:
         tensors need not stay in memory. Raises `KeyError` for a pattern that matches nothing.
         """
         found: dict[str, Tensor] = {}
-        wanted: dict[str, dict[str, Keep]] = {}
+        wanted: dict[str, dict[str, Keep | None]] = {}
         for pattern in patterns:
             cut = keep.get(pattern) if isinstance(keep, Mapping) else keep
             blocks = [(name, _block_of(name)) for name in self.names if fnmatchcase(name, pattern)]
@@ -195,7 +191,7 @@ class Trace:
             if not names:
                 raise KeyError(f"no probe of a block matches {pattern!r}; trace.names lists all of them")
             for name, block in names:
-                wanted.setdefault(block, {})[name] = cut or _whole
+                wanted.setdefault(block, {})[name] = cut
         for stream in self.streams:
             for layer, (path, _) in enumerate(stream.paths()):
                 if path in wanted:
@@ -268,8 +264,7 @@ class Trace:
             for layer, (block, _) in enumerate(stream.paths()):
                 if path == f"{block}.attention":
                     window = self.model.windows[layer] if stream.causal else None
-                    turned = self.model.angles(window, stream.num_tokens)
-                    if turned is not None:
+                    if (turned := self.model.angles(window, stream.num_tokens)) is not None:
                         return torch.atan2(turned[1], turned[0])
         raise KeyError(f"no attention layer at {path!r} turns its queries and keys")
 
@@ -350,16 +345,13 @@ def _look(value: Tensor) -> None:
     """Does nothing; a watched probe alone makes attention compute step by step."""
 
 
-def _whole(value: Tensor) -> Tensor:
-    return value
-
-
-def _keeper(found: dict[str, Tensor], name: str, cut: Keep) -> Callable[[Tensor], None]:
+def _keeper(found: dict[str, Tensor], name: str, cut: Keep | None) -> Callable[[Tensor], None]:
     # Experts get the tokens of all rows in one sequence; everything else has a batch dimension.
     is_flat = any(part in name for part in (".router.", ".experts.")) or name.endswith(".order")
 
     def keep(value: Tensor) -> None:
-        part = cut(value if is_flat else value[0])
+        whole = value if is_flat else value[0]
+        part = whole if cut is None else cut(whole)
         found[name] = part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
 
     return keep

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from sheepop.core.config import validate
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
+from sheepop.core.device import keep_freed_memory, resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
-from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.measurements import measurement_key, recall, remember
 from sheepop.core.random import numpy_generator
 from sheepop.core.speed import matrix_peak, synchronize

@@ -17,9 +17,8 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, OutputError, StorageError, UsageError
 from sheepop.data import Corpus, is_corpus
-from sheepop.evaluate.comparison import Compared, compare
 from sheepop.evaluate.report import ModelResults, read_report, write_report
-from sheepop.evaluate.results import Evaluation, scores_of
+from sheepop.evaluate.results import Compared, Evaluation, compare, scores_of
 from sheepop.generate import Generator
 from sheepop.jobs.generate import Loader
 from sheepop.jobs.run.record import view_run_config

@@ -18,11 +18,10 @@ from sheepop.evaluate.code import evaluate_code, read_problems
 from sheepop.evaluate.contamination import shares_in_training, with_contamination
 from sheepop.evaluate.honesty import evaluate_conduct, has_requests, judged_conduct, read_requests
 from sheepop.evaluate.judge import Judge
-from sheepop.evaluate.perplexity import evaluate_perplexity
+from sheepop.evaluate.perplexity import Held, evaluate_perplexity, held_texts
 from sheepop.evaluate.questions import CLOZE, MADE, is_own, questions_of
 from sheepop.evaluate.report import REPORT
 from sheepop.evaluate.results import Evaluation, Table, over_seeds
-from sheepop.evaluate.texts import Held, held_texts
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.baselines import Texts, compress
 from sheepop.jobs.evaluate import How, Outcome, Subject, compare_reports, run_evaluations

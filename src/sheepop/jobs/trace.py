@@ -12,8 +12,7 @@ from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, write_checksums, write_json
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.checks import Check, check_trace
-from sheepop.interpret.comparison import TraceComparison, compare_traces
-from sheepop.interpret.lens import Lens, logit_lens
+from sheepop.interpret.lens import Lens, TraceComparison, compare_traces, logit_lens
 from sheepop.interpret.parts import Attribution, direct_attribution
 from sheepop.interpret.pictures import (
     Picture,
@@ -26,8 +25,7 @@ from sheepop.interpret.pictures import (
     norms_picture,
 )
 from sheepop.interpret.store import write_trace
-from sheepop.interpret.stream import attentions_of
-from sheepop.interpret.trace import Trace
+from sheepop.interpret.trace import Trace, attentions_of
 from sheepop.jobs.generate import load_adapted
 from sheepop.report import save_png, save_svg
 from sheepop.tokenizer import Tokenizer

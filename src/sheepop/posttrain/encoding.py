@@ -34,15 +34,6 @@ class Example:
         """The first `length` tokens."""
         return Example(self.ids[:length], self.supervised[:length])
 
-    @property
-    def prompt_length(self) -> int:
-        """The number of tokens before the first learnt one."""
-        return self.supervised.index(True) if any(self.supervised) else len(self)
-
-    def up_to_the_end(self) -> Example:
-        """The example up to its last learnt token."""
-        return self.cut(len(self) - self.supervised[::-1].index(True))
-
 
 @dataclass(frozen=True)
 class Group:
@@ -122,7 +113,8 @@ class ExampleEncoder:
             return self.answer(prompt, ({"role": "assistant", "content": answer},), tools)
         else:
             row = Supervised("", "", (*prompt, *answer), tools, learnt_from=len(prompt))
-        return self.supervised(row).up_to_the_end()
+        example = self.supervised(row)
+        return example.cut(len(example) - example.supervised[::-1].index(True))
 
     def prompt(self, prompt: Turns, tools: Sequence[object] = ()) -> Example:
         """A prompt as generation sees it; none of its tokens are learnt."""
@@ -167,7 +159,7 @@ class ExampleEncoder:
                 f"the chat template marks {len(spans)} parts for {len(answers)} messages of the assistant, so those to "
                 "learn cannot be found"
             )
-        self._require_all(messages, learnt, rendered.text, spans)
+        _require_all(messages, learnt, "\0".join(rendered.text[begin:end] for begin, end in spans))
         return self._segments(rendered.text, spans, allow_special=True)
 
     def _marked(self, messages: Sequence[Message], tools: Sequence[object]) -> Rendered:
@@ -189,22 +181,6 @@ class ExampleEncoder:
                 )
             spans.append((len(before), len(after.rstrip())))
         return Rendered(rendered.text, tuple(spans))
-
-    def _require_all(
-        self, messages: Sequence[Message], learnt: Sequence[int], text: str, spans: Sequence[tuple[int, int]]
-    ) -> None:
-        """Raises `RowError` if the template drops an answer of the assistant or does not mark it."""
-        marked = "\0".join(text[begin:end] for begin, end in spans)
-        place = 0
-        for number in learnt:
-            said = message_text(messages[number]).strip()
-            found = marked.find(said, place)
-            if found < 0:
-                raise RowError(
-                    f"messages[{number}]: the chat template leaves out the assistant's text, or does not mark it as "
-                    "written by the model"
-                )
-            place = found + len(said)
 
     def _refuse_specials(self, messages: Sequence[Message], tools: Sequence[object]) -> None:
         """Raises `RowError` for the text of a special token in a message, which would end or begin a turn."""
@@ -247,6 +223,20 @@ class ExampleEncoder:
         return self.tokenizer.encode(text, allow_special=allow_special)
 
 
+def _require_all(messages: Sequence[Message], learnt: Sequence[int], marked: str) -> None:
+    """Raises `RowError` if the template drops an answer of the assistant or does not mark it."""
+    place = 0
+    for number in learnt:
+        said = message_text(messages[number]).strip()
+        found = marked.find(said, place)
+        if found < 0:
+            raise RowError(
+                f"messages[{number}]: the chat template leaves out the assistant's text, or does not mark it as "
+                "written by the model"
+            )
+        place = found + len(said)
+
+
 def _texts(value: object) -> Iterator[str]:
     """Yields every text in a JSON value, keys included."""
     if isinstance(value, str):
@@ -264,8 +254,7 @@ def preview(example: Example, tokenizer: Tokenizer) -> Text:
     """The tokens of an example as coloured text: learnt ones green, every second one underlined."""
     text = Text()
     for number, token in enumerate(preview_tokens(example, tokenizer)):
-        styles = _LEARNT if token["supervised"] else _GIVEN
-        text.append(token["text"], style=styles[number % 2])
+        text.append(token["text"], style=(_LEARNT if token["supervised"] else _GIVEN)[number % 2])
     return text
 
 

@@ -34,23 +34,10 @@ class PackedExamples:
         check_cutting(max_length, pad_id)
         if split.num_examples and int(split.lengths.max()) > max_length:
             raise ValueError(f"an example of {int(split.lengths.max())} tokens does not fit rows of {max_length}")
-        self._split, self._max_length, self._pad_id = split, max_length, pad_id
+        self._split, self._pad_id = split, pad_id
         self.rows = best_fit(split.lengths.tolist(), max_length)
-
-    @property
-    def num_samples(self) -> int:
-        """The number of rows."""
-        return len(self.rows)
-
-    @property
-    def max_length(self) -> int:
-        """T, the number of tokens in a row."""
-        return self._max_length
-
-    @property
-    def tokens_per_sample(self) -> float:
-        """T, padding included."""
-        return self._max_length
+        self.num_samples, self.max_length = len(self.rows), max_length
+        self.tokens_per_sample: float = max_length  # padding included
 
     def examples(self, sample: int) -> list[int]:
         """The numbers of the examples in a sample."""
@@ -59,7 +46,8 @@ class PackedExamples:
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples)
-        return _batch(self._split, [self.rows[index] for index in indices.tolist()], self._max_length, self._pad_id)
+        rows = [[self._split.example(number) for number in self.rows[index]] for index in indices.tolist()]
+        return batch_of(rows, self.max_length, self._pad_id)
 
 
 class _WholeRows(Batch):
@@ -77,22 +65,9 @@ class PaddedExamples:
 
     def __init__(self, split: ExampleSplit, *, max_length: int, pad_id: int) -> None:
         check_cutting(max_length, pad_id)
-        self._split, self._pad_id = split, pad_id
-
-    @property
-    def num_samples(self) -> int:
-        """The number of examples."""
-        return self._split.num_examples
-
-    @property
-    def max_length(self) -> int:
-        """The tokens of the longest example."""
-        return int(self._split.lengths.max(initial=1))
-
-    @property
-    def tokens_per_sample(self) -> float:
-        """The mean length of the examples."""
-        return float(self._split.lengths.mean()) if self.num_samples else 1.0
+        self._split, self._pad_id, self.num_samples = split, pad_id, split.num_examples
+        self.max_length = int(split.lengths.max(initial=1))
+        self.tokens_per_sample = float(split.lengths.mean()) if self.num_samples else 1.0
 
     def examples(self, sample: int) -> list[int]:
         """The number of the example that is a sample."""
@@ -102,7 +77,7 @@ class PaddedExamples:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples).tolist()
         length = int(self._split.lengths[indices].max(initial=1))
-        made = _batch(self._split, [[index] for index in indices], length, self._pad_id)
+        made = batch_of([[self._split.example(index)] for index in indices], length, self._pad_id)
         return _WholeRows(made.input_ids, made.labels, made.positions, made.document_ids, made.has_boundaries)
 
 
@@ -125,10 +100,6 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
         if free - lengths[number] >= shortest:
             insort(left, (free - lengths[number], row))
     return rows
-
-
-def _batch(split: ExampleSplit, rows: list[list[int]], length: int, pad_id: int) -> Batch:
-    return batch_of([[split.example(number) for number in numbers] for numbers in rows], length, pad_id)
 
 
 def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batch:
@@ -172,18 +143,11 @@ class GroupBatch(Batch):
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> GroupBatch:
         """Selects groups and cuts off the padding that all of them share."""
-        lengths = self.lengths[chosen]
-        length = int(lengths.max(initial=1))
-        return GroupBatch(
-            self.input_ids[chosen][..., :length],
-            self.labels[chosen][..., :length],
-            self.positions[chosen][..., :length],
-            self.document_ids[chosen][..., :length],
-            self.has_boundaries,
-            lengths,
-            self.values[chosen],
-            None if self.reference is None else self.reference[chosen],
-        )
+        lengths, values = self.lengths[chosen], self.values[chosen]
+        reference = None if self.reference is None else self.reference[chosen]
+        cut = (array[chosen][..., : int(lengths.max(initial=1))] for array in self._arrays())
+        input_ids, labels, positions, documents = cut
+        return GroupBatch(input_ids, labels, positions, documents, self.has_boundaries, lengths, values, reference)
 
     def cut(self, length: int) -> Batch:
         """Returns the batch unchanged: groups are never longer than rows may be."""
@@ -210,22 +174,11 @@ class GroupedExamples:
         check_cutting(max_length, pad_id)
         self._split, self._most, self._pad_id = split, max_length, pad_id
         self._reference, self._mismatched = reference, mismatched
-
-    @property
-    def num_samples(self) -> int:
-        """The number of groups."""
-        return self._split.num_groups
-
-    @property
-    def max_length(self) -> int:
-        """The length of the longest answer with its prompt, in tokens; with `mismatched` its upper bound."""
-        return self._most if self._mismatched else int(self._split.lengths.max(initial=1))
-
-    @property
-    def tokens_per_sample(self) -> float:
-        """The mean number of tokens in a group."""
-        tokens = self._split.num_tokens * (2 if self._mismatched else 1)
-        return max(1.0, tokens / max(1, self.num_samples))
+        self.num_samples = split.num_groups
+        # With `mismatched` an upper bound.
+        self.max_length = max_length if mismatched else int(split.lengths.max(initial=1))
+        tokens = split.num_tokens * (2 if mismatched else 1)
+        self.tokens_per_sample = max(1.0, tokens / max(1, self.num_samples))
 
     def with_reference(self, reference: NDArray[np.float32]) -> GroupedExamples:
         """The same groups with the log-probabilities (groups, 2) of their answers."""
@@ -257,13 +210,9 @@ class GroupedExamples:
         lengths = np.array([len(answer.ids) for (answer,) in answers], dtype=np.int64)
         made = batch_of(answers, int(lengths.max(initial=1)), self._pad_id)
         shape = (len(groups), len(groups[0]) if groups else 1, made.labels.shape[1])
-        return GroupBatch(
-            made.input_ids.reshape(shape),
-            made.labels.reshape(shape),
-            made.positions.reshape(shape),
-            made.document_ids.reshape(shape),
-            False,
-            lengths.reshape(shape[:2]),
-            np.asarray(self._split.values[indices], dtype=np.float32),
-            None if self._reference is None else self._reference[indices],
-        )
+        arrays = (made.input_ids, made.labels, made.positions, made.document_ids)
+        input_ids, labels, positions, documents = (array.reshape(shape) for array in arrays)
+        values = np.asarray(self._split.values[indices], dtype=np.float32)
+        reference = None if self._reference is None else self._reference[indices]
+        of_groups = lengths.reshape(shape[:2])
+        return GroupBatch(input_ids, labels, positions, documents, False, of_groups, values, reference)

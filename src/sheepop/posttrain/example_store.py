@@ -112,7 +112,7 @@ class ExampleStore:
     @classmethod
     def open(cls, directory: Path) -> ExampleStore:
         """Opens and verifies a store; raises `DataError` naming the missing, damaged or newer file."""
-        found = _read_manifest(directory)
+        found = read_example_manifest(directory)
         splits = []
         for split in ("train", "validation"):
             arrays = {}
@@ -134,11 +134,7 @@ class ExampleStore:
 
 
 def read_example_manifest(directory: Path) -> dict[str, Any]:
-    """Reads the manifest of a run's examples; raises `DataError` if it is missing or damaged."""
-    return _read_manifest(directory / TOKENS)
-
-
-def _read_manifest(directory: Path) -> dict[str, Any]:
+    """Reads the manifest of a store; raises `DataError` if it is missing, damaged or of another format."""
     found = read_json(directory / _MANIFEST, DataError)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DataError(f"{directory / _MANIFEST} does not describe examples.")
@@ -179,9 +175,8 @@ def build_examples(
     writer = _Writer(directory, encoder, max_length, long_examples, console)
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:
         for split in num_rows:
-            share = 0.0 if validation_paths else validation_fraction
             for row in read_rows(files[split], wanted):
-                writer.add(row, split, share)
+                writer.add(row, split, 0.0 if validation_paths else validation_fraction)
                 progress.advance()
     writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
     return ExampleStore.open(directory)
@@ -306,7 +301,8 @@ class _Writer:
 def _identity(row: Row, examples: Sequence[Example]) -> list[int]:
     """The tokens that decide whether a row is held out: all of a supervised example, else those of the prompt."""
     first = examples[0]
-    return first.ids if isinstance(row, Supervised) else first.ids[: first.prompt_length]
+    has_answer = not isinstance(row, Supervised) and any(first.supervised)
+    return first.ids[: first.supervised.index(True)] if has_answer else first.ids
 
 
 def _is_held_out(ids: list[int], fraction: float) -> bool:

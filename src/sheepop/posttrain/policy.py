@@ -67,8 +67,7 @@ class AnswerBatch(Batch):
 
 def no_numbers(shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
     """Zeros for every number that the objective may read, for rows without labels."""
-    names = (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)
-    return {name: np.zeros(shape, np.float32) for name in names}
+    return {name: np.zeros(shape, np.float32) for name in (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)}
 
 
 def clipped_policy_loss(

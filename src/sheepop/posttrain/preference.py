@@ -1,28 +1,31 @@
-"""Learning from preferences without a reward model: the losses and objectives of the DPO family and KTO.
+"""Learning from preferences: the losses and objectives of the DPO family, of KTO, and of reward models.
 
 A completion y of prompt x has the log-probability ``log pi(y | x)``, the sum over its tokens. Losses are computed in
-float32 at least.
+float32 at least. A reward model is a network with a scalar head that rates answers, trained on pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sheepop.adapt.scalar_head import REWARD_HEAD, scalar_head
 from sheepop.core.facts import counted
 from sheepop.data import Batch
-from sheepop.model import LossSums
+from sheepop.model import LossSums, Transformer
 from sheepop.posttrain.config import REFERENCE_FREE, PreferenceKind
-from sheepop.posttrain.sequences import MeanLosses, answer_log_probabilities
+from sheepop.posttrain.sequences import MeanLosses, answer_log_probabilities, last_states
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
 from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.validation import Scores
+
+_BINS = 10  # of the confidence of a reward model
 
 
 @dataclass(frozen=True)
@@ -185,8 +188,23 @@ def rewards_measured(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
     }
 
 
+class _PreferenceObjective(Objective):
+    """A mean over pairs, or over answers with labels."""
+
+    def supervised(self, batch: Batch) -> int:
+        """The number of pairs or answers."""
+        return len(batch.input_ids)
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """Rewards, their margin, and the share of pairs in the right order.
+
+        An answer with a label counts as right if its reward is positive when desirable, else negative.
+        """
+        return preference_metrics(losses.measured, losses.num_tokens)
+
+
 @dataclass(frozen=True)
-class PairwisePreference(Objective):
+class PairwisePreference(_PreferenceObjective):
     """A loss of the DPO family, a mean over pairs.
 
     `supervised_weight` a adds ``-a log pi(chosen) / |chosen|`` to the loss of a pair (Pang et al. 2024, eq. 2).
@@ -194,10 +212,6 @@ class PairwisePreference(Objective):
 
     loss: PreferenceLoss
     supervised_weight: float = 0.0
-
-    def supervised(self, batch: Batch) -> int:
-        """The number of pairs."""
-        return len(batch.input_ids)
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The sum of the losses of all pairs, in one forward pass over both answers."""
@@ -211,16 +225,11 @@ class PairwisePreference(Objective):
         if self.supervised_weight:
             losses = losses - self.supervised_weight * chosen.means
         total = losses.sum()
-        measured = rewards_measured(self.loss.rewards(chosen), self.loss.rewards(rejected))
-        return LossSums(total, total.detach(), measured)
-
-    def metrics(self, losses: StepLoss) -> dict[str, Any]:
-        """Rewards, their margin, and the share of pairs in the right order."""
-        return preference_metrics(losses.measured, losses.num_tokens)
+        return LossSums(total, total.detach(), rewards_measured(self.loss.rewards(chosen), self.loss.rewards(rejected)))
 
 
 @dataclass(frozen=True)
-class JudgedAnswers(Objective):
+class JudgedAnswers(_PreferenceObjective):
     """KTO: a mean over desirable and undesirable answers.
 
     The divergence from the reference is estimated on mismatched pairs of prompt and answer (see `GroupedExamples`): the
@@ -230,19 +239,13 @@ class JudgedAnswers(Objective):
     beta: float
     weights: tuple[float, float]
 
-    def supervised(self, batch: Batch) -> int:
-        """The number of answers."""
-        return len(batch.input_ids)
-
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The sum of the losses of all answers."""
         log_p, lengths = answer_log_probabilities(network, batch)
-        own, other = (
-            Completions(log_p[:, side], batch.given["reference"][:, side], lengths[:, side]) for side in (0, 1)
-        )
+        reference = batch.given["reference"]
+        own, other = (Completions(log_p[:, side], reference[:, side], lengths[:, side]) for side in (0, 1))
         desirable = batch.given["values"] > 0
-        divergence = other.log_ratios.detach().mean()
-        total = kto_loss(own, desirable, divergence, beta=self.beta, weights=self.weights).sum()
+        total = kto_loss(own, desirable, other.log_ratios.mean(), beta=self.beta, weights=self.weights).sum()
         rewards = self.beta * own.log_ratios.detach()
         sides = {
             name: torch.stack((rewards[chosen].sum(), chosen.sum().float()))
@@ -251,6 +254,65 @@ class JudgedAnswers(Objective):
         right = torch.where(desirable, rewards > 0, rewards < 0).sum().float()
         return LossSums(total, total.detach(), {"right": right, **sides})
 
-    def metrics(self, losses: StepLoss) -> dict[str, Any]:
-        """As for pairs; an answer counts as right if its reward is positive when desirable, else negative."""
-        return preference_metrics(losses.measured, losses.num_tokens)
+
+def pairwise_reward_loss(
+    chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 0.0, centring: float = 0.0
+) -> Tensor:
+    """``-log s(r_c - r_r - margin) + centring (r_c + r_r)^2`` for each pair (P,).
+
+    Bradley and Terry 1952; the margin is of Touvron et al. 2023 (Llama 2), eq. 2; the penalty that keeps rewards near 0
+    is of Eisenstein et al. 2023, section 3.
+    """
+    loss = -F.logsigmoid(chosen - rejected - margin)
+    return loss + centring * (chosen + rejected).square() if centring else loss
+
+
+@dataclass(frozen=True)
+class PairwiseReward(_PreferenceObjective):
+    """Bradley and Terry's loss on the rewards of pairs, a mean over pairs; see `pairwise_reward_loss`.
+
+    With `margins` the values of the pairs are the margins by which chosen answers must be better.
+    """
+
+    centring: float
+    margins: bool
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """The sum of the losses of all pairs, in one forward pass over both answers."""
+        chosen, rejected = scalar_head(network.modules, REWARD_HEAD)(last_states(network, batch)).unbind(1)
+        margin = batch.given["values"] if self.margins else 0.0
+        total = pairwise_reward_loss(chosen, rejected, margin=margin, centring=self.centring).sum()
+        found = chosen.detach(), rejected.detach()
+        return LossSums(total, total.detach(), rewards_measured(*found) | {"calibration": _calibration(*found)})
+
+
+def _calibration(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Sums of pairs, confidences and right orders (3, bins), binned by the model's confidence in its order."""
+    confidence = torch.sigmoid((chosen - rejected).abs())  # from 1/2 to 1
+    bins = ((confidence - 0.5) * 2 * _BINS).long().clamp(max=_BINS - 1)
+    right = (chosen > rejected).to(confidence.dtype)
+    sums = confidence.new_zeros(3, _BINS)
+    return sums.index_add_(1, bins, torch.stack((torch.ones_like(confidence), confidence, right)))
+
+
+def reward_scores(found: MeanLosses) -> PreferenceScores:
+    """The scores of a reward model, with its expected calibration error (Guo et al. 2017, eq. 3)."""
+    count, confidence, right = found.measured["calibration"]
+    error = ((confidence - right).abs().sum() / count.sum().clamp(min=1)).item()
+    return replace(PreferenceScores.of(found), calibration_error=error)
+
+
+@torch.no_grad()
+def answer_rewards(model: Transformer, rows: Sequence[Sequence[int]], *, batch_size: int, pad_id: int) -> Tensor:
+    """The rewards (N,) of answers, each after its prompt, from a reward model in evaluation mode."""
+    found = []
+    for start in range(0, len(rows), batch_size):
+        some = rows[start : start + batch_size]
+        length = max(map(len, some))
+        ids = torch.full((len(some), length), pad_id, dtype=torch.int64)
+        for number, row in enumerate(some):
+            ids[number, : len(row)] = torch.tensor(row)
+        hidden = model.hidden_states(ids.to(model.device))
+        last = torch.tensor([len(row) - 1 for row in some], device=model.device)
+        found.append(scalar_head(model, REWARD_HEAD)(hidden[torch.arange(len(some), device=model.device), last]))
+    return torch.cat(found).float().cpu() if found else torch.zeros(0)

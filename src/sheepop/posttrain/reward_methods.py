@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
 from sheepop.posttrain.policy import ADVANTAGES, RETURNS, WEIGHTS
-from sheepop.posttrain.written import Written
+from sheepop.posttrain.rewards import Written
 
 _LARGEST_ERROR = 0.2
 _EPS = 1e-8
@@ -68,28 +68,20 @@ class GroupPolicy(RewardMethod):
 
     def advantages(self, written: Written) -> list[float | None]:
         """The advantage of each answer over its group; None for answers to leave out."""
-        config = self._config
-        penalty = config.missing_eos_penalty
-        rewards = torch.tensor(
-            [
-                reward - (0.0 if is_finished else penalty)
-                for reward, is_finished in zip(written.rewards, written.is_finished, strict=True)
-            ]
-        ).view(-1, config.group_size)
+        config, is_cut = self._config, ~torch.tensor(written.is_finished)
+        penalised = torch.tensor(written.rewards, dtype=torch.float64) - is_cut.double() * config.missing_eos_penalty
+        rewards = penalised.float().view(-1, config.group_size)
         if config.baseline == "leave_one_out":
             found = leave_one_out_advantages(rewards)
         else:
             found = group_advantages(rewards, scaled=config.baseline == "scaled")
-        is_equal = (rewards == rewards[:, :1]).all(1, keepdim=True).expand_as(rewards).flatten()
-        return [
-            None
-            if (equal and config.equal_groups != "keep")
-            or (not is_finished and config.truncated_answers == "leave_out")
-            else advantage
-            for advantage, equal, is_finished in zip(
-                found.flatten().tolist(), is_equal.tolist(), written.is_finished, strict=True
-            )
-        ]
+        is_left_out = torch.zeros_like(is_cut)
+        if config.equal_groups != "keep":
+            is_left_out |= (rewards == rewards[:, :1]).all(1, keepdim=True).expand_as(rewards).flatten()
+        if config.truncated_answers == "leave_out":
+            is_left_out |= is_cut
+        pairs = zip(found.flatten().tolist(), is_left_out.tolist(), strict=True)
+        return [None if left_out else advantage for advantage, left_out in pairs]
 
     def numbers(
         self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None

@@ -1,4 +1,4 @@
-"""Rewards of answers, from a reward model, a Python program of the user, or a service over HTTP."""
+"""Samples answers to prompts, and rewards them by a reward model, a Python program of the user, or an HTTP service."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
@@ -17,7 +18,12 @@ from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
 from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
 from sheepop.core.http_client import HttpClient
-from sheepop.posttrain.reward_model import answer_rewards
+from sheepop.core.random import derive_seed
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.posttrain.policy import repetition
+from sheepop.posttrain.preference import answer_rewards
 from sheepop.tokenizer import Tokenizer
 
 _CHILD = "sheepop.posttrain.reward_child"
@@ -42,13 +48,14 @@ class Answer:
 
 
 class Reward(Protocol):
-    """A source of rewards; higher is better."""
+    """A source of rewards; higher is better. Inherit `close` if there is no process to end."""
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         """Returns one finite number per answer; raises `TrainingError` naming the answer if there is none."""
 
     def close(self) -> None:
         """Ends its process, if it has one."""
+        return
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +79,13 @@ class ModelReward(Reward):
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         """The outputs of the scalar head at the last tokens."""
-        rows, most = [list(answer.token_ids) for answer in answers], self.model.config.max_seq_len
-        if (longest := max(map(len, rows), default=0)) > most:
+        rows, loaded = [list(answer.token_ids) for answer in answers], self.model
+        if (longest := max(map(len, rows), default=0)) > (most := loaded.config.max_seq_len):
             raise TrainingError(
                 f"The reward model reads {most:,} tokens, but an answer with its prompt has {longest:,}."
             )
-        found = answer_rewards(
-            self.model.model, rows, batch_size=self.batch_size, pad_id=self.model.tokenizer.filler_id
-        )
-        return _checked(found.tolist(), answers, str(self.model.directory))
-
-    def close(self) -> None:
-        """Has no process to end."""
+        found = answer_rewards(loaded.model, rows, batch_size=self.batch_size, pad_id=loaded.tokenizer.filler_id)
+        return _checked(found.tolist(), answers, str(loaded.directory))
 
 
 class ProgramReward(Reward):
@@ -103,18 +105,12 @@ class ProgramReward(Reward):
         found: list[Any] = []
         try:
             self._thread.submit(self._ask, answers, found).result()
-        except TimeLimitError:
-            raise TrainingError(
-                f"The reward program {self._path} took more than {self._seconds:g} s for "
-                f"{_shown(answers, len(found))}. Fix it, or give it more time."
-            ) from None
-        except HandlerError as error:
-            where = _shown(answers, len(found))
-            raise TrainingError(f"The reward program {self._path} failed for {where}: {error}") from None
         except BoundedProcessError as error:
-            raise TrainingError(
-                f"The reward program {self._path} ended at {_shown(answers, len(found))}: {error}"
-            ) from None
+            where = _shown(answers, len(found))
+            problem = f"{'failed for' if isinstance(error, HandlerError) else 'ended at'} {where}: {error}"
+            if isinstance(error, TimeLimitError):
+                problem = f"took more than {self._seconds:g} s for {where}. Fix it, or give it more time."
+            raise TrainingError(f"The reward program {self._path} {problem}") from None
         return _checked(found, answers, str(self._path))
 
     def _ask(self, answers: Sequence[Answer], found: list[Any]) -> None:
@@ -152,9 +148,6 @@ class EndpointReward(Reward):
             raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
         return _checked(rewards, answers, self._url)
 
-    def close(self) -> None:
-        """Has no process to end."""
-
 
 def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int) -> Reward:
     """Opens a source of rewards (a URL, a Python file, or a reward model) and tests it with an empty list.
@@ -178,6 +171,87 @@ def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str
     except TrainingError as error:
         raise ConfigError(str(error)) from None
     return reward
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """N sampled answers with their rewards, those of one prompt next to each other.
+
+    `advantages` are empty until a `RewardMethod` has computed them.
+    """
+
+    answers: list[Answer]
+    prompt_lengths: list[int]
+    is_finished: list[bool]
+    rewards: list[float]
+    advantages: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def learnt_from(self, advantages: Sequence[float | None], most: int | None = None) -> Written:
+        """The answers whose advantage is not None, or the first `most` of them, with their advantages."""
+        kept = [number for number, advantage in enumerate(advantages) if advantage is not None][:most]
+        columns = {**vars(self), "advantages": advantages}.values()
+        return Written(*([values[number] for number in kept] for values in columns))
+
+    def and_more(self, others: Written) -> Written:
+        """Concatenates these and other answers."""
+        pairs = zip(vars(self).values(), vars(others).values(), strict=True)
+        return Written(*(mine + theirs for mine, theirs in pairs))
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the answers."""
+        pairs = zip(self.answers, self.prompt_lengths, strict=True)
+        sampled = [answer.token_ids[prompt:] for answer, prompt in pairs]
+        return {
+            "reward": float(np.mean(self.rewards)),
+            "reward_deviation": float(np.std(self.rewards)),
+            "length": float(np.mean([len(token_ids) for token_ids in sampled])),
+            "truncated": 1 - float(np.mean(self.is_finished)),
+            "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
+        }
+
+
+@dataclass(frozen=True)
+class Question:
+    """A tokenised prompt, with the other keys of its line."""
+
+    token_ids: list[int]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """Samples answers to prompts and rewards them; several `ranks` share the work."""
+
+    tokenizer: Tokenizer
+    reward: Reward
+    max_new_tokens: int
+    temperature: float
+    end_ids: Sequence[int] = ()
+    max_batch_size: int = 128
+    ranks: Ranks = ALONE
+
+    def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
+        """Returns `count` answers to each question; the seed of question i is derived from `seed` and i."""
+        generator = Generator(
+            model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size, ranks=self.ranks
+        )
+        settings = GenerationConfig(
+            max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
+        )
+        configs = [settings.replace(seed=derive_seed(seed, "prompt", number)) for number in range(len(questions))]
+        completions = generator.generate([question.token_ids for question in questions], configs)
+        repeats = [question for question in questions for _ in range(count)]
+        answers = [
+            Answer(written.prompt, written.text, [*question.token_ids, *written.token_ids], question.fields)
+            for question, written in zip(repeats, completions, strict=True)
+        ]
+        lengths = [len(question.token_ids) for question in repeats]
+        finished = [written.finish_reason == "stop" for written in completions]
+        rewards = self.ranks.shared(len(repeats), lambda own: self.reward(answers[own.start : own.stop]) if own else [])
+        return Written(answers, lengths, finished, rewards)
 
 
 def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float]:

@@ -20,18 +20,10 @@ from sheepop.data.step_plan import SampleOrder
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.policy import (
-    OLD,
-    REFERENCE,
-    VALUES,
-    AnswerBatch,
-    PolicyObjective,
-    no_numbers,
-    predicted_values,
-)
+from sheepop.posttrain.policy import OLD, REFERENCE, VALUES, AnswerBatch, PolicyObjective, no_numbers, predicted_values
 from sheepop.posttrain.reward_methods import RewardMethod
+from sheepop.posttrain.rewards import Question, Writer, Written
 from sheepop.posttrain.sequences import FinishedNetwork
-from sheepop.posttrain.written import Question, Writer, Written
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.tensor_batch import TensorBatch
@@ -177,12 +169,7 @@ class RolloutSource(StepSource):
             seed = derive_seed(self.seed, "rollout", rollout, draw)
             written = self.writer(self.placement.model, questions, self.answers_per_prompt, seed)
             everything = everything.and_more(written)
-            advantages = self.method.advantages(written)
-            room = wanted - len(kept)
-            fitting = [number for number, advantage in enumerate(advantages) if advantage is not None][:room]
-            kept = kept.and_more(
-                written.learnt_from([each if number in fitting else None for number, each in enumerate(advantages)])
-            )
+            kept = kept.and_more(written.learnt_from(self.method.advantages(written), wanted - len(kept)))
             if len(kept) == wanted:
                 break
         metrics = everything.metrics()
@@ -214,8 +201,7 @@ class RolloutSource(StepSource):
         assert self._batch is not None
         batch = self._batch
         log_p = torch.zeros(batch.labels.shape)
-        has_values = self.objective.vf_coef > 0 and network is self.placement
-        values = torch.zeros(batch.labels.shape) if has_values else None
+        values = torch.zeros_like(log_p) if self.objective.vf_coef > 0 and network is self.placement else None
         begin()
         for chosen in self._micro_batches(rollout):
             piece = batch.rows(chosen) if len(chosen) else self._nothing()
@@ -266,6 +252,5 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {
-        name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")
-    }
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -127,15 +127,8 @@ def _row(value: Any, place: str, wanted: type[T]) -> T:
         found = recognised(value)
     except NoShapeError as error:
         raise RowError(str(error)) from None
-    row: Row
-    if wanted is Supervised:
-        row = _supervised(found, place)
-    elif wanted is Preference:
-        row = _preference(found, place)
-    elif wanted is Judged:
-        row = _judged(found, place)
-    else:
-        row = _prompt(found, place)
+    reads = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}
+    row = reads[wanted](found, place)
     assert isinstance(row, wanted)
     return row
 

@@ -46,22 +46,17 @@ class FinishedNetwork(Network):
         return self.run(inputs).hidden_states
 
 
-def grouped_hidden_states(network: Network, batch: TensorBatch) -> Tensor:
-    """The hidden states of P groups of G rows, flattened to rows (P G, T, D)."""
-    return network.hidden_states(batch.rows)
-
-
 def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
     """``log pi(y | x)`` of answers y in P groups of G, summed in float32, and their lengths in tokens, both (P, G)."""
     labels = batch.labels.flatten(0, 1)
-    log_p = network.head.log_probabilities(grouped_hidden_states(network, batch), labels, batch.supervised)
+    log_p = network.head.log_probabilities(network.hidden_states(batch.rows), labels, batch.supervised)
     shape = batch.labels.shape[:2]
     return log_p.sum(-1).view(shape), (labels != IGNORE_INDEX).sum(-1).view(shape)
 
 
 def last_states(network: Network, batch: TensorBatch) -> Tensor:
     """The hidden states (P, G, D) of the last tokens of answers, by the lengths in `batch.given`."""
-    hidden = grouped_hidden_states(network, batch)
+    hidden = network.hidden_states(batch.rows)  # (P G, T, D)
     last = (batch.given["lengths"].flatten() - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
     return hidden.gather(1, last).view(*batch.labels.shape[:2], -1)
 
@@ -75,6 +70,7 @@ class MeanLosses:
     measured: Mapping[str, Tensor]
 
 
+@torch.no_grad()
 def mean_losses(
     model: Transformer,
     objective: Objective,
@@ -94,17 +90,16 @@ def mean_losses(
     chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
     network, total, supervised = FinishedNetwork(model), 0.0, 0
     measured: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for start in range(0, len(chosen), batch_size):
-            samples = batches.batch(chosen[start : start + batch_size])
-            with autocast(device, precision):
-                sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))
-            total += sums.cross_entropy.item()
-            supervised += objective.supervised(samples)
-            for name, value in sums.measured.items():
-                measured[name] = value.double() + measured.get(name, 0.0)
-            if on_batch is not None:
-                on_batch(len(samples.labels))
+    for start in range(0, len(chosen), batch_size):
+        samples = batches.batch(chosen[start : start + batch_size])
+        with autocast(device, precision):
+            sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))
+        total += sums.cross_entropy.item()
+        supervised += objective.supervised(samples)
+        for name, value in sums.measured.items():
+            measured[name] = value.double() + measured.get(name, 0.0)
+        if on_batch is not None:
+            on_batch(len(samples.labels))
     if ranks.are_several:
         total, supervised = ranks.total(torch.tensor([total, supervised], dtype=torch.float64)).tolist()
         # If any rank has samples, the first one has.
@@ -114,6 +109,7 @@ def mean_losses(
     return MeanLosses(total / max(1, supervised), int(supervised), measured)
 
 
+@torch.no_grad()
 def log_probabilities_of(
     model: Transformer,
     batches: Batches,
@@ -124,13 +120,11 @@ def log_probabilities_of(
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The log-probabilities (groups, G) of all answers of a split under a finished model, without gradients."""
-    found = []
-    network = FinishedNetwork(model)
-    with torch.no_grad():
-        for start in range(0, batches.num_samples, batch_size):
-            indices = np.arange(start, min(batches.num_samples, start + batch_size))
-            batch = TensorBatch.from_numpy(batches.batch(indices), device)
-            with autocast(device, precision):
-                found.append(answer_log_probabilities(network, batch)[0].float().cpu())
-            on_batch(len(indices))
+    found, network = [], FinishedNetwork(model)
+    for start in range(0, batches.num_samples, batch_size):
+        indices = np.arange(start, min(batches.num_samples, start + batch_size))
+        batch = TensorBatch.from_numpy(batches.batch(indices), device)
+        with autocast(device, precision):
+            found.append(answer_log_probabilities(network, batch)[0].float().cpu())
+        on_batch(len(indices))
     return torch.cat(found).numpy() if found else np.zeros((0, 2), np.float32)

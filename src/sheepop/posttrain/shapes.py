@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 Fields = Mapping[str, Any]
 _SHAREGPT_ROLES = {
@@ -22,13 +22,12 @@ class NoShapeError(Exception):
     """An object has no known shape, or values that do not fit its shape."""
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """A shape: its required keys, and the conversion of an object to a plain shape."""
 
     name: str
-    keys: frozenset[str]
-    convert: Callable[[Fields], Fields]
+    keys: set[str]
+    convert: Callable[[Fields], Fields] = dict
 
 
 def recognised(fields: Fields) -> Fields:
@@ -39,10 +38,6 @@ def recognised(fields: Fields) -> Fields:
             return shape.convert(fields)
     known = "; ".join(f"{shape.name}: {', '.join(sorted(shape.keys))}" for shape in SHAPES)
     raise NoShapeError(f"has the keys {', '.join(sorted(fields)) or 'none'}, which fit no known shape ({known})")
-
-
-def _as_it_is(fields: Fields) -> Fields:
-    return fields
 
 
 def _sharegpt(fields: Fields) -> Fields:
@@ -56,11 +51,10 @@ def _sharegpt(fields: Fields) -> Fields:
         if "role" in turn:
             messages.append(turn)
             continue
-        role = _SHAREGPT_ROLES.get(str(turn.get("from")))
+        sender = turn.get("from")
+        role = _SHAREGPT_ROLES.get(str(sender))
         if role is None:
-            raise NoShapeError(
-                f"conversations[{number}].from: is {turn.get('from')!r}, not one of {', '.join(_SHAREGPT_ROLES)}"
-            )
+            raise NoShapeError(f"conversations[{number}].from: is {sender!r}, not one of {', '.join(_SHAREGPT_ROLES)}")
         messages.append({"role": role, "content": turn.get("value")})
     system = fields.get("system")
     if isinstance(system, str) and system.strip():
@@ -123,9 +117,9 @@ def _ranked(answers: str, score: str) -> Callable[[Fields], Fields]:
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise NoShapeError(f"{answers}[{number}].{score}: is not a number")
             found.append((value, entry.get("response")))
-        if len(found) < 2 or min(found, key=_first)[0] == max(found, key=_first)[0]:
+        if len({value for value, _ in found}) < 2:
             raise NoShapeError(f"{answers}: needs two answers with different scores")
-        best, worst = max(found, key=_first), min(found, key=_first)
+        best, worst = max(found, key=itemgetter(0)), min(found, key=itemgetter(0))
         return {
             "prompt": fields["instruction"], "chosen": best[1], "rejected": worst[1], "margin": best[0] - worst[0],
         }  # fmt: skip
@@ -149,29 +143,21 @@ def _numbered(key: str, sign: int) -> Callable[[Fields], Fields]:
     return convert
 
 
-def _first(pair: tuple[float, Any]) -> float:
-    return pair[0]
-
-
 def _rest(fields: Fields, *taken: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in taken}
 
 
-def _shape(name: str, keys: str, convert: Callable[[Fields], Fields] = _as_it_is) -> Shape:
-    return Shape(name, frozenset(keys.split()), convert)
-
-
 # The first shape whose keys are all present is taken.
 SHAPES = (
-    _shape("ranked answers", "prompt completions scores", _numbered("scores", 1)),
-    _shape("ranked answers by place", "prompt completions ranks", _numbered("ranks", -1)),
-    _shape("UltraFeedback", "instruction completions", _ranked("completions", "overall_score")),
-    _shape("preference, also Anthropic's HH", "chosen rejected", _hh),
-    _shape("ShareGPT", "conversations", _sharegpt),
-    _shape("conversation", "messages"),
-    _shape("Dolly", "instruction response", _instruction("response", "context")),
-    _shape("Alpaca", "instruction output", _instruction("output", "input")),
-    _shape("FLAN", "inputs targets", _flan),
-    _shape("prompt and completion, also with a label", "prompt completion"),
-    _shape("prompt", "prompt"),
+    Shape("ranked answers", {"prompt", "completions", "scores"}, _numbered("scores", 1)),
+    Shape("ranked answers by place", {"prompt", "completions", "ranks"}, _numbered("ranks", -1)),
+    Shape("UltraFeedback", {"instruction", "completions"}, _ranked("completions", "overall_score")),
+    Shape("preference, also Anthropic's HH", {"chosen", "rejected"}, _hh),
+    Shape("ShareGPT", {"conversations"}, _sharegpt),
+    Shape("conversation", {"messages"}),
+    Shape("Dolly", {"instruction", "response"}, _instruction("response", "context")),
+    Shape("Alpaca", {"instruction", "output"}, _instruction("output", "input")),
+    Shape("FLAN", {"inputs", "targets"}, _flan),
+    Shape("prompt and completion, also with a label", {"prompt", "completion"}),
+    Shape("prompt", {"prompt"}),
 )

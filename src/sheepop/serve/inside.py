@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sheepop.core.errors import SheepOpError, UsageError
 from sheepop.interpret.checks import check_trace
-from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
-from sheepop.interpret.lens import logit_lens, residual_norms
+from sheepop.interpret.lens import embedding_map, logit_lens, nearest_tokens, residual_norms
 from sheepop.interpret.parts import direct_attribution, norm_statistics
 from sheepop.interpret.trace import Trace
 from sheepop.model import EncoderDecoder

@@ -13,7 +13,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data import find_corpus
 from sheepop.jobs.run.record import RunRecord, dump_requested, entry, text
 from sheepop.model.accounting.parameters import num_parameters
-from sheepop.posttrain.example_store import read_example_manifest
+from sheepop.posttrain.example_store import TOKENS, read_example_manifest
 from sheepop.report import Page, data_size, duration, flops, number, shown, stage_times_chart
 
 
@@ -59,7 +59,7 @@ def add_data(page: Page, run: RunDirectory, config: SheepOpConfig | None) -> Non
     page.add_section("Data")
     reads_examples = run.examples.is_dir()
     try:
-        manifest = read_example_manifest(run.examples) if reads_examples else _corpus_manifest(run, config)
+        manifest = read_example_manifest(run.examples / TOKENS) if reads_examples else _corpus_manifest(run, config)
     except DataError as error:
         page.add_text(str(error))
         return

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console
+from sheepop.core.device import keep_freed_memory
 from sheepop.core.errors import ConfigError, DeviceError
-from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig

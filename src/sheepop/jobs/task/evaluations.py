@@ -11,10 +11,9 @@ from typing import Any, Self
 from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.evaluate.choices import evaluate_choices
 from sheepop.evaluate.harness import LoadedTask, ask_tasks, load_tasks
-from sheepop.evaluate.perplexity import evaluate_perplexity
+from sheepop.evaluate.perplexity import Held, evaluate_perplexity, held_texts
 from sheepop.evaluate.questions import Question, is_own, questions_of
 from sheepop.evaluate.results import scores_of
-from sheepop.evaluate.texts import Held, held_texts
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import Transformer

@@ -23,8 +23,14 @@ from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import REFERENCE_FREE
 from sheepop.posttrain.example_batches import ExampleRows, GroupedExamples
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PreferenceLoss, PreferenceScores
-from sheepop.posttrain.reward_model import PairwiseReward, reward_scores
+from sheepop.posttrain.preference import (
+    JudgedAnswers,
+    PairwisePreference,
+    PairwiseReward,
+    PreferenceLoss,
+    PreferenceScores,
+    reward_scores,
+)
 from sheepop.posttrain.rows import Judged, Preference, Row
 from sheepop.posttrain.sequences import MeanLosses, log_probabilities_of, mean_losses
 from sheepop.train import Scores

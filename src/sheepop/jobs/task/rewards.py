@@ -38,10 +38,9 @@ from sheepop.posttrain.policy import (
     no_numbers,
 )
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, RewardMethod
-from sheepop.posttrain.rewards import Reward, open_reward
+from sheepop.posttrain.rewards import Reward, Writer, Written, open_reward
 from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
-from sheepop.posttrain.written import Writer, Written
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
