@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sheepop.serve.home import beginning, home_of
+from sheepop.serve.front import beginning
+from sheepop.serve.replicas import home_of
 
 
 def key(tenant: str = "", **asked: Any) -> str:

@@ -23,8 +23,8 @@ from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Completion, Request
+from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
-from sheepop.generate.split_model import is_led
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer

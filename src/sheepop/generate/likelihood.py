@@ -15,8 +15,8 @@ from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
 from sheepop.generate.generator import Generator
 from sheepop.generate.paged_cache import reaches_of
+from sheepop.generate.runner import paged_runner
 from sheepop.generate.scheduler import Grant, Share
-from sheepop.generate.split_model import paged_runner
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
 
