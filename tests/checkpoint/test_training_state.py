@@ -13,8 +13,8 @@ from sheepop.checkpoint.training_state import read_trained_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
-from sheepop.train.optimizers import optimizer_slots
+from sheepop.train.config import OPTIMIZER_NAMES
+from sheepop.train.optimizers.build import optimizer_slots
 
 IDS = torch.arange(24).reshape(2, 12)
 

@@ -21,7 +21,7 @@ from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizers import optimizer_slots
+from sheepop.train.optimizers.build import optimizer_slots
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel

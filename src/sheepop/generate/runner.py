@@ -220,7 +220,7 @@ class DecodingGraphs:
         logits = torch.empty(size, model.config.vocabulary, dtype=model.dtype, device=cache.device)
 
         def work() -> None:
-            cache.read_static(static)
+            cache.static = static
             logits.copy_(model.read_out(model.hidden_states(static.input_ids, cache=cache))[:, 0])
 
         return static, logits, self._capture(work)

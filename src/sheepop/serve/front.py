@@ -115,10 +115,8 @@ class Front:
                     if message["type"] == "http.response.start":
                         # Sent with the first body message, so that a replica lost before can still change the status.
                         # The front's gate adds the request id.
-                        head = {
-                            **message,
-                            "headers": [pair for pair in message["headers"] if pair[0] != b"x-request-id"],
-                        }
+                        headers = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+                        head = {**message, "headers": headers}
                         continue
                     if head is not None:
                         await send(head)

@@ -5,7 +5,6 @@ The loop validates, samples and saves within `EvaluationWeights.applied`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.train.config import TrainingConfig
-from sheepop.train.optimizers import ScheduleFreeAdamW
+from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
 
 
-class EvaluationWeights(ABC):
+class EvaluationWeights:
     """Weights that can replace the trained weights. `differ` is false if they always are the trained weights.
 
     `are_whole` is false while weights are being exchanged, and after an error during that.
@@ -49,19 +48,15 @@ class EvaluationWeights(ABC):
         move()
         self.are_whole = True
 
-    @abstractmethod
     def update(self, step: int) -> None:
         """Called after the optimizer has taken step number `step` (0 for the first)."""
 
-    @abstractmethod
     def adopt(self) -> None:
         """Copies the model's present weights, which were read from a checkpoint, into these weights."""
 
-    @abstractmethod
     def _put_in(self) -> None:
         """Gives the model these weights."""
 
-    @abstractmethod
     def _take_out(self) -> None:
         """Gives the model the trained weights again."""
 
@@ -70,18 +65,6 @@ class TrainedWeights(EvaluationWeights):
     """The usual case: the trained weights themselves."""
 
     differ = False
-
-    def update(self, step: int) -> None:
-        """Does nothing."""
-
-    def adopt(self) -> None:
-        """Does nothing."""
-
-    def _put_in(self) -> None:
-        pass
-
-    def _take_out(self) -> None:
-        pass
 
 
 class AveragedWeights(EvaluationWeights):
@@ -121,12 +104,14 @@ class AveragedWeights(EvaluationWeights):
             weight.copy_(average)
             average.copy_(waiting)
 
-    def _take_out(self) -> None:
-        self._put_in()
+    _take_out = _put_in
 
 
 class ScheduleFreeWeights(EvaluationWeights):
-    """The average x of schedule-free AdamW; the trained weights are its point y."""
+    """The average x of schedule-free AdamW; the trained weights are its point y.
+
+    The optimizer updates the average, which follows from the trained weights and the optimizer's state.
+    """
 
     differ = True
 
@@ -134,12 +119,6 @@ class ScheduleFreeWeights(EvaluationWeights):
         self._weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
         self._optimizer = optimizer
         self._trained: list[Tensor] = []
-
-    def update(self, step: int) -> None:
-        """Does nothing, because the optimizer updates the average."""
-
-    def adopt(self) -> None:
-        """Does nothing, because the average follows from the trained weights and the optimizer's state."""
 
     def _put_in(self) -> None:
         self._trained = [weight.detach().clone() for weight in self._weights]

@@ -39,15 +39,7 @@ class StepProfiler:
     warnings, because a run is worth more than its trace.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        num_steps: int,
-        *,
-        steps_to_go: int,
-        device: str,
-        console: Console,
-    ) -> None:
+    def __init__(self, directory: Path, num_steps: int, *, steps_to_go: int, device: str, console: Console) -> None:
         self._directory, self._device, self._console = directory, device, console
         self._first = max(0, min(WARMUP_STEPS, steps_to_go - num_steps))
         self._last = min(self._first + num_steps, steps_to_go) - 1

@@ -13,7 +13,7 @@ from sheepop.model import LossSums
 from sheepop.model.experts import Routing
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.objective import Objective, StepLoss
-from sheepop.train.optimizers import set_learning_rate
+from sheepop.train.optimizers.groups import set_learning_rate
 from sheepop.train.placement import Loss, Network, Pass, Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
