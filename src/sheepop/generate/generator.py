@@ -21,8 +21,7 @@ from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block
-from sheepop.generate.prompt import read_prompt
-from sheepop.generate.request import Completion, Request
+from sheepop.generate.request import Completion, Request, read_prompt
 from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
 from sheepop.model import EncoderDecoder, Transformer

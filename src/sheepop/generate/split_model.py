@@ -41,10 +41,7 @@ _ADDRESS = "127.0.0.1"
 
 
 class Followers:
-    """The follower processes on this machine; they end with this process, or on `close`.
-
-    Raises `DeviceError` for more processes than GPUs.
-    """
+    """The follower processes, until `close` or the end of this one; raises `DeviceError` for too few GPUs."""
 
     def __init__(self, size: int, device: str) -> None:
         if device not in ("cpu", "cuda"):

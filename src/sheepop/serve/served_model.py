@@ -13,8 +13,7 @@ import torch
 from sheepop.checkpoint import LoadedModel
 from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.prompt import read_prompt
-from sheepop.generate.request import Request
+from sheepop.generate.request import Request, read_prompt
 from sheepop.generate.runner import hidden_states
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.worker import EngineWorker, SideWork

@@ -192,10 +192,7 @@ def _deliver(found: list[tuple[asyncio.Queue[_Event], _Event]]) -> None:
 
 
 class SideWork:
-    """Threads for slow work such as templates, grammars, long prompts and embeddings.
-
-    They run calls in order; at most `most` calls are open.
-    """
+    """Threads for slow work, such as templates and grammars, in its order; at most `most` calls are open."""
 
     def __init__(self, name: str, *, threads: int, most: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)

@@ -16,8 +16,7 @@ from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.mixture_schedule import first_empty_step
 from sheepop.data.stages import Stages
-from sheepop.train.pace import Pace
-from sheepop.train.schedule import ScheduleName, check_schedule
+from sheepop.train.schedule import Pace, ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
 
 OPTIMIZER_NAMES = Names("adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule_free_adamw")
@@ -312,12 +311,6 @@ class TrainingConfig(Config):
             )
         return self
 
-    def _pace(self, max_steps: int) -> Pace:
-        if not self.pace:
-            return Pace(max_steps)
-        (_, planned), *revisions = self.pace
-        return Pace(planned, tuple(revisions))
-
     def at_pace(self, pace: Pace) -> TrainingConfig:
         """These settings with `pace`, to which the clock has changed the number of steps."""
         return self.replace(max_steps=pace.total_steps, pace=((0, pace.planned), *pace.revisions))
@@ -339,7 +332,9 @@ class TrainingConfig(Config):
     def resolved(self) -> ResolvedTraining:
         """The settings of the loop; raises `ValueError` if one of them is still null or ``auto``."""
         known: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(ResolvedTraining)}
-        known["pace"] = None if self.max_steps is None else self._pace(self.max_steps)
+        known["pace"] = None
+        if self.max_steps is not None:
+            known["pace"] = Pace(self.pace[0][1], self.pace[1:]) if self.pace else Pace(self.max_steps)
         known["decay_steps"] = self.decay_steps if self.schedule == "wsd" else 0
         known["compile"] = self.compile or False  # null counts as false
         unknown = [name for name, value in known.items() if value is None or value == "auto"]

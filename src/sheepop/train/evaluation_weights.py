@@ -28,10 +28,7 @@ class EvaluationWeights:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within the block the model has these weights, and after it the trained ones again, bit for bit.
-
-        A nested block changes nothing.
-        """
+        """Gives the model these weights within the block, then the same trained ones; a nested block does nothing."""
         if self._are_applied:
             yield
             return

@@ -21,10 +21,9 @@ from sheepop.train.agenda import EVALUATE, SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
 from sheepop.train.counters import TrainingState
 from sheepop.train.journal import Journal
-from sheepop.train.pace import Deadline
 from sheepop.train.prefetch import Prefetch
 from sheepop.train.profiler import AroundStep, unobserved
-from sheepop.train.schedule import Schedule
+from sheepop.train.schedule import Deadline, Schedule
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.step import Outcome, StepRunner
 from sheepop.train.trouble import Limits, TroubleConfig, final_words, find_trouble

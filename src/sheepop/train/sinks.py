@@ -222,7 +222,10 @@ class TensorBoard:
     def write(self, row: Mapping[str, Any]) -> None:
         """Adds the row's numbers. After a rewind, TensorBoard drops the events after the restored checkpoint."""
         if "back_to" in row:
-            self._strike_out(row["back_to"] + 1)
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+            start = Event(step=row["back_to"] + 1, session_log=SessionLog(status=SessionLog.START))
+            self._writer.file_writer.add_event(start)  # type: ignore[attr-defined]
         for name, value in _numbers(row).items():
             self._writer.add_scalar(name, value, row["step"])
 
@@ -230,19 +233,9 @@ class TensorBoard:
         """Flushes and closes the event file."""
         self._writer.close()
 
-    def _strike_out(self, first_step: int) -> None:
-        """Makes TensorBoard drop the values from `first_step` on."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        start = Event(step=first_step, session_log=SessionLog(status=SessionLog.START))
-        self._writer.file_writer.add_event(start)  # type: ignore[attr-defined]
-
 
 class WeightsAndBiases:
-    """Logs the numbers of every row under ``split/name`` by step; a resumed run continues its curves.
-
-    It asks no questions on the terminal.
-    """
+    """Logs the numbers of every row under ``split/name`` by step, without questions; a resumed run continues them."""
 
     def __init__(self, run: RunDescription, say: Callable[[str], None]) -> None:
         import wandb

@@ -123,7 +123,9 @@ class StepRunner:
         measured: dict[str, Tensor] = {}
         for losses in found:
             sums += torch.stack((losses.objective, losses.cross_entropy))
-            measured = _added(measured, losses.measured)
+            measured = {
+                name: value + measured[name] if name in measured else value for name, value in losses.measured.items()
+            }
         return Gradients(
             StepLoss(
                 placement.reduce(sums),
@@ -203,10 +205,6 @@ def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
         and all(group["fused"] for group in optimizer.param_groups)
         and all(optimizer.state.get(parameter) for parameter in members if parameter.grad is not None)
     )
-
-
-def _added(sums: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value + sums[name] if name in sums else value for name, value in others.items()}
 
 
 class Recomputation:

@@ -35,7 +35,7 @@ def parameter_groups(
     """
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in parameters.items():
-        layer = _layer_of(name, config.layers)
+        layer = next((layer for layer in config.layers if fnmatchcase(name, layer.pattern)), None)
         decay = config.weight_decay if layer is None or layer.weight_decay is None else layer.weight_decay
         multiple = multiplier(name, parameter) * _RATES.get(parameter_role(name, parameter.shape), 1.0)
         factor = multiple * (1.0 if layer is None else layer.learning_rate)
@@ -105,10 +105,6 @@ class GroupedOptimizer(torch.optim.Optimizer):
 
 def _decays(name: str, parameter: Tensor) -> bool:
     return parameter_role(name, parameter.shape) not in ("vector", "table")
-
-
-def _layer_of(name: str, layers: Sequence[LayerConfig]) -> LayerConfig | None:
-    return next((layer for layer in layers if fnmatchcase(name, layer.pattern)), None)
 
 
 def _nearest(pattern: str, parameters: Iterable[str]) -> str:
