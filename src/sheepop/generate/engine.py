@@ -217,7 +217,7 @@ class Engine:
     def _settle(self, span: _LogitSpan) -> None:
         """Records which tokens of a text are stored, or frees the blocks of a text that ended or must slide."""
         candidate, manager = span.candidate, self.scheduler.manager
-        if candidate.finish_reason is not None or candidate.context_overflows:
+        if candidate.finish_reason is not None or len(candidate.context) > candidate.request.max_seq_len:
             manager.close(span.table)
             candidate.table = None
             if candidate.finish_reason is None:

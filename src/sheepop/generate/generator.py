@@ -192,7 +192,14 @@ class Generator:
         if isinstance(prompts, str):
             raise UsageError("prompts must be a list of prompts; for a single one, pass [prompt].")
         configs = [config] * len(prompts) if isinstance(config, GenerationConfig) else list(config)
-        _require_alike(configs, len(prompts))
+        if len(configs) != len(prompts):
+            raise UsageError(
+                f"{len(prompts)} prompts were given with {len(configs)} configurations. Give one for all, or one per "
+                "prompt."
+            )
+        for name in ("num_beams", "use_cache", "cache_dtype", "batch_invariant"):
+            if len({getattr(each, name) for each in configs}) > 1:
+                raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
         drawn = secrets.randbits(32)
         if any(each.seed is None for each in configs):
             drawn = self.ranks.told(drawn)
@@ -320,16 +327,6 @@ def _prepared(model: Transformer) -> Transformer:
     if copy.device.type == "cuda":
         copy.pack_projections()
     return copy
-
-
-def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:
-    if len(configs) != num_prompts:
-        raise UsageError(
-            f"{num_prompts} prompts were given with {len(configs)} configurations. Give one for all, or one per prompt."
-        )
-    for name in ("num_beams", "use_cache", "cache_dtype", "batch_invariant"):
-        if len({getattr(config, name) for config in configs}) > 1:
-            raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
 
 
 def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:

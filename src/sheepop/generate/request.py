@@ -184,11 +184,6 @@ class Candidate:
         """The index of the next token in prompt and text together."""
         return len(self.request.prompt.token_ids) + len(self.token_ids)
 
-    @property
-    def context_overflows(self) -> bool:
-        """Whether the context is too long for the network and has to slide."""
-        return len(self.context) > self.request.max_seq_len
-
     def slide(self) -> None:
         """Drops the first half of the context."""
         self.context = self.context[-max(1, self.request.max_seq_len // 2) :]

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from ray.serve.config import ProxyLocation, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.types import Message
 
 from sheepop.core.cluster import ray_cluster
 from sheepop.core.errors import UsageError
@@ -32,7 +33,6 @@ from sheepop.serve.registry import Registry, Stock
 _ACCEPT_SECONDS = 5.0
 _HEALTH_SECONDS = 2.0
 _FAULTS = logging.getLogger("sheepop.server")
-Message = MutableMapping[str, Any]
 
 
 class Replica:

@@ -82,7 +82,8 @@ class AveragedWeights(EvaluationWeights):
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Moves the averages towards the weights after step number `step` (0 for the first)."""
-        torch._foreach_lerp_(self._averages, self._weights, 1 - average_decay(self._decay, step + 1))
+        decay = min(self._decay, (2 + step) / (11 + step))
+        torch._foreach_lerp_(self._averages, self._weights, 1 - decay)
 
     @torch.no_grad()
     def adopt(self) -> None:
@@ -125,11 +126,6 @@ class ScheduleFreeWeights(EvaluationWeights):
     def _take_out(self) -> None:
         torch._foreach_copy_(self._weights, self._trained)
         self._trained = []
-
-
-def average_decay(decay: float, step: int) -> float:
-    """The decay of the moving average after step `step` (1 for the first): ``min(decay, (1 + t) / (10 + t))``."""
-    return min(decay, (1 + step) / (10 + step))
 
 
 def build_evaluation_weights(

@@ -90,8 +90,7 @@ class StepProfiler:
             recorded.export_chrome_trace(str(temporary))
             temporary.replace(self._directory / TRACE)
         key = "self_cuda_time_total" if self._device == "cuda" else "self_cpu_time_total"
-        averages = recorded.key_averages()
-        table = averages.table(sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48)
+        table = recorded.key_averages().table(sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48)
         by_shape = recorded.key_averages(group_by_input_shape=True)
         shapes = by_shape.table(
             sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48, max_shapes_column_width=72

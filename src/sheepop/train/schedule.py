@@ -148,11 +148,6 @@ class Pace:
         """The steps of the run after all revisions."""
         return self.revisions[-1][1] if self.revisions else self.planned
 
-    @property
-    def is_settled_until(self) -> int:
-        """The step of the last revision; a new revision must come later."""
-        return self.revisions[-1][0] if self.revisions else 0
-
     def place(self, step: int) -> float:
         """The position in the plan after `step` steps: 0 at the beginning, `planned` at the end."""
         since, place, total = 0, 0.0, self.planned
@@ -203,7 +198,8 @@ class Deadline:
         looks = self._looks[-1:] if is_far_off else self._looks[-2:]
         is_first = len(self._looks) == 1  # too short for its share of validations to be typical
         self._looks = [last, _Look(step, seconds)]
-        if step <= pace.is_settled_until or (is_first and not is_far_off):
+        revised = pace.revisions[-1][0] if pace.revisions else 0  # a new revision must come later
+        if step <= revised or (is_first and not is_far_off):
             return None
         step_seconds = (seconds - looks[0].seconds) / (step - looks[0].step)
         total = step + max(1, math.floor((self.seconds - seconds - ending) / step_seconds))
