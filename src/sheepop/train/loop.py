@@ -169,7 +169,7 @@ class Trainer:
             self.state = state.after(step=step, skips_in_a_row=state.skips_in_a_row + 1, due=self.agenda.after(step))
         elif back_to is not None:
             left_out = tuple(sorted({*state.left_out, state.batch_number}))
-            self.state = self._go_back(back_to).after(left_out=left_out, rewinds=state.rewinds + 1, rewound_to=back_to)
+            self.state = self.go_back(back_to).after(left_out=left_out, rewinds=state.rewinds + 1, rewound_to=back_to)
             self.journal.trouble(state, {**row, "back_to": back_to})  # only now, because going back cuts the logs
             self.console.warn(f"Went back to step {back_to:,}; this batch is left out from now on.")
         else:
@@ -263,7 +263,7 @@ class Trainer:
             self.checkpointer.save(state, before=self.journal.sync, after=finish_pointers)
         self._saved = state
 
-    def _go_back(self, step: int) -> TrainingState:
+    def go_back(self, step: int) -> TrainingState:
         """Restores the checkpoint of `step`, cuts the logs to their lengths at that step, deletes later checkpoints."""
         self._is_whole = False
         state = self.checkpointer.load(step)
