@@ -135,8 +135,8 @@ class Gate:
             if size > self._largest_body:
                 raise _too_large(self._largest_body)
             if self._held > _BODIES * self._largest_body:
-                message = "The server has too many large requests. Try again later."
-                raise ApiError(503, message, kind="server_error", code="overloaded", retry_after=1)
+                words = "The server has too many large requests. Try again later."
+                raise ApiError(503, words, kind="server_error", code="overloaded", retry_after=1)
             return message
 
         async def watched(message: Message) -> None:

@@ -60,7 +60,7 @@ class _Engines(Collector):
         for name, (meaning, value) in gauges.items():
             family = GaugeMetricFamily(name, meaning, labels=["model"])
             for model in self._models.models():
-                family.add_metric([model.name], value(model.worker.scheduler))  # type: ignore[no-untyped-call]
+                family.add_metric([model.name], value(model.worker.scheduler))
             yield family
 
 
