@@ -36,7 +36,8 @@ from sheepop.model import loss as losses
 from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.train import TrainingConfig
-from sheepop.train.optimizers import build, build_optimizers
+from sheepop.train.optimizers import build
+from sheepop.train.optimizers.build import build_optimizers
 from sheepop.train.placement import OneDevice
 from train_large import shape
 

@@ -28,8 +28,7 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken
+from sheepop.train.objective import NextToken, with_experts
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.sharded import ShardedModel

@@ -20,9 +20,8 @@ from torch import Tensor
 from sheepop.core.plugins import commands
 from sheepop.model.config import ACTIVATION_NAMES, GATED
 from sheepop.model.feedforward import ACTIVATIONS
-from sheepop.train.config import OBJECTIVE_NAMES, TrainingConfig
+from sheepop.train.config import CUSTOMARY, OBJECTIVE_NAMES, OPTIMIZER_NAMES, OptimizerSettings, TrainingConfig
 from sheepop.train.objective import OBJECTIVES, Objective
-from sheepop.train.optimizer_settings import CUSTOMARY, OPTIMIZER_NAMES, OptimizerSettings
 from sheepop.train.optimizers.build import add_builder
 
 Activation = TypeVar("Activation", bound=Callable[[Tensor], Tensor])

@@ -18,8 +18,8 @@ from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.loss import cross_entropy
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
-from sheepop.train.optimizers import optimizer_slots
+from sheepop.train.config import OPTIMIZER_NAMES
+from sheepop.train.optimizers.build import optimizer_slots
 
 IDS = torch.arange(24).reshape(2, 12)
 

@@ -111,7 +111,7 @@ def test_data_that_vanishes_while_a_run_trains(reference: Reference, tmp_path: P
 def test_a_sink_that_hangs_keeps_no_run_from_its_end(reference: Reference, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = reference.options(run, "training.sinks=[tensorboard]")
-    write = ("sheepop.train.sinks.services", "TensorBoard.write", 5)
+    write = ("sheepop.train.sinks", "TensorBoard.write", 5)
     done = reference.disturbed("time.sleep(10**6)", *write, options).wait()
     assert done.code == 0
     assert "TensorBoard did not finish in time and was given up" in done.err

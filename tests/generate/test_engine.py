@@ -22,8 +22,7 @@ from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.prompt import Prompt
-from sheepop.generate.request import Candidate, Request
+from sheepop.generate.request import Candidate, Prompt, Request
 from sheepop.generate.sampler import Row, Sampler
 from sheepop.generate.speculation import LookupDrafter
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model

@@ -16,9 +16,9 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import ConfigError, Interrupted
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.run.record import RunRecord, read_run_config, repeat_command
-from sheepop.train import budget, pace
+from sheepop.train import budget, schedule
 from sheepop.train.journal import Journal
-from sheepop.train.pace import Pace
+from sheepop.train.schedule import Pace
 
 from ..running import train
 
@@ -87,10 +87,10 @@ def test_a_run_that_is_given_other_steps_no_longer_looks_at_the_clock(timed: She
 def test_what_the_clock_changed_is_kept_by_a_run_that_is_stopped(
     timed: SheepOpConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    revise = pace.Deadline.revise
+    revise = schedule.Deadline.revise
     changes: list[Pace] = []
 
-    def stopping(deadline: pace.Deadline, *now: Any) -> Pace | None:
+    def stopping(deadline: schedule.Deadline, *now: Any) -> Pace | None:
         found = revise(deadline, *now)
         if found is not None:
             changes.append(found)
@@ -98,7 +98,7 @@ def test_what_the_clock_changed_is_kept_by_a_run_that_is_stopped(
                 os.kill(os.getpid(), signal.SIGINT)
         return found
 
-    monkeypatch.setattr(pace.Deadline, "revise", stopping)
+    monkeypatch.setattr(schedule.Deadline, "revise", stopping)
     with pytest.raises(Interrupted):
         train(timed)
     run = RunDirectory.open(Path(str(timed.output_dir)))

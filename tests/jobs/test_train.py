@@ -19,7 +19,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run import report
 from sheepop.jobs.run.record import RunRecord
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.sinks.services import TensorBoard
+from sheepop.train.sinks import TensorBoard
 
 from ..running import train
 

@@ -25,8 +25,7 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken
+from sheepop.train.objective import NextToken, with_experts
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.sharded import ShardedModel

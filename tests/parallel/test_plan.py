@@ -21,8 +21,7 @@ from sheepop.parallel.stage_memory import StepShape
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken
+from sheepop.train.objective import NextToken, with_experts
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.source import PreparedStep

@@ -19,9 +19,8 @@ from sheepop.parallel.ring import check_ring, check_ring_here
 from sheepop.parallel.sharding import Pieces
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken
-from sheepop.train.optimizers import optimizer_slots
+from sheepop.train.objective import NextToken, with_experts
+from sheepop.train.optimizers.build import optimizer_slots
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel

@@ -19,9 +19,8 @@ from sheepop.core.files import atomic_directory
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.registry import Registry
+from sheepop.serve.registry import Registry, Stock
 from sheepop.serve.server import Server
-from sheepop.serve.stock import Stock
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import tiny_network

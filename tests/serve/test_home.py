@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from sheepop.serve.home import beginning, home_of
+front = pytest.importorskip("sheepop.serve.front", reason="Ray Serve is not installed", exc_type=ImportError)
+beginning = front.beginning
+home_of = pytest.importorskip("sheepop.serve.replicas", exc_type=ImportError).home_of
 
 
 def key(tenant: str = "", **asked: Any) -> str:

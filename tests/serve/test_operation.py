@@ -77,7 +77,7 @@ def test_what_takes_longer_than_the_deadline_is_ended() -> None:
     last = stream.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
     assert json.loads(last)["error"]["code"] == "deadline_exceeded"
     wait_for(lambda: server.registry.num_open == 0)
-    wait_for(lambda: all(model.worker.num_running == 0 for model in server.registry.models()))
+    wait_for(lambda: all(not model.worker.scheduler.running for model in server.registry.models()))
     server.close()
 
 
@@ -119,7 +119,7 @@ def test_a_model_that_cannot_be_read_keeps_no_other_from_it(live: Live) -> None:
         with pytest.raises(CheckpointError, match="first stays as it was: first is damaged"):
             registry.reload()
         assert registry.model("first") is before["first"] and registry.model("second") is not before["second"]
-        assert used is before["second"] and used.worker.num_running == 0
+        assert used is before["second"] and not used.worker.scheduler.running
         assert registry.num_open == 1
     registry.close()
 

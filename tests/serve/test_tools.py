@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 
 from sheepop.generate.request import Candidate
-from sheepop.serve.answers import Answer, tool_calls
-from sheepop.serve.pieces import ChatPieces
+from sheepop.serve.answers import Answer, ChatPieces, tool_calls
 from sheepop.serve.protocol import ChatRequest
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]

@@ -25,10 +25,9 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.agenda import Agenda
-from sheepop.train.expert_balance import with_experts
 from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines
-from sheepop.train.objective import NextToken
+from sheepop.train.objective import NextToken, with_experts
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import initial_loss_scale
 from sheepop.train.source import PlannedSource

@@ -31,7 +31,7 @@ from sheepop.train.activation_checkpointing import (
     resolve_activation_checkpointing,
     step_bytes,
 )
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
+from sheepop.train.config import OPTIMIZER_NAMES
 from sheepop.train.placement import OneDevice
 
 from ..model.architectures import ARCHITECTURES

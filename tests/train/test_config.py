@@ -9,7 +9,7 @@ import pytest
 from sheepop.core.config import dump_config, parse_config, validate
 from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
+from sheepop.train.config import OPTIMIZER_NAMES
 from sheepop.train.schedule import ScheduleName
 
 SCHEDULE_FREE = {"optimizer": "schedule_free_adamw", "schedule": "constant"}

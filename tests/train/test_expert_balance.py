@@ -18,9 +18,8 @@ from sheepop.model import IGNORE_INDEX, LossSums, ModelConfig, Transformer, buil
 from sheepop.model.probe import watch
 from sheepop.train import Trainer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
-from sheepop.train.expert_balance import BalancedExperts, with_experts
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import NextToken, StepLoss
+from sheepop.train.objective import BalancedExperts, NextToken, StepLoss, with_experts
 from sheepop.train.placement import Network, OneDevice
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch

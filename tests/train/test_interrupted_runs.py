@@ -18,7 +18,7 @@ from sheepop.core.errors import CheckpointError, DataError, Interrupted
 from sheepop.core.interrupts import Interruption
 from sheepop.data import Batch, Corpus, PackedBatches, StepPlan
 from sheepop.train import Trainer, validate
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
+from sheepop.train.config import OPTIMIZER_NAMES
 
 from .runs import WARM_UPS, Killed, assert_same_run, settings_of, timeless, weights
 

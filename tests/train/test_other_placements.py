@@ -20,7 +20,7 @@ from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import ALONE
 from sheepop.train import Trainer, TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
+from sheepop.train.config import OPTIMIZER_NAMES
 from sheepop.train.placement import OneDevice, Pass, Placement
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.tensor_batch import TensorBatch

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sheepop.core.errors import ConfigError
 from sheepop.train import Trainer, TrainingConfig
 from sheepop.train.journal import Journal
-from sheepop.train.pace import Deadline, Pace
+from sheepop.train.schedule import Deadline, Pace
 
 from .runs import assert_same_run, timeless
 

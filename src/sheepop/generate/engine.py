@@ -14,11 +14,10 @@ from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager, BlockTable
 from sheepop.generate.paged_cache import reaches_of
 from sheepop.generate.request import Candidate, Request
-from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
+from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
 from sheepop.generate.sampler import Choice, Row, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
-from sheepop.generate.split_model import is_led, paged_runner
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
@@ -218,7 +217,7 @@ class Engine:
     def _settle(self, span: _LogitSpan) -> None:
         """Records which tokens of a text are stored, or frees the blocks of a text that ended or must slide."""
         candidate, manager = span.candidate, self.scheduler.manager
-        if candidate.finish_reason is not None or candidate.context_overflows:
+        if candidate.finish_reason is not None or len(candidate.context) > candidate.request.max_seq_len:
             manager.close(span.table)
             candidate.table = None
             if candidate.finish_reason is None:

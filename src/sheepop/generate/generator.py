@@ -21,10 +21,9 @@ from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block
-from sheepop.generate.prompt import read_prompt
-from sheepop.generate.request import Completion, Request
+from sheepop.generate.request import Completion, Request, read_prompt
+from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
-from sheepop.generate.split_model import is_led
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
@@ -193,7 +192,14 @@ class Generator:
         if isinstance(prompts, str):
             raise UsageError("prompts must be a list of prompts; for a single one, pass [prompt].")
         configs = [config] * len(prompts) if isinstance(config, GenerationConfig) else list(config)
-        _require_alike(configs, len(prompts))
+        if len(configs) != len(prompts):
+            raise UsageError(
+                f"{len(prompts)} prompts were given with {len(configs)} configurations. Give one for all, or one per "
+                "prompt."
+            )
+        for name in ("num_beams", "use_cache", "cache_dtype", "batch_invariant"):
+            if len({getattr(each, name) for each in configs}) > 1:
+                raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
         drawn = secrets.randbits(32)
         if any(each.seed is None for each in configs):
             drawn = self.ranks.told(drawn)
@@ -321,16 +327,6 @@ def _prepared(model: Transformer) -> Transformer:
     if copy.device.type == "cuda":
         copy.pack_projections()
     return copy
-
-
-def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:
-    if len(configs) != num_prompts:
-        raise UsageError(
-            f"{num_prompts} prompts were given with {len(configs)} configurations. Give one for all, or one per prompt."
-        )
-    for name in ("num_beams", "use_cache", "cache_dtype", "batch_invariant"):
-        if len({getattr(config, name) for config in configs}) > 1:
-            raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
 
 
 def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:

@@ -15,8 +15,8 @@ from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
 from sheepop.generate.generator import Generator
 from sheepop.generate.paged_cache import reaches_of
+from sheepop.generate.runner import paged_runner
 from sheepop.generate.scheduler import Grant, Share
-from sheepop.generate.split_model import paged_runner
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
 
@@ -202,7 +202,8 @@ class _Reading:
                 self._manager.close(fork.table)
             waiting = waiting[len(forks) :]
         for row, group in enumerate(groups):
-            yield group, {found: _continuation(judged[row, found]) for found in group.continuations}
+            columns = {found: map(list, zip(*judged[row, found], strict=True)) for found in group.continuations}
+            yield group, {found: Continuation(*lists) for found, lists in columns.items()}
 
     def _forks(
         self, waiting: Sequence[tuple[int, tuple[int, ...]]], texts: Sequence[_Text]
@@ -248,11 +249,6 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the common prefix."""
     same = (i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
     return next(same, min(len(one), len(other)))
-
-
-def _continuation(judged: Sequence[_Judged]) -> Continuation:
-    logprobs, is_likeliest, best_logprobs = (list(values) for values in zip(*judged, strict=True))
-    return Continuation(logprobs, is_likeliest, best_logprobs)
 
 
 @dataclass(frozen=True)

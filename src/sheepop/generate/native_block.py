@@ -31,13 +31,7 @@ from sheepop.model.probe import someone_watches
 
 _SOURCE = Path(__file__).parent / "native" / "block.cpp"
 _NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
-_ACTIVATIONS = {
-    name: number
-    for number, names in enumerate(
-        (("relu",), ("relu_squared",), ("gelu", "geglu"), ("gelu_tanh", "geglu_tanh"), ("swiglu",))
-    )
-    for name in names
-}
+_ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh": 3, "geglu_tanh": 3, "swiglu": 4}
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 

@@ -236,7 +236,8 @@ class _Groups:
     def add_chunk(self, sequence: int) -> None:
         """Adds a long chunk as its own row."""
         chunk, size = self._current.chunks[sequence], self._current.block_size
-        first = _first_block(chunk.start, self._kind.window, size)
+        window = self._kind.window
+        first = 0 if window is None else max(0, chunk.start - window + 1) // size
         blocks = self._current.block_table(self._number)[sequence : sequence + 1, first : -(-chunk.end // size)]
         sight = self._kind.sight(chunk.count, chunk.end - first * size)
         self._add(self._current.rows([sequence]), (1, chunk.count), sight, blocks)
@@ -245,7 +246,7 @@ class _Groups:
         """Adds each token as its own row; the keys of the rows begin and end at different positions."""
         rows, size = self._current.rows(sequences), self._current.block_size
         table, positions = self._current.block_table(self._number), self._current.positions[rows]
-        firsts = torch.tensor([_first_block(position, self._kind.window, size) for position in positions.tolist()])
+        firsts = _first_positions(positions, self._kind.window) // size
         starts = positions - firsts * size
         num_keys = int(starts.max()) + 1
         columns = (firsts[:, None] + torch.arange(-(-num_keys // size))).clamp(max=table.shape[1] - 1)
@@ -267,11 +268,6 @@ class _Groups:
         blocks = None if blocks is None else blocks.to(device)
         attending = prepare_attention(self._kind, sight)
         self.found.append(Group(rows.to(device), shape, attending, sight.num_keys, blocks))
-
-
-def _first_block(position: int, window: int | None, block_size: int) -> int:
-    """The first block that a query at `position` sees."""
-    return 0 if window is None else max(0, position - window + 1) // block_size
 
 
 def _first_positions(lasts: Tensor, window: int | None) -> Tensor:

@@ -91,7 +91,7 @@ class PagedCache(Cache):
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
         self._sources: list[int] = []
         self._pass: Pass | None = None
-        self._static: StaticPass | None = None
+        self.static: StaticPass | None = None  # if set, the next pass reads the tokens in these buffers
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Makes the copies of blocks that `BlockManager.reserve` returned."""
@@ -115,7 +115,7 @@ class PagedCache(Cache):
 
         `sources` numbers the text that the encoder read for each chunk; the longest has `longest_source` tokens.
         """
-        self._pass, self._static = Pass(chunks, self.block_size, self.device), None
+        self._pass, self.static = Pass(chunks, self.block_size, self.device), None
         numbers = sources or [0] * len(chunks)
         before = self._sources
         self._sources = [source for source, chunk in zip(numbers, chunks, strict=True) for _ in range(chunk.count)]
@@ -134,10 +134,6 @@ class PagedCache(Cache):
         """The static buffers for passes of `count` single tokens, of sequences with at most `longest` tokens."""
         return StaticPass(count, longest, self.block_size, self.reaches, self._spare_blocks, self.device)
 
-    def read_static(self, static: StaticPass) -> None:
-        """Sets the tokens of the next pass: those in the static buffers."""
-        self._static = static
-
     @property
     def _current(self) -> Pass:
         assert self._pass is not None, "call read() before a pass"
@@ -145,8 +141,8 @@ class PagedCache(Cache):
 
     def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
         """The positions (N, 1) of the tokens that `read` set, and the length of the longest sequence after the pass."""
-        if self._static is not None:
-            return self._static.device_positions[:, None], self._static.longest
+        if self.static is not None:
+            return self.static.device_positions[:, None], self.static.longest
         current = self._current
         if (num_rows, num_tokens) != (len(current.positions), 1):
             raise ValueError(
@@ -180,8 +176,8 @@ class PagedCache(Cache):
     def prepare(self, kind: AttentionKind) -> Attending:
         """Prepares the attention of the pass in the layers of `kind`: one kernel per long chunk, one for the others."""
         number = self._kind_of_window[kind.window]
-        if self._static is not None:
-            metadata = self._static.metadata[number]
+        if self.static is not None:
+            metadata = self.static.metadata[number]
             return PagedAttending(kind, metadata.slot_mapping, metadata)
         return PagedAttending.of_pass(
             kind, self._current, number, native=self._native, batch_invariant=self._batch_invariant

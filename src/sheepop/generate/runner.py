@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -90,6 +91,25 @@ class PagedRunner:
         if len(predicting) < len(read):
             hidden_N1D = hidden_N1D[torch.tensor(predicting, dtype=torch.long, device=device)]
         return self._model.read_out(hidden_N1D)[:, 0]
+
+
+def is_led(model: Transformer) -> bool:
+    """Whether `model` is split over this process and followers; `split_model.Followers` gives such a model `led`."""
+    return hasattr(model, "led")
+
+
+def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
+    """Returns the runner of `model` with a new cache of these `settings`, in all processes if the model is split."""
+    cache = PagedCache(model, **settings)
+    # The leader makes its runner, because an import of it would load tensor parallelism and torch's compiler.
+    return cast(Any, model.led).runner(model, cache, settings) if is_led(model) else PagedRunner(model, cache)
+
+
+def hidden_states(model: Transformer, token_ids: Sequence[int]) -> Tensor:
+    """The hidden states (T, D) of one text, computed without a cache, by all processes if the model is split."""
+    input_ids = torch.tensor([list(token_ids)], device=model.device)
+    with cast(Any, model.led).whole(token_ids) if is_led(model) else nullcontext():
+        return model.hidden_states(input_ids)[0]
 
 
 class RecomputingRunner:
@@ -200,7 +220,7 @@ class DecodingGraphs:
         logits = torch.empty(size, model.config.vocabulary, dtype=model.dtype, device=cache.device)
 
         def work() -> None:
-            cache.read_static(static)
+            cache.static = static
             logits.copy_(model.read_out(model.hidden_states(static.input_ids, cache=cache))[:, 0])
 
         return static, logits, self._capture(work)

@@ -135,29 +135,25 @@ class Scheduler:
                 budget -= self._grant(request, budget, shares)
         while self.waiting and budget > 0 and self.num_preemptions == before:
             request = self.waiting[0]
-            if sum(other.width for other in (*self.running, request)) > self.max_sequences or not self._admit(
-                request, budget, shares
-            ):
+            if sum(other.width for other in (*self.running, request)) > self.max_sequences:
                 break
-            budget -= shares[id(request)].num_tokens
+            share = self._reserve(request, budget)
+            if share is None:
+                self._release(request)
+                break
+            self.running.append(self.waiting.pop(0))
+            shares[id(request)] = share
+            budget -= share.num_tokens
         return list(shares.values())
-
-    def _admit(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> bool:
-        """Starts the first waiting request if there are blocks for its first chunk; returns whether it did."""
-        share = self._reserve(request, budget)
-        if share is None:
-            self._release(request)
-            return False
-        self.waiting.remove(request)
-        self.running.append(request)
-        shares[id(request)] = share
-        return True
 
     def _grant(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> int:
         """Schedules a running request, preempting the last in order while blocks are missing; returns its tokens."""
         while (share := self._reserve(request, budget)) is None:
             last = max(self.running, key=lambda other: other.order)
-            self._preempt(last)
+            self._release(last)
+            self.running.remove(last)
+            insort(self.waiting, last, key=lambda other: other.order)
+            self.num_preemptions += 1
             shares.pop(id(last), None)
             if last is request:
                 return 0
@@ -194,12 +190,6 @@ class Scheduler:
         if reader.table is None:
             reader.table = self.manager.open(reader.context, reader.salt)
         return reader.table
-
-    def _preempt(self, request: Schedulable) -> None:
-        self._release(request)
-        self.running.remove(request)
-        insort(self.waiting, request, key=lambda other: other.order)
-        self.num_preemptions += 1
 
     def _release(self, request: Schedulable) -> None:
         for reader in request.readers:

@@ -46,17 +46,16 @@ class LookupDrafter:
 
     def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
         """Looks the guesses up in prompt and text."""
-        counts = (min(self.count, candidate.num_guessable) for candidate in candidates)
-        return [self._index(candidate).follows(count) for candidate, count in zip(candidates, counts, strict=True)]
+        found = []
+        for candidate in candidates:
+            index = self._indexes.setdefault(id(candidate), _Index(self._sizes))
+            index.read([*candidate.request.prompt.token_ids, *candidate.token_ids])
+            found.append(index.follows(min(self.count, candidate.num_guessable)))
+        return found
 
     def forget(self, candidate: Candidate) -> None:
         """Drops the index of a text."""
         self._indexes.pop(id(candidate), None)
-
-    def _index(self, candidate: Candidate) -> _Index:
-        index = self._indexes.setdefault(id(candidate), _Index(self._sizes))
-        index.read([*candidate.request.prompt.token_ids, *candidate.token_ids])
-        return index
 
 
 class _Index:

@@ -1,4 +1,4 @@
-"""A model split over processes by tensor parallelism: this process leads, and the others follow.
+"""A model split over processes by tensor parallelism: this process leads, and the others run this module.
 
 Only the leader has requests, block tables and a sampler. It sends the followers the tokens and cache blocks of each
 pass, and every process computes its heads and features (`sheepop.parallel.tensor`).
@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,10 +26,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from sheepop.checkpoint import LoadedModel, load_model
-from sheepop.core.errors import DeviceError, RanksError, UsageError
+from sheepop.core.errors import DeviceError, RanksError, SheepOpError, UsageError
 from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.runner import PagedRunner, Reading
+from sheepop.generate.runner import PagedRunner, Reading, hidden_states, paged_runner
 from sheepop.model import Transformer
 from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.ranks import loss_of_ranks
@@ -41,10 +41,7 @@ _ADDRESS = "127.0.0.1"
 
 
 class Followers:
-    """The follower processes on this machine; they end with this process, or on `close`.
-
-    Raises `DeviceError` for more processes than GPUs.
-    """
+    """The follower processes, until `close` or the end of this one; raises `DeviceError` for too few GPUs."""
 
     def __init__(self, size: int, device: str) -> None:
         if device not in ("cpu", "cuda"):
@@ -56,7 +53,7 @@ class Followers:
         self.size, self.device = size, device
         with socket.create_server((_ADDRESS, 0)) as server:
             port = server.getsockname()[1]
-        command = [sys.executable, "-m", "sheepop.generate.split_child"]
+        command = [sys.executable, "-m", "sheepop.generate.split_model"]
         # They have their own sessions, so that Ctrl-C reaches only the leader.
         self.processes = [
             subprocess.Popen(
@@ -66,93 +63,69 @@ class Followers:
         ]
         self.close = weakref.finalize(self, _end, self.processes)
         # A thread keeps this lock from the message to the end of the pass, so that passes never interleave.
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self._numbers, self._forgotten = itertools.count(), list[int]()
         join(0, size, port, device)
 
     def load(self, path: Path, dtype: torch.dtype | None) -> LoadedModel:
         """Loads a part of the model in every process; raises `ConfigError` for a model that cannot be split."""
-        number = next(self._numbers)
-        self.send(load=number, path=str(path), dtype=None if dtype is None else str(dtype).removeprefix("torch."))
-        loaded = load_part(path, dtype, self.device)
-        loaded.model.led = _Led(self, number)  # type: ignore[assignment]
-        weakref.finalize(loaded.model.led, self._forgotten.append, number)
+        led, name = _Led(self), None if dtype is None else str(dtype).removeprefix("torch.")
+        with self.together(load=led.number, path=str(path), dtype=name):
+            loaded = load_part(path, dtype, self.device)
+        loaded.model.led = led  # type: ignore[assignment]
         return loaded
 
-    def runner(self, model: int, owner: object, **cache: Any) -> int:
-        """Creates a runner and a cache for `model` in every follower; returns its number. It is freed with `owner`."""
+    def number(self, owner: object) -> int:
+        """Returns a new number of a model or runner, which the followers free with `owner`."""
         number = next(self._numbers)
         weakref.finalize(owner, self._forgotten.append, number)
-        self.send(runner=number, model=model, cache=cache)
         return number
 
-    def send(self, **message: Any) -> None:
-        """Sends a message to all followers, with the numbers of models and runners that they can free."""
-        with self.lock, _naming_losses():
-            broadcast({**message, "forget": [self._forgotten.pop() for _ in range(len(self._forgotten))]})
+    @contextmanager
+    def together(self, **message: Any) -> Iterator[None]:
+        """Sends a message to all followers; within the block this process takes its part in what they then compute.
+
+        Adds the numbers of models and runners that they can free. Raises `RanksError` if a process is lost.
+        """
+        with self._lock:
+            try:
+                broadcast({**message, "forget": [self._forgotten.pop() for _ in range(len(self._forgotten))]})
+                yield
+            except RuntimeError as error:
+                if (lost := loss_of_ranks(error)) is None:
+                    raise
+                raise RanksError(f"A process with a part of the model was lost. {lost}") from None
 
 
 class _Led:
     """The followers of a split model, and its number there; copies of the model share this object."""
 
-    def __init__(self, followers: Followers, number: int) -> None:
-        self.followers, self.number = followers, number
+    def __init__(self, followers: Followers) -> None:
+        self.followers, self.number = followers, followers.number(self)
 
     def __deepcopy__(self, memory: dict[int, Any]) -> _Led:
         return self
 
+    def runner(self, model: Transformer, cache: PagedCache, settings: dict[str, Any]) -> PagedRunner:
+        return _LeadingRunner(model, cache, self, settings)
 
-def is_led(model: Transformer) -> bool:
-    """Whether `model` is split over this process and followers."""
-    return isinstance(getattr(model, "led", None), _Led)
+    def whole(self, token_ids: Sequence[int]) -> AbstractContextManager[None]:
+        """Within the block the followers compute the hidden states of one text."""
+        return self.followers.together(whole=self.number, token_ids=list(token_ids))
 
 
-class LeadingRunner(PagedRunner):
-    """Runs a split model: sends each pass to the followers, then computes its own part.
+class _LeadingRunner(PagedRunner):
+    """Runs a split model: sends each pass to the followers, whose caches have `settings`, and computes its own part."""
 
-    `settings` are the arguments of `cache`, with which the followers make theirs.
-    """
-
-    def __init__(self, model: Transformer, cache: PagedCache, settings: dict[str, Any]) -> None:
+    def __init__(self, model: Transformer, cache: PagedCache, led: _Led, settings: dict[str, Any]) -> None:
         super().__init__(model, cache)
-        led = model.led
-        assert isinstance(led, _Led)
-        self._followers = led.followers
-        self._number = led.followers.runner(led.number, self, **settings)
+        self._followers, self._number = led.followers, led.followers.number(self)
+        with self._followers.together(runner=self._number, model=led.number, cache=settings):
+            pass
 
     def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
-        """The logits of one pass, which all processes compute."""
-        with self._followers.lock, _naming_losses():
-            self._followers.send(read=self._number, **to_record(reading))
+        with self._followers.together(read=self._number, **to_record(reading)):
             return super().read(reading, sources)
-
-
-def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
-    """Returns the runner of `model` with a new cache of these `settings`, in all processes if the model is split."""
-    cache = PagedCache(model, **settings)
-    return LeadingRunner(model, cache, settings) if is_led(model) else PagedRunner(model, cache)
-
-
-def hidden_states(model: Transformer, token_ids: Sequence[int]) -> Tensor:
-    """The hidden states (T, D) of one text, computed without a cache, by all processes if the model is split."""
-    input_ids = torch.tensor([list(token_ids)], device=model.device)
-    if not is_led(model):
-        return model.hidden_states(input_ids)[0]
-    led = model.led
-    assert isinstance(led, _Led)
-    with led.followers.lock, _naming_losses():
-        led.followers.send(whole=led.number, token_ids=list(token_ids))
-        return model.hidden_states(input_ids)[0]
-
-
-@contextmanager
-def _naming_losses() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if (lost := loss_of_ranks(error)) is None:
-            raise
-        raise RanksError(f"A process with a part of the model was lost. {lost}") from None
 
 
 def to_record(reading: Reading) -> dict[str, Any]:
@@ -213,3 +186,37 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         dist.destroy_process_group()
     for process in processes:
         process.wait()
+
+
+def _follow(rank: int, size: int, port: int, device: str) -> None:
+    """Executes the messages of the leader until the leader is gone."""
+    join(rank, size, port, device)
+    models: dict[int, Transformer] = {}
+    runners: dict[int, PagedRunner] = {}
+    while True:
+        message = broadcast(None)
+        for number in message["forget"]:
+            models.pop(number, None)
+            runners.pop(number, None)
+        if "load" in message:
+            dtype = None if message["dtype"] is None else getattr(torch, message["dtype"])
+            # The leader raises the same error for a model that cannot be read or split.
+            with suppress(SheepOpError):
+                models[message["load"]] = load_part(Path(message["path"]), dtype, device).model
+        elif "runner" in message:
+            runners[message["runner"]] = paged_runner(models[message["model"]], **message["cache"])
+        else:
+            with torch.inference_mode(), torch.autocast(device, enabled=False):
+                if "whole" in message:
+                    hidden_states(models[message["whole"]], message["token_ids"])
+                else:
+                    runners[message["read"]].read(from_record(message))
+
+
+if __name__ == "__main__":
+    try:
+        own_rank, num_processes, store_port = map(int, sys.argv[1:4])
+        _follow(own_rank, num_processes, store_port, sys.argv[4])
+    except RuntimeError as error:
+        if loss_of_ranks(error) is None:
+            raise

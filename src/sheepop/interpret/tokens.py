@@ -8,7 +8,7 @@ from typing import Any
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import visible
-from sheepop.generate.prompt import Prompt, encode_prompt, read_prompt
+from sheepop.generate.request import Prompt, encode_prompt, read_prompt
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
 

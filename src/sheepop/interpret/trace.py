@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sheepop.generate.prompt import Prompt
+from sheepop.generate.request import Prompt
 from sheepop.interpret.tokens import Token, TokenReader, read_traced
 from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.attention.layer import Attention

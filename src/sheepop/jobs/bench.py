@@ -32,7 +32,7 @@ from sheepop.train.activation_checkpointing import apply_activation_checkpointin
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizers import build_optimizers
+from sheepop.train.optimizers.build import build_optimizers
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, candidates, torch_dtype
 from sheepop.train.source import PreparedStep

@@ -10,7 +10,6 @@ from sheepop.checkpoint.exchange.passage import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
-from sheepop.generate.split_model import Followers
 from sheepop.model import EncoderDecoder, Transformer
 
 
@@ -36,7 +35,12 @@ class Loader:
         if tensor_parallel > 1 and adapters:
             raise UsageError("--adapter and --tensor-parallel cannot be combined. Leave one of them out.")
         self._adapters, self._device, self._dtype = adapters, device, dtype
-        self._followers = Followers(tensor_parallel, resolve_device(device)) if tensor_parallel > 1 else None
+        self._followers = None
+        if tensor_parallel > 1:
+            # It loads torch's compiler, which takes a second and which one process does not need.
+            from sheepop.generate.split_model import Followers
+
+            self._followers = Followers(tensor_parallel, resolve_device(device))
 
     def __call__(self, model: str | Path) -> LoadedModel:
         """Loads a model; raises as `load_adapted` does, and `ConfigError` for a model that cannot be split."""

@@ -22,9 +22,8 @@ from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.inside import PAGE
-from sheepop.serve.registry import Registry
+from sheepop.serve.registry import Registry, Stock
 from sheepop.serve.server import Server, Service
-from sheepop.serve.stock import Stock
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""Converts requests of OpenAI's API to requests of the engine, and its texts to answers."""
+"""Converts requests of OpenAI's API to requests of the engine, and its texts to answers, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,26 +18,17 @@ from sheepop.generate import GenerationConfig
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.scheduler import QueueFullError
-from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, ToolChoice
+from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, SamplingRequest, ToolChoice
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.worker import DeadlineError, ShutdownError
 
+DONE = "data: [DONE]\n\n"
+_MARK = "<tool_call>"
 _DEFAULT_TOKENS = 16  # of text completions in OpenAI's API
 _MARKED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+# The settings that have the same name in the API and in a GenerationConfig.
+_SAME_SETTINGS = set(SamplingRequest.model_fields) & set(GenerationConfig.model_fields) - {"stop", "logit_bias"}
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
-
-
-@dataclass
-class Usage:
-    """The number of tokens of prompts and of generated texts."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def to_dict(self) -> dict[str, int]:
-        """The usage object of OpenAI's API."""
-        total = self.prompt_tokens + self.completion_tokens
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total}
 
 
 def sampling_config(requested: CompletionRequest | ChatRequest, **more: Any) -> GenerationConfig:
@@ -51,18 +42,10 @@ def sampling_config(requested: CompletionRequest | ChatRequest, **more: Any) -> 
         message = f"min_tokens: {requested.min_tokens} is more than the {most} that may be written."
         raise ApiError(400, message, param="min_tokens")
     given = {
-        "temperature": requested.temperature,
-        "top_p": requested.top_p,
-        "top_k": requested.top_k,
-        "min_p": requested.min_p,
-        "typical_p": requested.typical_p,
-        "repetition_penalty": requested.repetition_penalty,
-        "presence_penalty": requested.presence_penalty,
-        "frequency_penalty": requested.frequency_penalty,
+        **requested.model_dump(include=_SAME_SETTINGS),
         "logit_bias": bias,
         "num_completions": requested.n,
         "min_new_tokens": requested.min_tokens,
-        "seed": requested.seed,
         "stop": [requested.stop] if isinstance(requested.stop, str) else requested.stop or (),
         **more,
     }
@@ -167,21 +150,14 @@ class Answer:
 
     def head(self, suffix: str = "") -> dict[str, Any]:
         """The fields that every object of the answer begins with."""
-        mark = "chatcmpl" if self.kind == "chat.completion" else "cmpl"
-        return {
-            "id": f"{mark}-{self.id}",
-            "object": self.kind + suffix,
-            "created": self.created,
-            "model": self.model.name,
-        }
+        name = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{self.id}"
+        return {"id": name, "object": self.kind + suffix, "created": self.created, "model": self.model.name}
 
-    def usage(self) -> Usage:
-        """The tokens so far."""
-        written = [candidate for request in self.requests for candidate in request.candidates]
-        return Usage(
-            sum(request.prompt.num_tokens for request in self.requests),
-            sum(len(candidate.token_ids) for candidate in written),
-        )
+    def usage(self) -> dict[str, int]:
+        """The usage object of OpenAI's API: the tokens so far."""
+        read = sum(request.prompt.num_tokens for request in self.requests)
+        written = sum(len(candidate.token_ids) for request in self.requests for candidate in request.candidates)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def number(self, candidate: Candidate) -> int:
         """The index of a text among the answer's choices while it streams."""
@@ -266,3 +242,102 @@ def as_prompts(prompt: str | Sequence[Any], param: str, most: int) -> list[str |
     if len(prompts) > most:
         raise ApiError(400, f"{param}: at most {most} texts at a time, got {len(prompts)}.", param=param)
     return prompts
+
+
+def event(value: Mapping[str, Any]) -> str:
+    """Formats a server-sent event."""
+    return f"data: {json.dumps(value)}\n\n"
+
+
+class TextPieces:
+    """The choices of ``/v1/completions``."""
+
+    def __init__(self, answer: Answer, requested: CompletionRequest) -> None:
+        self._answer, self._requested = answer, requested
+        self._sent_tokens: dict[int, int] = {}
+
+    def whole(self, candidate: Candidate, number: int) -> dict[str, Any]:
+        """A finished choice."""
+        prompt = candidate.request.prompt.text if self._requested.echo else ""
+        return {
+            "index": number,
+            "text": prompt + candidate.text,
+            "logprobs": self._logprobs(candidate, 0),
+            "finish_reason": finish_reason(candidate),
+        }
+
+    def piece(self, candidate: Candidate, number: int, text: str) -> list[dict[str, Any]]:
+        """The new piece of a choice after a step, if there is one."""
+        first = self._sent_tokens.get(number)
+        if first is None and self._requested.echo:
+            text = candidate.request.prompt.text + text
+        first, self._sent_tokens[number] = first or 0, len(candidate.token_ids)
+        if not text and candidate.finish_reason is None:
+            self._sent_tokens[number] = first
+            return []
+        logprobs = self._logprobs(candidate, first)
+        return [{"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(candidate)}]
+
+    def _logprobs(self, candidate: Candidate, first: int) -> dict[str, Any] | None:
+        if self._requested.logprobs is None:
+            return None
+        offset = len(candidate.request.prompt.text) if self._requested.echo else 0
+        return text_logprobs(candidate, self._answer.model, offset, first)
+
+
+class ChatPieces:
+    """The choices of ``/v1/chat/completions``."""
+
+    def __init__(self, answer: Answer, requested: ChatRequest) -> None:
+        self._answer, self._requested = answer, requested
+        self._sent_tokens: dict[int, int] = {}
+        self._sent_characters: dict[int, int] = {}
+        self._may_call = bool(requested.tools) and requested.tool_choice != "none"
+
+    def whole(self, candidate: Candidate, number: int) -> dict[str, Any]:
+        """A finished choice."""
+        said, calls = tool_calls(candidate.text, self._requested)
+        message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        logprobs = chat_logprobs(candidate, self._answer.model) if self._requested.logprobs else None
+        reason = "tool_calls" if calls else finish_reason(candidate)
+        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def piece(self, candidate: Candidate, number: int, text: str) -> list[dict[str, Any]]:
+        """The new pieces of a choice after a step: the role, once, then text, tool calls, and the finish reason."""
+        found = []
+        if number not in self._sent_tokens:
+            self._sent_tokens[number] = self._sent_characters[number] = 0
+            found.append(self._choice(number, {"role": "assistant", "content": "", "refusal": None}))
+        over = candidate.finish_reason is not None
+        calls: list[dict[str, Any]] = []
+        if self._may_call:
+            said, calls = tool_calls(candidate.text, self._requested) if over else (self._certain(candidate.text), [])
+            text = said[self._sent_characters[number] :]
+            self._sent_characters[number] += len(text)
+        if text:
+            first, self._sent_tokens[number] = self._sent_tokens[number], len(candidate.token_ids)
+            logprobs = chat_logprobs(candidate, self._answer.model, first) if self._requested.logprobs else None
+            found.append(self._choice(number, {"content": text}, logprobs=logprobs))
+        if calls:
+            numbered = [{"index": index, **call} for index, call in enumerate(calls)]
+            found.append(self._choice(number, {"tool_calls": numbered}))
+        if over:
+            found.append(self._choice(number, {}, reason="tool_calls" if calls else finish_reason(candidate)))
+        return found
+
+    def _certain(self, text: str) -> str:
+        """The prefix of a text that is not part of a tool call, whatever follows."""
+        if self._requested.tool_choice not in (None, "auto"):
+            return ""
+        before, mark, _ = text.partition(_MARK)
+        if mark:
+            return before.rstrip()
+        withheld = next((size for size in range(len(_MARK) - 1, 0, -1) if text.endswith(_MARK[:size])), 0)
+        return text[: len(text) - withheld].rstrip()
+
+    def _choice(
+        self, number: int, delta: dict[str, Any], *, logprobs: Any = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        return {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

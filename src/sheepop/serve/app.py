@@ -24,14 +24,21 @@ import sheepop
 from sheepop.core.errors import SheepOpError
 from sheepop.generate.engine import Update
 from sheepop.serve import replies
-from sheepop.serve.access import Doorkeeper
-from sheepop.serve.answers import Answer, as_prompts, chat_config, completion_config
+from sheepop.serve.access import Doorkeeper, Gate
+from sheepop.serve.answers import (
+    DONE,
+    Answer,
+    ChatPieces,
+    TextPieces,
+    as_prompts,
+    chat_config,
+    completion_config,
+    event,
+)
 from sheepop.serve.arena import Arena
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.gate import Gate
 from sheepop.serve.inside import Inside
 from sheepop.serve.metrics import Metrics, Timing
-from sheepop.serve.pieces import DONE, ChatPieces, TextPieces, event
 from sheepop.serve.protocol import (
     MODEL_PATHS,
     ApiError,
@@ -79,14 +86,12 @@ def create_app(
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
-    without_model: dict[str, tuple[Callable[..., Any], type[replies.Shape] | None]] = {
+    endpoints: dict[str, tuple[Callable[..., Any], type[replies.Shape] | None]] = {
         "/health": (service.health, replies.Status),
         "/ready": (service.ready, replies.Status),
         "/metrics": (service.show_metrics, None),
         "/v1/models": (service.list_models, replies.ModelList),
         "/v1/models/{name:path}": (service.show_model, replies.ModelCard),
-    }
-    with_model: dict[str, tuple[Callable[..., Any], type[replies.Shape]]] = {
         "/v1/chat/completions": (service.chat, replies.ChatCompletion),
         "/v1/completions": (service.complete, replies.Completion),
         "/v1/embeddings": (service.embed, replies.EmbeddingList),
@@ -103,17 +108,16 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
     app.add_exception_handler(HTTPException, _refuse)
     app.router.route_class = _Route
-    for path, (endpoint, shape) in without_model.items():
-        described = {} if shape is None else replies.described(shape)
-        kind = PlainTextResponse if shape is None else JSONResponse
-        app.add_api_route(
-            path, endpoint, methods=["GET"], response_model=None, response_class=kind, responses=described
-        )
-    for path in MODEL_PATHS:
-        endpoint, shape = with_model[path]
+    for path, (endpoint, shape) in endpoints.items():
         streams = shape in (replies.ChatCompletion, replies.Completion)
-        described = replies.described(shape, streams=streams)
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=described)
+        app.add_api_route(
+            path,
+            endpoint,
+            methods=["POST" if path in MODEL_PATHS else "GET"],
+            response_model=None,
+            response_class=PlainTextResponse if shape is None else JSONResponse,
+            responses={} if shape is None else replies.described(shape, streams=streams),
+        )
     for part in page:
         app.include_router(part.routes())
     return app
@@ -239,7 +243,7 @@ class Service:
         await self._while_wanted(request, self._write(answer, written))
         chosen = [candidate for request in answer.requests for candidate in request.chosen()]
         choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
-        return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage().to_dict()})
+        return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage()})
 
     async def _write(self, answer: Answer, written: Written) -> None:
         timing = Timing(self.metrics, answer.model.name)
@@ -269,7 +273,7 @@ class Service:
                 if events:
                     yield "".join(events)
             if include_usage:
-                yield event({**head, "choices": [], "usage": answer.usage().to_dict()})
+                yield event({**head, "choices": [], "usage": answer.usage()})
             yield DONE
         except ApiError as error:
             yield event(error.body)
@@ -278,8 +282,8 @@ class Service:
 
     def _count(self, answer: Answer) -> None:
         usage = answer.usage()
-        self.metrics.prompt_tokens.labels(answer.model.name).inc(usage.prompt_tokens)
-        self.metrics.completion_tokens.labels(answer.model.name).inc(usage.completion_tokens)
+        self.metrics.prompt_tokens.labels(answer.model.name).inc(usage["prompt_tokens"])
+        self.metrics.completion_tokens.labels(answer.model.name).inc(usage["completion_tokens"])
 
 
 class Ticket:
@@ -345,14 +349,8 @@ class _Route(APIRoute):
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
-    longest = model.generator.model.config.max_seq_len
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "sheepop",
-        "max_model_len": longest,
-    }
+    found = {"id": model.name, "object": "model", "created": model.created, "owned_by": "sheepop"}
+    return {**found, "max_model_len": model.generator.model.config.max_seq_len}
 
 
 async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> T:

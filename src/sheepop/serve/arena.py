@@ -13,18 +13,17 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sheepop.core.errors import DataError, SheepOpError
 from sheepop.evaluate.ranking import standings
 from sheepop.generate import GenerationConfig
-from sheepop.serve.answers import Answer, finish_reason
-from sheepop.serve.pieces import DONE, event
-from sheepop.serve.protocol import ApiError
+from sheepop.serve.answers import DONE, Answer, event, finish_reason
+from sheepop.serve.protocol import ApiError, RequestModel
 from sheepop.serve.registry import Registry
 from sheepop.serve.same_site import HEADERS, json_answer, same_site
-from sheepop.serve.side_work import SideWork
 from sheepop.serve.votes import Message, Vote, VotesFile
+from sheepop.serve.worker import SideWork
 
 Choice = Literal["left", "right", "tie", "neither"]
 T = TypeVar("T", bound=Hashable)
@@ -34,18 +33,14 @@ _KEPT = 256
 _LONGEST_PROMPT = 2**16
 
 
-class BeginRequest(BaseModel):
+class BeginRequest(RequestModel):
     """The prompt that two models answer; null draws one of the arena's prompts."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: Annotated[str, Field(max_length=_LONGEST_PROMPT)] | None = None
 
 
-class VoteRequest(BaseModel):
+class VoteRequest(RequestModel):
     """A vote for the left or the right answer, for a tie, or for neither."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     vote: Choice
 

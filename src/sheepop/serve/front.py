@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import aclosing
+from typing import Any
 
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from sheepop.serve.access import Doorkeeper
+from sheepop.serve.access import Doorkeeper, Gate
+from sheepop.serve.answers import event
 from sheepop.serve.app import CLIENT_LEFT, while_wanted
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.gate import Gate
-from sheepop.serve.home import beginning
 from sheepop.serve.metrics import Metrics, merged
-from sheepop.serve.pieces import event
 from sheepop.serve.protocol import MODEL_PATHS, ApiError
 from sheepop.serve.registry import Registry, draining
 from sheepop.serve.replicas import Replicas
@@ -24,6 +25,7 @@ _FORWARDED = (
     "type", "http_version", "scheme", "method", "path", "raw_path", "query_string", "root_path", "headers", "client",
     "server", "request_name",
 )  # fmt: skip
+_CHARACTERS, _TOKENS = 256, 64  # the most that a key is made of
 
 
 class Front:
@@ -112,7 +114,9 @@ class Front:
                 for message in messages:
                     if message["type"] == "http.response.start":
                         # Sent with the first body message, so that a replica lost before can still change the status.
-                        head = _without_name(message)
+                        # The front's gate adds the request id.
+                        headers = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+                        head = {**message, "headers": headers}
                         continue
                     if head is not None:
                         await send(head)
@@ -120,10 +124,35 @@ class Front:
                     await send(message)
 
 
-def _without_name(head: Message) -> Message:
-    """Returns the start of an answer without the request id, which the front's gate adds."""
-    return {**head, "headers": [pair for pair in head["headers"] if pair[0] != b"x-request-id"]}
-
-
 def _no_model(name: str) -> ServedModel:
     raise AssertionError(f"{name}: models are in the replicas")
+
+
+def beginning(body: bytes, tenant: str) -> str:
+    """Returns a hash of a request's prefix, equal for requests that should share a replica; empty without a prefix.
+
+    It covers the tenant, the model, and a conversation up to the user's first message, the first 256 characters of a
+    text, or its first 64 tokens.
+    """
+    try:
+        requested = from_json(body)
+    except ValueError:
+        return ""  # the replica reports the error
+    start = _start(requested) if isinstance(requested, dict) else None
+    if not start:
+        return ""
+    return hashlib.blake2b(repr((tenant, requested.get("model"), start)).encode(), digest_size=16).hexdigest()
+
+
+def _start(requested: dict[str, Any]) -> Any:
+    messages, prompt = requested.get("messages"), requested.get("prompt")
+    if isinstance(messages, list):
+        of_user = (
+            n for n, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"
+        )
+        return messages[: next(of_user, 0) + 1]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt[:_CHARACTERS]
+    return prompt[:_TOKENS] if isinstance(prompt, list) else None

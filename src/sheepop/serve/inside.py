@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict
 
 from sheepop.core.errors import SheepOpError, UsageError
 from sheepop.interpret.checks import check_trace
@@ -19,10 +18,10 @@ from sheepop.interpret.lens import embedding_map, logit_lens, nearest_tokens, re
 from sheepop.interpret.parts import direct_attribution, norm_statistics
 from sheepop.interpret.trace import Trace
 from sheepop.model import EncoderDecoder
-from sheepop.serve.protocol import ApiError
+from sheepop.serve.protocol import ApiError, RequestModel
 from sheepop.serve.registry import Registry
 from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
-from sheepop.serve.side_work import SideWork
+from sheepop.serve.worker import SideWork
 
 PAGE = "/ui"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -30,13 +29,11 @@ _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg"
 _KEPT, _MOST_NUMBERS = 16, 2**20
 
 
-class TraceRequest(BaseModel):
+class TraceRequest(RequestModel):
     """The prompt to trace, a text or token ids, and the model; null means the first model.
 
     For an encoder-decoder `prompt` is the source, and `target` is the target so far.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: str | list[int]
     target: str | list[int] | None = None
@@ -83,16 +80,11 @@ class Inside:
 
     async def models(self) -> JSONResponse:
         """The models that can be traced, and whether each has a chat template and an encoder."""
-        return json_answer(
-            [
-                {
-                    "name": model.name,
-                    "chats": model.template is not None,
-                    "encodes": isinstance(model.generator.model, EncoderDecoder),
-                }
-                for model in self._registry.models()
-            ]
-        )
+        found = []
+        for model in self._registry.models():
+            encodes = isinstance(model.generator.model, EncoderDecoder)
+            found.append({"name": model.name, "chats": model.template is not None, "encodes": encodes})
+        return json_answer(found)
 
     async def reload(self) -> JSONResponse:
         """Reloads all models, to show the current state of a run; returns the same as `models`."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from sheepop.generate.scheduler import Scheduler
 from sheepop.serve.registry import Registry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -49,25 +52,22 @@ class _Engines(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yields the current gauges of the engines."""
-        gauges = {
-            "sheepop_running_requests": ("Running requests.", lambda worker: worker.num_running),
-            "sheepop_waiting_requests": ("Waiting requests.", lambda worker: worker.num_waiting),
-            "sheepop_cache_use": ("Share of the cache that running requests use.", lambda worker: worker.cache_use),
+        gauges: dict[str, tuple[str, Callable[[Scheduler], float]]] = {
+            "sheepop_running_requests": ("Running requests.", lambda scheduler: len(scheduler.running)),
+            "sheepop_waiting_requests": ("Waiting requests.", lambda scheduler: len(scheduler.waiting)),
+            "sheepop_cache_use": ("Share of the cache that running requests use.", _cache_use),
         }
         for name, (meaning, value) in gauges.items():
             family = GaugeMetricFamily(name, meaning, labels=["model"])
             for model in self._models.models():
-                family.add_metric([model.name], value(model.worker))  # type: ignore[no-untyped-call]
+                family.add_metric([model.name], value(model.worker.scheduler))
             yield family
 
 
-class _Found(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        """Returns the families unchanged."""
-        return self._families
+def _cache_use(scheduler: Scheduler) -> float:
+    """The share of the cache's blocks that running requests use, in the fullest kind."""
+    free, counts = scheduler.manager.num_free, scheduler.manager.num_blocks
+    return 1 - min(unused / count for unused, count in zip(free, counts, strict=True))
 
 
 def merged(front: bytes, replicas: Mapping[str, bytes]) -> bytes:
@@ -80,7 +80,7 @@ def merged(front: bytes, replicas: Mapping[str, bytes]) -> bytes:
             known.samples += [sample._replace(labels={**sample.labels, "replica": replica}) for sample in of_models]
     running = GaugeMetricFamily("sheepop_replicas", "Replicas that answer.", value=len(replicas))
     registry = CollectorRegistry()
-    registry.register(_Found([*families.values(), running]))
+    registry.register(cast(Collector, SimpleNamespace(collect=lambda: [*families.values(), running])))
     return generate_latest(registry)
 
 

@@ -35,14 +35,16 @@ class ApiError(HTTPException):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class _RequestModel(BaseModel):
+class RequestModel(BaseModel):
+    """A body of a request, or a part of one; unknown fields are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 ModelName = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
-class StreamOptions(_RequestModel):
+class StreamOptions(RequestModel):
     """Options of a stream."""
 
     include_usage: bool = False
@@ -51,7 +53,7 @@ class StreamOptions(_RequestModel):
 _Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
-class _Sampling(_RequestModel):
+class SamplingRequest(RequestModel):
     """The fields that chat and text completions share."""
 
     model: ModelName
@@ -77,13 +79,13 @@ class _Sampling(_RequestModel):
     priority: Annotated[int, Field(ge=0, le=100)] = 0
 
     @model_validator(mode="after")
-    def _check_sampling(self) -> _Sampling:
+    def _check_sampling(self) -> SamplingRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream = true")
         return self
 
 
-class CompletionRequest(_Sampling):
+class CompletionRequest(SamplingRequest):
     """``POST /v1/completions``."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -92,21 +94,21 @@ class CompletionRequest(_Sampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class TextPart(_RequestModel):
+class TextPart(RequestModel):
     """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(_RequestModel):
+class FunctionCall(RequestModel):
     """A function that the model called."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_RequestModel):
+class ToolCall(RequestModel):
     """A call of a tool in an earlier message."""
 
     id: str
@@ -114,7 +116,7 @@ class ToolCall(_RequestModel):
     function: FunctionCall
 
 
-class ChatMessage(_RequestModel):
+class ChatMessage(RequestModel):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -142,7 +144,7 @@ class ChatMessage(_RequestModel):
         return found
 
 
-class Function(_RequestModel):
+class Function(RequestModel):
     """A function that the model may call."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -151,27 +153,27 @@ class Function(_RequestModel):
     strict: bool | None = None
 
 
-class Tool(_RequestModel):
+class Tool(RequestModel):
     """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(_RequestModel):
+class NamedFunction(RequestModel):
     """A function, by name."""
 
     name: str
 
 
-class ToolChoice(_RequestModel):
+class ToolChoice(RequestModel):
     """The function that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(_RequestModel):
+class JsonSchema(RequestModel):
     """A schema that the answer must fit."""
 
     name: str = ""
@@ -180,7 +182,7 @@ class JsonSchema(_RequestModel):
     strict: bool | None = None
 
 
-class ResponseFormat(_RequestModel):
+class ResponseFormat(RequestModel):
     """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -193,7 +195,7 @@ class ResponseFormat(_RequestModel):
         return self
 
 
-class ChatRequest(_Sampling):
+class ChatRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -218,7 +220,7 @@ class ChatRequest(_Sampling):
         return self
 
 
-class EmbeddingRequest(_RequestModel):
+class EmbeddingRequest(RequestModel):
     """``POST /v1/embeddings``."""
 
     model: ModelName
@@ -227,7 +229,7 @@ class EmbeddingRequest(_RequestModel):
     user: str | None = None
 
 
-class TokenizeRequest(_RequestModel):
+class TokenizeRequest(RequestModel):
     """``POST /tokenize``."""
 
     model: ModelName
@@ -235,7 +237,7 @@ class TokenizeRequest(_RequestModel):
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(_RequestModel):
+class DetokenizeRequest(RequestModel):
     """``POST /detokenize``."""
 
     model: ModelName
@@ -274,4 +276,4 @@ def _fields(model: type[BaseModel]) -> set[str]:
     return own.union(*map(_fields, model.__subclasses__()))
 
 
-_FIELDS = _fields(_RequestModel)
+_FIELDS = _fields(RequestModel)

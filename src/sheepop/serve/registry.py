@@ -1,14 +1,65 @@
-"""The models of a server, by name."""
+"""The models of a server: on disk, and loaded, by name."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sheepop.core.errors import CheckpointError, SheepOpError
+from sheepop.checkpoint import LoadedModel, load_model, with_adapters
+from sheepop.checkpoint.exchange.passage import dtype_named
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
+from sheepop.serve.config import ServerConfig
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from sheepop.generate.split_model import Followers
+
+
+@dataclass
+class Stock:
+    """The `paths` of models by name; `adapters` are served as separate models over the weights of the first."""
+
+    paths: dict[str, Path]
+    adapters: dict[str, Path]
+    config: ServerConfig
+    device: str = "auto"
+    dtype: str | None = None
+    _base: LoadedModel | None = field(default=None, init=False)
+    _followers: Followers | None = field(default=None, init=False)
+
+    @property
+    def names(self) -> list[str]:
+        """The names in loading order: models before adapters, which share their weights."""
+        return [*self.paths, *self.adapters]
+
+    def load(self, name: str) -> ServedModel:
+        """Loads a model from disk; an adapter shares the weights of the base model that was loaded last."""
+        if name in self.paths:
+            loaded = self._read(self.paths[name])
+            if self.adapters and name == next(iter(self.paths)):
+                self._base = loaded
+            return ServedModel(name, loaded, self.config)
+        assert self._base is not None
+        return ServedModel(name, with_adapters(self._base, [self.adapters[name]], merge=False), self.config)
+
+    def _read(self, path: Path) -> LoadedModel:
+        device, dtype = resolve_device(self.device), dtype_named(self.dtype)
+        if self.config.tensor_parallel == 1:
+            return load_model(path, device, dtype)
+        if self.adapters:
+            raise UsageError("Models with adapters cannot be split over processes. Leave server.tensor_parallel out.")
+        if self._followers is None:
+            # It loads torch's compiler, which takes a second and which one process does not need.
+            from sheepop.generate.split_model import Followers
+
+            self._followers = Followers(self.config.tensor_parallel, device)
+        return self._followers.load(path, dtype)
 
 
 def draining() -> ApiError:

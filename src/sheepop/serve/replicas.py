@@ -6,9 +6,10 @@ This module imports Ray, so only a server with engine `ray` may import it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,21 +21,18 @@ from ray.serve.config import ProxyLocation, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.types import Message
 
 from sheepop.core.cluster import ray_cluster
 from sheepop.core.errors import UsageError
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
-from sheepop.serve.config import ServerConfig
-from sheepop.serve.home import home_of
 from sheepop.serve.protocol import ApiError
-from sheepop.serve.registry import Registry
-from sheepop.serve.stock import Stock
+from sheepop.serve.registry import Registry, Stock
 
 _ACCEPT_SECONDS = 5.0
 _HEALTH_SECONDS = 2.0
 _FAULTS = logging.getLogger("sheepop.server")
-Message = MutableMapping[str, Any]
 
 
 class Replica:
@@ -117,6 +115,15 @@ class HomeRouter(RequestRouter):  # type: ignore[misc] # Ray Serve has no types
         return [[home], [replica for replica in candidate_replicas if replica is not home]]
 
 
+def home_of(key: str, replicas: Sequence[str]) -> str:
+    """Returns the replica for requests with this key.
+
+    It has the highest hash of its name and the key (rendezvous hashing, Thaler and Ravishankar 1998): every caller
+    finds the same one, and when a replica is lost, only its own keys move.
+    """
+    return max(replicas, key=lambda replica: hashlib.blake2b(f"{replica} {key}".encode()).digest())
+
+
 class Replicas:
     """All replicas, for the front that sends them requests."""
 
@@ -179,8 +186,7 @@ def replicas_on_ray(stock: Stock, doorkeeper: Doorkeeper) -> Iterator[Replicas]:
 
     Raises `UsageError` if the cluster cannot be used, is too small, or cannot load the models.
     """
-    config: ServerConfig = stock.config
-    device = stock.device
+    config, device = stock.config, stock.device
     with ray_cluster(UsageError):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location=ProxyLocation.Disabled)

@@ -13,8 +13,8 @@ from sheepop.interpret.store import StoredTrace
 from sheepop.report.glossary import GLOSSARY
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
-from sheepop.serve.side_work import SideWork
 from sheepop.serve.votes import Vote, VotesFile
+from sheepop.serve.worker import SideWork
 
 T = TypeVar("T")
 # A report has its own scripts, so it is sandboxed: it can reach neither the server nor the page.

@@ -13,12 +13,10 @@ import torch
 from sheepop.checkpoint import LoadedModel
 from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.prompt import read_prompt
-from sheepop.generate.request import Request
-from sheepop.generate.split_model import hidden_states
+from sheepop.generate.request import Request, read_prompt
+from sheepop.generate.runner import hidden_states
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.side_work import SideWork
-from sheepop.serve.worker import EngineWorker
+from sheepop.serve.worker import EngineWorker, SideWork
 from sheepop.tokenizer import ChatTemplate
 
 _FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for the engine

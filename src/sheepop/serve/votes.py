@@ -9,27 +9,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sheepop.core.files import storage_errors, sync_directory
+from sheepop.serve.protocol import RequestModel
 
 LONGEST_TEXT = 2**20
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
-class Message(BaseModel):
+class Message(RequestModel):
     """A message of a conversation, in the format of `sheepop tune`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: _Text
 
 
-class Vote(BaseModel):
+class Vote(RequestModel):
     """A preference between two answers to a prompt, with the models that wrote them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: _Text | Annotated[list[Message], Field(min_length=1)]
     chosen: _Text

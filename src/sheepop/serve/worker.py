@@ -1,4 +1,4 @@
-"""An engine in its own thread, and the tasks of an event loop that wait for its updates."""
+"""The threads of a server: one for each engine, and some for slow work beside it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -17,7 +19,9 @@ from sheepop.core.errors import SheepOpError
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.request import Request
 from sheepop.generate.scheduler import Schedulable
+from sheepop.serve.protocol import ApiError
 
+T = TypeVar("T")
 _LOG = logging.getLogger("sheepop.server")
 _ENDING = "The server is shutting down."
 
@@ -55,29 +59,13 @@ class EngineWorker:
     """Runs an engine for many tasks at a time. A request that fails does not affect the others."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        self._engine = engine
+        self._engine, self.scheduler = engine, engine.scheduler
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._listeners: dict[int, _Listener] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"engine of {name}", daemon=True)
         self._thread.start()
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of waiting requests."""
-        return len(self._engine.scheduler.waiting)
-
-    @property
-    def num_running(self) -> int:
-        """The number of running requests."""
-        return len(self._engine.scheduler.running)
-
-    @property
-    def cache_use(self) -> float:
-        """The share of the cache's blocks that running requests use, in the fullest kind."""
-        manager = self._engine.scheduler.manager
-        return 1 - min(free / count for free, count in zip(manager.num_free, manager.num_blocks, strict=True))
 
     async def write(
         self, requests: Sequence[Request], *, seconds: float | None = None
@@ -157,12 +145,12 @@ class EngineWorker:
         _LOG.error("the engine failed", exc_info=error)
         fault = EngineFaultError(f"The engine failed: {type(error).__name__}: {error}")
         # If no request was running, the step failed for a waiting one.
-        for request in [cast(Request, found) for found in self._engine.scheduler.running or self._scheduled()]:
+        for request in [cast(Request, found) for found in self.scheduler.running or self._scheduled()]:
             self._engine.abort(request)
             self._notify({id(request): _Event([], is_over=True, error=fault)})
 
     def _scheduled(self) -> list[Schedulable]:
-        return [*self._engine.scheduler.running, *self._engine.scheduler.waiting]
+        return [*self.scheduler.running, *self.scheduler.waiting]
 
     def _add(self, requests: Sequence[Request], listener: _Listener) -> None:
         for request in requests:
@@ -201,3 +189,32 @@ def _of_step(updates: list[Update]) -> _Event:
 def _deliver(found: list[tuple[asyncio.Queue[_Event], _Event]]) -> None:
     for queue, event in found:
         queue.put_nowait(event)
+
+
+class SideWork:
+    """Threads for slow work, such as templates and grammars, in its order; at most `most` calls are open."""
+
+    def __init__(self, name: str, *, threads: int, most: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._most, self._num_open = most, 0
+
+    async def do(self, work: Callable[..., T], *arguments: Any, **settings: Any) -> T:
+        """Returns the result of `work`; raises `ApiError` 503 if too many calls are open.
+
+        A waiting call is dropped if its caller is cancelled.
+        """
+        if self._num_open >= self._most:
+            raise ApiError(
+                503, "Too many requests are being prepared. Try again later.", kind="server_error", code="overloaded",
+                retry_after=1,
+            )  # fmt: skip
+        self._num_open += 1
+        try:
+            task = partial(work, *arguments, **settings)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, task)
+        finally:
+            self._num_open -= 1
+
+    def close(self) -> None:
+        """Drops waiting calls, and waits for the running ones."""
+        self._pool.shutdown(cancel_futures=True)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sheepop.train.counters import TrainingState
     from sheepop.train.evaluation_weights import EvaluationWeights, build_evaluation_weights
     from sheepop.train.loop import Trainer
-    from sheepop.train.optimizers import build_optimizers, check_layers
+    from sheepop.train.optimizers.build import build_optimizers
+    from sheepop.train.optimizers.groups import check_layers
     from sheepop.train.schedule import Schedule
     from sheepop.train.validation import Scores, TokenScores, validate
 else:

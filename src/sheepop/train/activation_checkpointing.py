@@ -57,7 +57,11 @@ def _run_checkpointed(forward: Callable[..., Any], options: dict[str, Any], *arg
 
 def _contexts(kept: set[Any]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """The contexts of the first pass, which keeps results, and of the recomputation, which reuses them."""
-    keeping, taking = create_selective_checkpoint_contexts(partial(_policy, kept))  # type: ignore[no-untyped-call]
+
+    def policy(context: Any, operation: Any, *arguments: Any, **settings: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    keeping, taking = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
     return keeping, _Reusing(taking, kept)
 
 
@@ -83,10 +87,6 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in self._kept:
             return self._mode.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
-
-
-def _policy(kept: set[Any], context: Any, operation: Any, *arguments: Any, **settings: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,11 @@ def resolve_activation_checkpointing(
     """
     if config.activation_checkpointing != "auto":
         return config
-    budget = int(config.memory_budget * GIGABYTE) if config.memory_budget is not None else _free_bytes(device)
+    if config.memory_budget is not None:
+        budget = int(config.memory_budget * GIGABYTE)
+    else:
+        free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+        budget = int(free * _FREE_SHARE)
     found = measure()
     chosen = found.cheapest(budget)
     if chosen is None:
@@ -157,8 +161,3 @@ def resolve_activation_checkpointing(
         )
     mode, count = chosen
     return config.replace(activation_checkpointing=mode, checkpointed_blocks=count or None, memory_budget=None)
-
-
-def _free_bytes(device: str) -> int:
-    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
-    return int(free * _FREE_SHARE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.counters import TrainingState
-from sheepop.train.pace import Pace
+from sheepop.train.schedule import Pace
 
 VALIDATE, EVALUATE, SAMPLE, SAVE = "validate", "evaluate", "sample", "save"
 MILESTONES = (0.10, 0.25, 0.50)  # shares of the steps whose checkpoints are kept

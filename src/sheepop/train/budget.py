@@ -24,7 +24,7 @@ from sheepop.model.fused import fuses
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import Objective
-from sheepop.train.optimizers import build_optimizers, optimizer_settings
+from sheepop.train.optimizers.build import build_optimizers, optimizer_settings
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import candidates
 from sheepop.train.source import PreparedStep
@@ -182,10 +182,15 @@ def resolve_training(
     All budgets become `max_steps`, so a run from the result takes equally many steps on any machine.
     """
     precision = timing.precision if timing is not None else candidates(config.precision, device)[0]
-    steps = _total_steps(config, timing, num_samples, seq_len, validation_tokens)
+    validations, limits = _MOST_VALIDATIONS, [most_steps(config, num_samples, seq_len)]
+    if config.max_minutes is not None:
+        if timing is None:
+            raise ValueError("a budget in minutes needs a measured step time")
+        fitting, validations = _fitting(config, config.max_minutes, timing, seq_len, validation_tokens)
+        limits.append(fitting)
+    steps = min([limit for limit in limits if limit is not None], default=config.batch_sizes().steps_to(num_samples))
     settings = optimizer_settings(config)
     tenth, fifth = max(1, round(steps / 10)), max(1, round(steps / 5))
-    validations = _num_validations(config, timing, seq_len, validation_tokens)
     return config.replace(
         max_steps=steps,
         max_epochs=None,
@@ -222,54 +227,29 @@ def _decay_steps(config: TrainingConfig, steps: int) -> int | None:
     return max(1, min(math.ceil(steps * _DECAY_SHARE), steps - _warmup_steps(config, steps)))
 
 
-def _total_steps(
-    config: TrainingConfig, timing: StepTime | None, num_samples: int, seq_len: float, validation_tokens: int
-) -> int:
-    most = most_steps(config, num_samples, seq_len)
-    if config.max_minutes is None:
-        return config.batch_sizes().steps_to(num_samples) if most is None else most
-    if timing is None:
-        raise ValueError("a budget in minutes needs a measured step time")
-    fitting = _steps_in_minutes(config, config.max_minutes, timing, seq_len, validation_tokens)
-    return fitting if most is None else min(most, fitting)
-
-
-def _steps_in_minutes(
+def _fitting(
     config: TrainingConfig, minutes: float, timing: StepTime, seq_len: float, validation_tokens: int
-) -> int:
-    """The most steps that fit with their validations, at least one; a smaller batch takes a share of a step."""
-    sizes = config.batch_sizes()
-    per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
-    validations = _num_validations(config, timing, seq_len, validation_tokens)
+) -> tuple[int, int]:
+    """The most steps that fit into the minutes, at least one, and the number of their validations.
+
+    These are ten, or in a short run as many as fit into a fifth of its minutes, at least one. A smaller batch takes a
+    share of a step.
+    """
+    sizes, left = config.batch_sizes(), minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
+    available = max(_TRAINING_SHARE * minutes * 60, left)
+    per_validation = validation_tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
+    validations = _MOST_VALIDATIONS
+    if validation_tokens:
+        validations = max(1, min(_MOST_VALIDATIONS, int(available * _VALIDATION_SHARE / per_validation)))
 
     def seconds(steps: int) -> float:
         count = validations if config.eval_interval is None else steps / config.eval_interval
         return sizes.total(steps) / config.global_batch_size * timing.seconds + count * per_validation
 
-    available = _training_seconds(minutes, timing)
     most = 1
     while seconds(most) <= available:
         most *= 2
-    return max(1, bisect_right(range(most), available, key=seconds) - 1)
-
-
-def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: float, validation_tokens: int) -> int:
-    """Ten, or in a short run as many as fit into a fifth of its minutes, at least one."""
-    if config.max_minutes is None or timing is None or not validation_tokens:
-        return _MOST_VALIDATIONS
-    per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
-    affordable = _training_seconds(config.max_minutes, timing) * _VALIDATION_SHARE / per_validation
-    return max(1, min(_MOST_VALIDATIONS, int(affordable)))
-
-
-def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: float, validation_tokens: int) -> float:
-    return validation_tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
-
-
-def _training_seconds(minutes: float, timing: StepTime) -> float:
-    """The seconds of a budget that remain for steps and validations."""
-    left = minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
-    return max(_TRAINING_SHARE * minutes * 60, left)
+    return max(1, bisect_right(range(most), available, key=seconds) - 1), validations
 
 
 def _time_steps(

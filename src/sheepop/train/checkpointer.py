@@ -32,7 +32,7 @@ from sheepop.parallel.sharding import Pieces
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.counters import TrainingState
 from sheepop.train.evaluation_weights import EvaluationWeights
-from sheepop.train.optimizers import optimizer_slots
+from sheepop.train.optimizers.build import optimizer_slots
 from sheepop.train.source import StepSource
 
 
@@ -76,8 +76,8 @@ class Share:
     num_bytes: int
 
 
-class Checkpointer:
-    """Writes and reads the checkpoints of one run. It writes in the background; `check` raises an error of that.
+class Checkpointer(BackgroundWriter):
+    """Writes the checkpoints of one run, in the background, and reads them.
 
     `form` decides which weights of the model are stored, by default all. A checkpoint also contains the state of
     `source`, which provides the steps. Each of several `ranks` has `pieces` of the tensors, and writes some whole
@@ -97,19 +97,15 @@ class Checkpointer:
         ranks: Ranks = ALONE,
         pieces: Pieces | None = None,
     ) -> None:
+        super().__init__()
         self.run = run
         self._ranks, self._pieces = ranks, pieces or Pieces({})
         self._part, self._saves = Part(ranks.rank, ranks.size), 0
         self._board: Board | None = None
         self._form = form or WholeModel(model)
-        self._model = model
-        self._tokenizer = tokenizer
-        self._optimizers = optimizers
-        self._evaluation = evaluation
-        self._provenance = provenance
-        self._source = source
+        self._model, self._tokenizer, self._source = model, tokenizer, source
+        self._optimizers, self._evaluation, self._provenance = optimizers, evaluation, provenance
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        self._writer = BackgroundWriter()
 
     def save(
         self,
@@ -124,7 +120,7 @@ class Checkpointer:
         call first waits for the previous checkpoint. `before` runs ahead of the writing and must put on the disk the
         logs that the state refers to; `after` runs once the checkpoint is the latest. Only the first rank runs them.
         """
-        self._writer.wait()
+        self.wait()
         with self._evaluation.applied():
             weights = self._share(self._form.weights(self._model), divided=self._form.is_divisible)
         trained = self._share(self._form.weights(self._model)).tensors if self._evaluation.differ else None
@@ -156,7 +152,7 @@ class Checkpointer:
             board.arrive()
             board.hear("done")
 
-        self._writer.submit(write if self._ranks.is_first else help_first)
+        self.submit(write if self._ranks.is_first else help_first)
 
     def _share(self, tensors: Mapping[str, Tensor], *, divided: bool = True) -> Share:
         """The whole tensors that this rank writes: an equal share, or everything on the first rank if not `divided`."""
@@ -191,18 +187,6 @@ class Checkpointer:
         """Stops waiting for other ranks."""
         if self._board is not None:
             self._board.is_given_up = True
-
-    def check(self) -> None:
-        """Raises an error of the writing, if there is one by now."""
-        self._writer.check()
-
-    def wait(self) -> None:
-        """Waits until the last checkpoint is written; raises an error of the writing."""
-        self._writer.wait()
-
-    def close(self) -> None:
-        """Waits for the writing and ends the thread."""
-        self._writer.close()
 
     def with_best(self, state: TrainingState, warn: Callable[[str], None]) -> TrainingState:
         """Points ``best`` at the best checkpoint of `state`, just loaded; returns the state, without a best if lost."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,11 +15,11 @@ from sheepop.core.names import Names
 from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.step_plan import Stages, first_empty_step
-from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
-from sheepop.train.pace import Pace
-from sheepop.train.schedule import ScheduleName, check_schedule
+from sheepop.train.schedule import Pace, ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
 
+OPTIMIZER_NAMES = Names("adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule_free_adamw")
+OptimizerName = Annotated[str, OPTIMIZER_NAMES]
 OBJECTIVE_NAMES = Names("next_token")
 ObjectiveName = Annotated[str, OBJECTIVE_NAMES]
 Count = Annotated[int, Field(ge=1)]
@@ -30,6 +30,52 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
 _LEAST_EPS = 2.0**-126  # the least normal float32: the optimizers' sums are float32, in which less may count as 0
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The settings of an optimizer besides learning rate and weight decay; None if it does not have one."""
+
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    momentum: float | None = None
+
+
+CUSTOMARY: dict[str, OptimizerSettings] = {
+    # The second beta of Loshchilov and Hutter is 0.999; language models are trained with 0.95 (Brown et al. 2020).
+    "adamw": OptimizerSettings(betas=(0.9, 0.95), eps=1e-8),
+    "adam": OptimizerSettings(betas=(0.9, 0.999), eps=1e-8),
+    "sgd": OptimizerSettings(momentum=0.9),
+    "muon": OptimizerSettings(betas=(0.9, 0.95), eps=1e-8, momentum=0.95),
+    "lion": OptimizerSettings(betas=(0.9, 0.99)),
+    "adafactor": OptimizerSettings(eps=1e-30),
+    "schedule_free_adamw": OptimizerSettings(betas=(0.9, 0.999), eps=1e-8),
+}
+SETTINGS = ("betas", "eps", "momentum")
+
+
+def check_optimizer(name: str, given: OptimizerSettings, *, schedule: str, ema_decay: float | None) -> None:
+    """Raises `ValueError` for a setting that the optimizer does not read, or for contradictory settings."""
+    for key in SETTINGS:
+        if getattr(given, key) is not None and getattr(CUSTOMARY[name], key) is None:
+            readers = ", ".join(other for other, settings in CUSTOMARY.items() if getattr(settings, key) is not None)
+            raise ValueError(
+                f"{key} = {getattr(given, key)} is given, but optimizer = {name} does not read it (only {readers}). "
+                f"Leave {key} out"
+            )
+    if name != "schedule_free_adamw":
+        return
+    if schedule != "constant":
+        raise ValueError(
+            f"schedule = {schedule}, but schedule_free_adamw averages its weights instead of decaying the rate. Set "
+            "schedule = constant"
+        )
+    if ema_decay is not None:
+        raise ValueError(
+            f"ema_decay = {ema_decay}, but schedule_free_adamw already averages its weights. Leave ema_decay out"
+        )
+    if given.betas is not None and given.betas[0] == 0:
+        raise ValueError("betas: the first one must be above 0 for schedule_free_adamw, because it weighs the average")
 
 
 @dataclass(frozen=True)
@@ -264,12 +310,6 @@ class TrainingConfig(Config):
             )
         return self
 
-    def _pace(self, max_steps: int) -> Pace:
-        if not self.pace:
-            return Pace(max_steps)
-        (_, planned), *revisions = self.pace
-        return Pace(planned, tuple(revisions))
-
     def at_pace(self, pace: Pace) -> TrainingConfig:
         """These settings with `pace`, to which the clock has changed the number of steps."""
         return self.replace(max_steps=pace.total_steps, pace=((0, pace.planned), *pace.revisions))
@@ -290,22 +330,14 @@ class TrainingConfig(Config):
 
     def resolved(self) -> ResolvedTraining:
         """The settings of the loop; raises `ValueError` if one of them is still null or ``auto``."""
-        known = {
-            "pace": None if self.max_steps is None else self._pace(self.max_steps),
-            "warmup_steps": self.warmup_steps,
-            "decay_steps": self.decay_steps if self.schedule == "wsd" else 0,
-            "micro_batch_size": self.micro_batch_size,
-            "precision": None if self.precision == "auto" else self.precision,
-            "activation_checkpointing": (
-                None if self.activation_checkpointing == "auto" else self.activation_checkpointing
-            ),
-            "compile": None if self.compile == "auto" else bool(self.compile),
-            "eval_interval": self.eval_interval,
-            "sample_interval": self.sample_interval,
-            "checkpoint_interval": self.checkpoint_interval,
-        }
-        unknown = [name for name, value in known.items() if value is None]
+        known: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(ResolvedTraining)}
+        known["pace"] = None
+        if self.max_steps is not None:
+            known["pace"] = Pace(self.pace[0][1], self.pace[1:]) if self.pace else Pace(self.max_steps)
+        known["decay_steps"] = self.decay_steps if self.schedule == "wsd" else 0
+        known["compile"] = self.compile or False  # null counts as false
+        unknown = [name for name, value in known.items() if value is None or value == "auto"]
         if unknown:
             keys = ("max_steps" if name == "pace" else name for name in unknown)
             raise ValueError("not resolved yet: " + ", ".join(f"training.{key}" for key in keys))
-        return ResolvedTraining(**known)  # type: ignore[arg-type]
+        return ResolvedTraining(**known)

@@ -5,7 +5,6 @@ The loop validates, samples and saves within `EvaluationWeights.applied`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.train.config import TrainingConfig
-from sheepop.train.optimizers import ScheduleFreeAdamW
+from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
 
 
-class EvaluationWeights(ABC):
+class EvaluationWeights:
     """Weights that can replace the trained weights. `differ` is false if they always are the trained weights.
 
     `are_whole` is false while weights are being exchanged, and after an error during that.
@@ -29,10 +28,7 @@ class EvaluationWeights(ABC):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within the block the model has these weights, and after it the trained ones again, bit for bit.
-
-        A nested block changes nothing.
-        """
+        """Gives the model these weights within the block, then the same trained ones; a nested block does nothing."""
         if self._are_applied:
             yield
             return
@@ -49,19 +45,15 @@ class EvaluationWeights(ABC):
         move()
         self.are_whole = True
 
-    @abstractmethod
     def update(self, step: int) -> None:
         """Called after the optimizer has taken step number `step` (0 for the first)."""
 
-    @abstractmethod
     def adopt(self) -> None:
         """Copies the model's present weights, which were read from a checkpoint, into these weights."""
 
-    @abstractmethod
     def _put_in(self) -> None:
         """Gives the model these weights."""
 
-    @abstractmethod
     def _take_out(self) -> None:
         """Gives the model the trained weights again."""
 
@@ -70,18 +62,6 @@ class TrainedWeights(EvaluationWeights):
     """The usual case: the trained weights themselves."""
 
     differ = False
-
-    def update(self, step: int) -> None:
-        """Does nothing."""
-
-    def adopt(self) -> None:
-        """Does nothing."""
-
-    def _put_in(self) -> None:
-        pass
-
-    def _take_out(self) -> None:
-        pass
 
 
 class AveragedWeights(EvaluationWeights):
@@ -102,7 +82,8 @@ class AveragedWeights(EvaluationWeights):
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Moves the averages towards the weights after step number `step` (0 for the first)."""
-        torch._foreach_lerp_(self._averages, self._weights, 1 - average_decay(self._decay, step + 1))
+        decay = min(self._decay, (2 + step) / (11 + step))
+        torch._foreach_lerp_(self._averages, self._weights, 1 - decay)
 
     @torch.no_grad()
     def adopt(self) -> None:
@@ -121,12 +102,14 @@ class AveragedWeights(EvaluationWeights):
             weight.copy_(average)
             average.copy_(waiting)
 
-    def _take_out(self) -> None:
-        self._put_in()
+    _take_out = _put_in
 
 
 class ScheduleFreeWeights(EvaluationWeights):
-    """The average x of schedule-free AdamW; the trained weights are its point y."""
+    """The average x of schedule-free AdamW; the trained weights are its point y.
+
+    The optimizer updates the average, which follows from the trained weights and the optimizer's state.
+    """
 
     differ = True
 
@@ -134,12 +117,6 @@ class ScheduleFreeWeights(EvaluationWeights):
         self._weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
         self._optimizer = optimizer
         self._trained: list[Tensor] = []
-
-    def update(self, step: int) -> None:
-        """Does nothing, because the optimizer updates the average."""
-
-    def adopt(self) -> None:
-        """Does nothing, because the average follows from the trained weights and the optimizer's state."""
 
     def _put_in(self) -> None:
         self._trained = [weight.detach().clone() for weight in self._weights]
@@ -149,11 +126,6 @@ class ScheduleFreeWeights(EvaluationWeights):
     def _take_out(self) -> None:
         torch._foreach_copy_(self._weights, self._trained)
         self._trained = []
-
-
-def average_decay(decay: float, step: int) -> float:
-    """The decay of the moving average after step `step` (1 for the first): ``min(decay, (1 + t) / (10 + t))``."""
-    return min(decay, (1 + step) / (10 + step))
 
 
 def build_evaluation_weights(

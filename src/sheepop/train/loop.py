@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sheepop.core.console import Console
-from sheepop.core.errors import Interrupted, SheepOpError, StorageError, TrainingError
+from sheepop.core.errors import Interrupted, SheepOpError, StorageError, TrainingError, first_few
 from sheepop.core.interrupts import Interruption, StopRequestedError, catch_interrupts
 from sheepop.core.random import seed_torch
 from sheepop.model import Transformer
@@ -21,15 +21,15 @@ from sheepop.train.agenda import EVALUATE, SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
 from sheepop.train.counters import TrainingState
 from sheepop.train.journal import Journal
-from sheepop.train.pace import Deadline
 from sheepop.train.prefetch import Prefetch
 from sheepop.train.profiler import AroundStep, unobserved
-from sheepop.train.rescue import Rescue
-from sheepop.train.schedule import Schedule
+from sheepop.train.schedule import Deadline, Schedule
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.step import Outcome, StepRunner
-from sheepop.train.trouble import Limits, TroubleConfig, find_trouble
+from sheepop.train.trouble import Limits, TroubleConfig, final_words, find_trouble
 from sheepop.train.validation import Scores
+
+_NAMED_DOCUMENTS = 20
 
 
 @dataclass
@@ -142,15 +142,51 @@ class Trainer:
             self.journal.log(self.state, outcome, prepared, learning_rate=rate, measured=measured)
 
     def _meet_trouble(self, outcome: Outcome) -> None:
-        """Applies the policy: ends the run, skips the batch, or goes back to an earlier checkpoint."""
-        trouble = find_trouble(outcome.objective, outcome.norm, self.state.window, self.trouble)
+        """Applies the policy: ends the run, skips the batch, or goes back to an earlier checkpoint.
+
+        Raises `TrainingError`, after saving, if the policy ends the run.
+        """
+        state = self.state
+        trouble = find_trouble(outcome.objective, outcome.norm, state.window, self.trouble)
         assert trouble is not None  # `Limits.of` and `find_trouble` agree
-        before = self.state.step
-        rescue = Rescue(self.trouble, self.checkpointer, self.console, self.source.describe)
-        self.state = rescue.meet(trouble, self.state, self)
-        if self.state.step > before:
-            self.state = self.state.after(due=self.agenda.after(self.state.step))
-        self.journal.moved(self.state.step - before)
+        documents = self.source.describe(state.batch_number)
+        row = {
+            "kind": trouble.kind,
+            "policy": trouble.policy,
+            "words": trouble.words,
+            "at_step": state.step + 1,
+            "batch": state.batch_number,
+            "documents": documents,
+        }
+        self.console.warn(
+            f"Step {state.step + 1:,}: {trouble.words} ({trouble.kind}). Policy: {trouble.policy}. The batch "
+            f"contained {first_few(documents, _NAMED_DOCUMENTS) or 'documents that cannot be named'}."
+        )
+        back_to = self._step_to_go_back_to() if trouble.policy == "rewind" else None
+        if trouble.policy == "skip" and state.skips_in_a_row < self.trouble.max_skips:
+            self.journal.trouble(state, row)
+            step = state.step + 1
+            self.state = state.after(step=step, skips_in_a_row=state.skips_in_a_row + 1, due=self.agenda.after(step))
+        elif back_to is not None:
+            left_out = tuple(sorted({*state.left_out, state.batch_number}))
+            self.state = self.go_back(back_to).after(left_out=left_out, rewinds=state.rewinds + 1, rewound_to=back_to)
+            self.journal.trouble(state, {**row, "back_to": back_to})  # only now, because going back cuts the logs
+            self.console.warn(f"Went back to step {back_to:,}; this batch is left out from now on.")
+        else:
+            self.journal.trouble(state, row)
+            self.save()
+            self.checkpointer.wait()
+            raise TrainingError(final_words(trouble, state.step + 1, state.skips_in_a_row, state.rewinds))
+        self.journal.moved(self.state.step - state.step)
+
+    def _step_to_go_back_to(self) -> int | None:
+        """The newest undamaged checkpoint, or an earlier one if the run went back to that before; None to give up."""
+        if self.state.rewinds >= self.trouble.max_rewinds:
+            return None
+        self.checkpointer.wait()
+        run, rewound_to = self.checkpointer.run, self.state.rewound_to
+        in_vain = rewound_to is not None and run.steps()[-1:] == [rewound_to]
+        return run.latest_good(self.console.warn, before=rewound_to if in_vain else None)
 
     def _do_what_is_due(self) -> None:
         """Validates, evaluates, samples and saves; the state keeps the names of work that a signal prevented."""
@@ -237,10 +273,6 @@ class Trainer:
         self.journal.go_back(state)
         self._is_whole = True
         return state
-
-    def write_trouble(self, row: dict[str, Any]) -> None:
-        """Logs a step that was not taken."""
-        self.journal.trouble(self.state, row)
 
     def _check_signals(self) -> None:
         """Ends the run between two steps if any rank got a signal."""

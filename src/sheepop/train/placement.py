@@ -41,6 +41,7 @@ class Network(Protocol):
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         """Runs the model; returns the hidden states (B, T, D)."""
+        return self.run(inputs).hidden_states
 
     def over_rows(self, counts: Tensor) -> Tensor:
         """The sum of `counts` over the ranks that share rows; the same tensor if rows are whole."""
@@ -79,18 +80,26 @@ class Placement(Network, Protocol):
     """
 
     device: str
+    precision: str
+    may_be_left: bool  # whether a step may be abandoned halfway; false if other ranks would wait for this one
     model: Transformer  # always in evaluation mode; the optimizers update its weights
     layout: Layout
 
     @property
-    def may_be_left(self) -> bool:
-        """Whether a step may be abandoned halfway; false if other ranks would wait for this one."""
+    def head(self) -> OutputHead:
+        """The output projection of `modules`."""
+        return self.modules.lm_head
 
     def begin_step(self) -> None:
         """Updates the working copies of the weights; called before the first micro-batch of a step."""
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """The context of forward passes and losses."""
+        """The context of forward passes and losses: autocast, unless they get weights that are cast already."""
+        return autocast(self.device, "fp32" if working_dtype(self.precision) is not None else self.precision)
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """Runs `modules`."""
+        return self.modules.run(**inputs)
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
         """Runs the forward and backward passes of all micro-batches in any order, and sums gradients over ranks.
@@ -106,12 +115,15 @@ class Placement(Network, Protocol):
 
     def reduce(self, sums: Tensor) -> Tensor:
         """The sums of a step over all ranks."""
+        return sums
 
     def greatest(self, value: float) -> float:
         """The greatest of all ranks' values, which every rank gets."""
+        return value
 
     def zero_gradients(self) -> None:
-        """Deletes all gradients."""
+        """Deletes the gradients of `model`; `modules` keep none."""
+        self.model.zero_grad(set_to_none=True)
 
     def differences(self, own: Sequence[str]) -> Sequence[str]:
         """The differences found on all ranks (`own` on this one), and the ranks whose copies of weights differ."""
@@ -136,6 +148,8 @@ class OneDevice(Placement):
     moved to its float32 weight as soon as it is complete. A frozen weight is cast only once: `model` then has it in
     bfloat16 too, and in float32 only during evaluation.
     """
+
+    may_be_left = True
 
     def __init__(self, model: Transformer, *, precision: str, device: str, compiled: bool = False) -> None:
         self.model, self.precision, self.device = model.eval(), precision, device
@@ -164,34 +178,12 @@ class OneDevice(Placement):
         """The modules of training steps."""
         return self._modules
 
-    @property
-    def head(self) -> OutputHead:
-        """The output projection of `modules`."""
-        return self._modules.lm_head
-
-    @property
-    def may_be_left(self) -> bool:
-        """True, because no other process waits."""
-        return True
-
     def begin_step(self) -> None:
         """Casts the float32 weights to the working weights."""
         if self._working:
             with torch.no_grad():
                 torch._foreach_copy_(self._working, self._masters)
         self.head.begin_step()
-
-    def arithmetic(self) -> AbstractContextManager[None]:
-        """Autocast, unless the working weights are cast already."""
-        return autocast(self.device, "fp32" if working_dtype(self.precision) is not None else self.precision)
-
-    def run(self, inputs: Mapping[str, Any]) -> Outputs:
-        """Runs `modules`."""
-        return self.modules.run(**inputs)
-
-    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Runs `modules`; returns the hidden states (B, T, D)."""
-        return self.run(inputs).hidden_states
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
         """Computes the micro-batches in turn."""
@@ -204,18 +196,6 @@ class OneDevice(Placement):
     def clip(self, max_norm: float | None) -> Tensor:
         """See `clip_gradients`."""
         return clip_gradients(self.model.parameters(), max_norm)
-
-    def reduce(self, sums: Tensor) -> Tensor:
-        """The same sums, because there are no other ranks."""
-        return sums
-
-    def greatest(self, value: float) -> float:
-        """The same value, because there are no other ranks."""
-        return value
-
-    def zero_gradients(self) -> None:
-        """Deletes the gradients of `model`; the working weights keep none."""
-        self.model.zero_grad(set_to_none=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -39,15 +39,7 @@ class StepProfiler:
     warnings, because a run is worth more than its trace.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        num_steps: int,
-        *,
-        steps_to_go: int,
-        device: str,
-        console: Console,
-    ) -> None:
+    def __init__(self, directory: Path, num_steps: int, *, steps_to_go: int, device: str, console: Console) -> None:
         self._directory, self._device, self._console = directory, device, console
         self._first = max(0, min(WARMUP_STEPS, steps_to_go - num_steps))
         self._last = min(self._first + num_steps, steps_to_go) - 1
@@ -98,8 +90,7 @@ class StepProfiler:
             recorded.export_chrome_trace(str(temporary))
             temporary.replace(self._directory / TRACE)
         key = "self_cuda_time_total" if self._device == "cuda" else "self_cpu_time_total"
-        averages = recorded.key_averages()
-        table = averages.table(sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48)
+        table = recorded.key_averages().table(sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48)
         by_shape = recorded.key_averages(group_by_input_shape=True)
         shapes = by_shape.table(
             sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48, max_shapes_column_width=72

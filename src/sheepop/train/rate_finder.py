@@ -75,19 +75,14 @@ def find_learning_rate(
         if number >= _FEWEST_STEPS and means[-1] > _DIVERGED * min(means):
             diverged = rate
             break
-    smoothed = _smoothed(losses)
+    # Over the neighbours on both sides, so that the curve is not shifted to higher rates.
+    smoothed = [(left + right) / 2 for left, right in zip(means, _means(losses[::-1])[::-1], strict=True)]
     lowest = min(range(len(smoothed)), key=smoothed.__getitem__) if smoothed else 0
     if lowest == 0:
         raise RangeTestError(
             f"The loss did not fall at any learning rate from {start:g} on. Start lower, or take more steps."
         )
     return RangeTest(rates, losses, smoothed, rates[_steepest(rates, smoothed, lowest)], rates[lowest], diverged)
-
-
-def _smoothed(losses: list[float]) -> list[float]:
-    """Means over the neighbours on both sides, so that the curve is not shifted to higher rates."""
-    before, after = _means(losses), _means(losses[::-1])[::-1]
-    return [(left + right) / 2 for left, right in zip(before, after, strict=True)]
 
 
 def _means(losses: list[float]) -> list[float]:

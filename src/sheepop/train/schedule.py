@@ -1,17 +1,24 @@
-"""Learning-rate schedules by optimizer steps: linear warm-up, then one of the courses in a table."""
+"""The schedule of a run: its learning rate at every step, and its number of steps, which may follow the clock.
+
+The rate has a linear warm-up and then one of the courses in a table.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 ScheduleName = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt", "piecewise"]
 Points = Sequence[tuple[int, float]]
+_LOOKS = 20  # number of regular looks at the clock, evenly over the plan
+_FAR_OFF = 0.01  # a run that is late or early by more than this share of its time looks at the clock at once
+_TOLERANCE = 0.03  # a change of at most this share of the remaining steps is not made
+_NEGLIGIBLE = 0.01  # neither is a change of at most this share of the planned steps
 
 
 @dataclass(frozen=True)
@@ -96,22 +103,18 @@ def check_schedule(
             f"min_learning_rate = {min_learning_rate} is where a decay ends, but schedule = {name} has none. "
             "Leave it out"
         )
-    if name == "wsd":
-        _check_phases(warmup_steps or 0, decay_steps or 0, max_steps)
+    warmup, decay = warmup_steps or 0, decay_steps or 0
+    if name == "wsd" and max_steps is not None and warmup + decay > max_steps:
+        raise ValueError(
+            f"warmup_steps = {warmup} and decay_steps = {decay} do not fit into {max_steps} steps. "
+            "Lower them, or train for longer"
+        )
     if name == "inverse_sqrt" and warmup_steps == 0:
         raise ValueError(
             "schedule = inverse_sqrt falls with the steps since its warm-up. Set warmup_steps to at least 1"
         )
     if name == "piecewise":
         _check_points(points, warmup_steps)
-
-
-def _check_phases(warmup_steps: int, decay_steps: int, max_steps: int | None) -> None:
-    if max_steps is not None and warmup_steps + decay_steps > max_steps:
-        raise ValueError(
-            f"warmup_steps = {warmup_steps} and decay_steps = {decay_steps} do not fit into {max_steps} steps. "
-            "Lower them, or train for longer"
-        )
 
 
 def _check_points(points: Points | None, warmup_steps: int | None) -> None:
@@ -127,3 +130,82 @@ def _check_points(points: Points | None, warmup_steps: int | None) -> None:
             f"warmup_steps = {warmup_steps}, but schedule = piecewise has its warm-up in schedule_points. Leave "
             "warmup_steps out"
         )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The steps of a run: the number `planned` before it began, and the `revisions` of that number.
+
+    A revision (step, total) spreads the rest of the plan after `step` over the steps up to `total`. So every run goes
+    through its whole schedule, in fewer or in more steps.
+    """
+
+    planned: int
+    revisions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the run after all revisions."""
+        return self.revisions[-1][1] if self.revisions else self.planned
+
+    def place(self, step: int) -> float:
+        """The position in the plan after `step` steps: 0 at the beginning, `planned` at the end."""
+        since, place, total = 0, 0.0, self.planned
+        for revised, new_total in self.revisions:
+            if revised >= step:
+                break
+            place += (revised - since) * (self.planned - place) / (total - since)
+            since, total = revised, new_total
+        return place + (step - since) * (self.planned - place) / (total - since)
+
+    def revised(self, step: int, total: int) -> Pace:
+        """This pace with a revision: `total` steps in all, from `step` on."""
+        return replace(self, revisions=(*self.revisions, (step, total)))
+
+
+class _Look(NamedTuple):
+    step: int
+    seconds: float
+
+
+class Deadline:
+    """Computes how many steps fit into the `seconds` of a run, at most the `most_steps` of other budgets.
+
+    The loop calls `record` with every change before it takes a step by it. The clock is read every twentieth of the
+    plan, and at once if the run is far too slow or too fast.
+    """
+
+    def __init__(self, seconds: float, most_steps: int | None, record: Callable[[Pace], None]) -> None:
+        self.seconds, self.most_steps, self.record = seconds, most_steps, record
+        self._looks: list[_Look] = []
+
+    def revise(self, pace: Pace, step: int, seconds: float, ending: float) -> Pace | None:
+        """Returns the new pace of a run that took `step` steps in `seconds`, or None to keep the present pace.
+
+        Call it after every step. The time of a step is the mean since the look before the last, including validations
+        and checkpoints; if the run is suddenly far off, since the last look. `ending` seconds are reserved for the work
+        after the last step.
+        """
+        if not self._looks or step <= self._looks[-1].step:  # a run may rewind and repeat steps
+            self._looks = [_Look(step, seconds)]
+            return None
+        last = self._looks[-1]
+        share = (step - last.step) / (pace.total_steps - last.step)
+        late = seconds - last.seconds - share * (self.seconds - last.seconds)
+        is_far_off = abs(late) > _FAR_OFF * self.seconds + ending  # a single validation does not count
+        if not is_far_off and pace.place(step) - pace.place(last.step) < pace.planned / _LOOKS:
+            return None
+        looks = self._looks[-1:] if is_far_off else self._looks[-2:]
+        is_first = len(self._looks) == 1  # too short for its share of validations to be typical
+        self._looks = [last, _Look(step, seconds)]
+        revised = pace.revisions[-1][0] if pace.revisions else 0  # a new revision must come later
+        if step <= revised or (is_first and not is_far_off):
+            return None
+        step_seconds = (seconds - looks[0].seconds) / (step - looks[0].step)
+        total = step + max(1, math.floor((self.seconds - seconds - ending) / step_seconds))
+        if self.most_steps is not None:
+            total = max(step + 1, min(total, self.most_steps))
+        to_go = pace.total_steps - step
+        if abs(total - pace.total_steps) <= max(_TOLERANCE * to_go, _NEGLIGIBLE * pace.planned):
+            return None
+        return pace.revised(step, total)

@@ -29,7 +29,7 @@ from sheepop.parallel.ulysses import SharedRows
 from sheepop.train.optimizers.adafactor import Adafactor, Sums
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients
-from sheepop.train.precision import autocast, working_dtype
+from sheepop.train.precision import working_dtype
 from sheepop.train.tensor_batch import TensorBatch
 
 
@@ -39,6 +39,8 @@ class ShardedModel(Placement):
     Optimizers and averages update those pieces. `modules` compute, and gather whole weights when they need them. All
     ranks start with the weights of the first rank.
     """
+
+    may_be_left = False
 
     def __init__(self, model: Transformer, layout: Layout, *, precision: str, device: str, compiled: bool) -> None:
         self.model, self.precision, self.device, self.layout = model.eval(), precision, device, layout
@@ -120,21 +122,12 @@ class ShardedModel(Placement):
         """The output projection of `modules`, whose weight is whole between a forward pass and its backward pass."""
         return self._parts[-1].lm_head
 
-    @property
-    def may_be_left(self) -> bool:
-        """False, because the other ranks would wait."""
-        return False
-
     def begin_step(self) -> None:
         """Does nothing, because weights are cast when they are gathered."""
 
-    def arithmetic(self) -> AbstractContextManager[None]:
-        """Autocast, unless weights are cast when they are gathered."""
-        return autocast(self.device, "fp32" if self._dtype is not None else self.precision)
-
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
         """Runs `modules`."""
-        found = self.modules.run(**self._of_this_rank(inputs))
+        found = super().run(self._of_this_rank(inputs))
         self._cast_head()
         return found
 
@@ -148,10 +141,6 @@ class ShardedModel(Placement):
     def _cast_head(self) -> None:
         if self._dtype is not None:
             self.head.cast = self.head.own_weight.detach().to(self._dtype)
-
-    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Runs `modules`; returns the hidden states (B, T, D)."""
-        return self.run(inputs).hidden_states
 
     def over_rows(self, counts: Tensor) -> Tensor:
         """The sum over context ranks."""
@@ -198,10 +187,6 @@ class ShardedModel(Placement):
     def greatest(self, value: float) -> float:
         """The greatest of the ranks' values."""
         return self.layout.ranks.greatest(value)
-
-    def zero_gradients(self) -> None:
-        """Deletes the gradients of the pieces; `modules` keep none."""
-        self.model.zero_grad(set_to_none=True)
 
     def differences(self, own: Sequence[str]) -> Sequence[str]:
         """All ranks' findings, and each rank whose weights differ from those of the first rank with the same pieces."""

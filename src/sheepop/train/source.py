@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
 from sheepop.parallel.layout import Layout
-from sheepop.parallel.parts import SharingRanks
 from sheepop.train.objective import Objective
 from sheepop.train.tensor_batch import TensorBatch
+
+if TYPE_CHECKING:  # at run time it would load DTensor, which a single process does not need
+    from sheepop.parallel.parts import SharingRanks
 
 
 @dataclass(frozen=True, eq=False)

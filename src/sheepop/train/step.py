@@ -13,7 +13,7 @@ from sheepop.model import LossSums
 from sheepop.model.experts import Routing
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.objective import Objective, StepLoss
-from sheepop.train.optimizers import set_learning_rate
+from sheepop.train.optimizers.groups import set_learning_rate
 from sheepop.train.placement import Loss, Network, Pass, Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
@@ -123,7 +123,9 @@ class StepRunner:
         measured: dict[str, Tensor] = {}
         for losses in found:
             sums += torch.stack((losses.objective, losses.cross_entropy))
-            measured = _added(measured, losses.measured)
+            measured = {
+                name: value + measured[name] if name in measured else value for name, value in losses.measured.items()
+            }
         return Gradients(
             StepLoss(
                 placement.reduce(sums),
@@ -203,10 +205,6 @@ def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
         and all(group["fused"] for group in optimizer.param_groups)
         and all(optimizer.state.get(parameter) for parameter in members if parameter.grad is not None)
     )
-
-
-def _added(sums: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value + sums[name] if name in sums else value for name, value in others.items()}
 
 
 class Recomputation:

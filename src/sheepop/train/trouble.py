@@ -110,6 +110,21 @@ def find_trouble(loss: float, norm: float, window: Window, config: TroubleConfig
     return Trouble("spike", f"{words}, {score:,.1f} robust deviations above the median", config.spike)
 
 
+def final_words(trouble: Trouble, step: int, skips: int, rewinds: int) -> str:
+    """The message of a run that trouble in `step` ends after so many skips in a row and so many rewinds."""
+    tried = {
+        "stop": "",
+        "skip": f" after {skips:,} steps were skipped in a row",
+        "rewind": f" after {rewinds:,} rewinds, with no checkpoint left to go back to or no more allowed",
+    }[trouble.policy]
+    key = "non_finite" if trouble.kind == "non-finite" else "spike"
+    return (
+        f"Step {step:,} gave {trouble.words}, and training stopped{tried}. Everything before it is saved. "
+        "Lower training.learning_rate or raise training.warmup_steps in a new run, or resume with another "
+        f"training.trouble.{key} (skip, rewind)."
+    )
+
+
 def robust_z_score(value: float, values: Sequence[float]) -> float:
     """How many robust standard deviations `value` is above the median of `values`.
 

@@ -7,8 +7,8 @@ from torch import nn
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
-from sheepop.train.optimizers import set_learning_rate
+from sheepop.train.config import OPTIMIZER_NAMES
+from sheepop.train.optimizers.groups import set_learning_rate
 
 
 def one_matrix(value: float) -> nn.Module:

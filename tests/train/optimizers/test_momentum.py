@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from sheepop.train.optimizers import Muon, orthogonalize
+from sheepop.train.optimizers.momentum import Muon, orthogonalize
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])

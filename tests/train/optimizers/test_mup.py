@@ -13,7 +13,7 @@ from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.loss import cross_entropy
 from sheepop.model.probe import record
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizers import set_learning_rate
+from sheepop.train.optimizers.groups import set_learning_rate
 
 WIDTHS = (64, 128, 256, 512)
 # Rates at which a few steps move activations well, and break nothing at the base width.

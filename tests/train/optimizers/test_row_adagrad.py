@@ -8,9 +8,10 @@ import torch
 
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
-from sheepop.train.optimizers import optimizer_slots, set_learning_rate
-from sheepop.train.optimizers.row_adagrad import RowAdagrad
+from sheepop.train.config import OPTIMIZER_NAMES
+from sheepop.train.optimizers.adafactor import RowAdagrad
+from sheepop.train.optimizers.build import optimizer_slots
+from sheepop.train.optimizers.groups import set_learning_rate
 
 ROWS, WIDTH = 9, 4
 

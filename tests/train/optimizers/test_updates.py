@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
-from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
-from sheepop.train.optimizers import adafactor, optimizer_slots, set_learning_rate
+from sheepop.train.config import OPTIMIZER_NAMES
+from sheepop.train.optimizers import adafactor
+from sheepop.train.optimizers.build import optimizer_slots
+from sheepop.train.optimizers.groups import set_learning_rate
 
 Array = NDArray[np.float64]
 STEPS = 8

@@ -16,8 +16,7 @@ import pytest
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.train.config import SinkName
-from sheepop.train.sinks import RunDescription, open_sinks, require_sinks
-from sheepop.train.sinks.services import KINDS
+from sheepop.train.sinks import KINDS, RunDescription, open_sinks, require_sinks
 
 ROWS = [
     {"step": 4, "split": "train", "loss": 2.25, "grad_norm": None, "tokens": 512},

@@ -38,10 +38,10 @@ from sheepop.train.agenda import SAMPLE, Agenda
 from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines, NoLines
 from sheepop.train.objective import Objective
-from sheepop.train.pace import Deadline, Pace
 from sheepop.train.placement import Placement
 from sheepop.train.precision import initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
+from sheepop.train.schedule import Deadline, Pace
 from sheepop.train.sinks import RunDescription, open_sinks
 from sheepop.train.source import SharedSource, StepSource
 from sheepop.train.step import Gradients, StepRunner

@@ -14,7 +14,7 @@ from sheepop.model import Transformer, blank_model
 from sheepop.parallel.layout import Layout
 from sheepop.train import TrainingConfig
 from sheepop.train.activation_checkpointing import StepBytes, apply_activation_checkpointing, step_bytes
-from sheepop.train.optimizers import optimizer_slots
+from sheepop.train.optimizers.build import optimizer_slots
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import apply_precision, candidates
 

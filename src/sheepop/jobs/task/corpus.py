@@ -37,8 +37,7 @@ from sheepop.jobs.task.samples import (
 )
 from sheepop.model import Transformer, build_model
 from sheepop.tokenizer import Tokenizer
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import OBJECTIVES, Objective
+from sheepop.train.objective import OBJECTIVES, Objective, with_experts
 from sheepop.train.placement import Placement
 from sheepop.train.source import PlannedSource, StepSource
 

@@ -36,8 +36,7 @@ from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import OBJECTIVES, Objective
+from sheepop.train.objective import OBJECTIVES, Objective, with_experts
 from sheepop.train.placement import Placement
 from sheepop.train.source import PlannedSource, StepSource
 

@@ -12,17 +12,17 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig
 from sheepop.model.initialization import parameter_role
 from sheepop.model.mup import Update, learning_rate_multiplier
-from sheepop.train.config import TrainingConfig
-from sheepop.train.optimizer_settings import CUSTOMARY, OptimizerSettings
-from sheepop.train.optimizers.adafactor import Adafactor
-from sheepop.train.optimizers.groups import check_layers, parameter_groups
+from sheepop.train.config import CUSTOMARY, OptimizerSettings, TrainingConfig
+from sheepop.train.optimizers.adafactor import Adafactor, RowAdagrad
+from sheepop.train.optimizers.groups import GroupedOptimizer, check_layers, parameter_groups
 from sheepop.train.optimizers.momentum import Lion, Muon
-from sheepop.train.optimizers.row_adagrad import RowAdagrad
 from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
 
 Groups = list[dict[str, Any]]
 # The shape of each slot by name, None for a slot that is a number.
 Slots = Mapping[str, tuple[int, ...] | None]
+Build = Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]
+_TORCH = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 _FUSED = ("cpu", "cuda", "mps")
 
 
@@ -62,7 +62,9 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.opt
     rest = {name: parameter for name, parameter in parameters.items() if name not in tables.keys() | inner.keys()}
     built: list[torch.optim.Optimizer] = []
     if inner:
-        built.append(Muon(groups(inner, "orthogonal"), lr=config.learning_rate, momentum=_known(settings.momentum)))
+        momentum = settings.momentum
+        assert momentum is not None  # Muon has a customary one
+        built.append(Muon(groups(inner, "orthogonal"), lr=config.learning_rate, momentum=momentum))
     if rest:
         built.append(_BUILDERS[config.optimizer](groups(rest, _UPDATES.get(config.optimizer, "adaptive")), settings))
     if tables:
@@ -89,52 +91,35 @@ def optimizer_settings(config: TrainingConfig) -> OptimizerSettings:
     )
 
 
-def _adamw(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Loshchilov and Hutter 2019, algorithm 2."""
-    return torch.optim.AdamW(groups, betas=_known(settings.betas), eps=_known(settings.eps), fused=_fused(groups))
+def _builder(kind: Callable[..., torch.optim.Optimizer], *names: str) -> Build:
+    """A function that builds optimizers of this kind, which reads the settings with these names."""
 
+    def build(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+        given = {name: getattr(settings, name) for name in names}
+        if kind in _TORCH:
+            given["fused"] = _fused(groups)
+        return kind(groups, **given)
 
-def _adam(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Kingma and Ba 2015, algorithm 1; the decay is added to the gradient, like an L2 penalty."""
-    return torch.optim.Adam(groups, betas=_known(settings.betas), eps=_known(settings.eps), fused=_fused(groups))
-
-
-def _sgd(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Sutskever et al. 2013, with the rate outside the velocity; the decay is added to the gradient."""
-    return torch.optim.SGD(groups, momentum=_known(settings.momentum), fused=_fused(groups))
-
-
-def _lion(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return Lion(groups, betas=_known(settings.betas))
-
-
-def _adafactor(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return Adafactor(groups, eps=_known(settings.eps))
-
-
-def _schedule_free_adamw(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return ScheduleFreeAdamW(groups, betas=_known(settings.betas), eps=_known(settings.eps))
+    return build
 
 
 # The kind of update by which muP scales the rate, for optimizers that do not move every entry by about the rate.
 _UPDATES: dict[str, Update] = {"sgd": "gradient", "adafactor": "relative"}
-_BUILDERS: dict[str, Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]] = {
-    "muon": _adamw,
-    "adamw": _adamw,
-    "adam": _adam,
-    "sgd": _sgd,
-    "lion": _lion,
-    "adafactor": _adafactor,
-    "schedule_free_adamw": _schedule_free_adamw,
+_BUILDERS: dict[str, Build] = {
+    "muon": _builder(torch.optim.AdamW, "betas", "eps"),
+    # Loshchilov and Hutter 2019, algorithm 2.
+    "adamw": _builder(torch.optim.AdamW, "betas", "eps"),
+    # Kingma and Ba 2015, algorithm 1; the decay is added to the gradient, like an L2 penalty.
+    "adam": _builder(torch.optim.Adam, "betas", "eps"),
+    # Sutskever et al. 2013, with the rate outside the velocity; the decay is added to the gradient.
+    "sgd": _builder(torch.optim.SGD, "momentum"),
+    "lion": _builder(Lion, "betas"),
+    "adafactor": _builder(Adafactor, "eps"),
+    "schedule_free_adamw": _builder(ScheduleFreeAdamW, "betas", "eps"),
 }
 
 
-def add_builder(
-    name: str,
-    build: Callable[[Groups, OptimizerSettings], torch.optim.Optimizer],
-    tensors: Sequence[str],
-    numbers: Sequence[str],
-) -> None:
+def add_builder(name: str, build: Build, tensors: Sequence[str], numbers: Sequence[str]) -> None:
     """Registers `build` under a name; `tensors` and `numbers` name the state of a parameter after a step."""
 
     def made(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -148,12 +133,6 @@ def add_builder(
     _BUILDERS[name] = made
 
 
-def _known(setting: Any) -> Any:
-    """A setting that is never null for this optimizer."""
-    assert setting is not None
-    return setting
-
-
 def _fused(groups: Iterable[dict[str, Any]]) -> bool:
     """Whether the devices of these parameters have fused kernels, which update a whole group."""
     return all(parameter.device.type in _FUSED for group in groups for parameter in group["params"])
@@ -161,6 +140,8 @@ def _fused(groups: Iterable[dict[str, Any]]) -> bool:
 
 def optimizer_slots(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor) -> Slots:
     """The slots of `parameter`, a member of `group`; raises `ValueError` for an unknown optimizer."""
+    if isinstance(optimizer, GroupedOptimizer):
+        return optimizer.slots(parameter)
     for kind, slots in _SLOTS.items():
         if isinstance(optimizer, kind):
             return slots(optimizer, group, parameter)
@@ -176,18 +157,8 @@ def _momentum_buffer(optimizer: Any, group: Mapping[str, Any], parameter: Tensor
     return {"momentum_buffer": tuple(parameter.shape)} if group["momentum"] else {}
 
 
-def _own(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Slots:
-    slots: Slots = optimizer.slots(parameter)
-    return slots
-
-
 _SLOTS: dict[type[torch.optim.Optimizer], Callable[[Any, Mapping[str, Any], Tensor], Slots]] = {
     torch.optim.Adam: _moments,
     torch.optim.AdamW: _moments,
     torch.optim.SGD: _momentum_buffer,
-    Muon: _own,
-    Lion: _own,
-    Adafactor: _own,
-    RowAdagrad: _own,
-    ScheduleFreeAdamW: _own,
 }

@@ -35,7 +35,7 @@ def parameter_groups(
     """
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in parameters.items():
-        layer = _layer_of(name, config.layers)
+        layer = next((layer for layer in config.layers if fnmatchcase(name, layer.pattern)), None)
         decay = config.weight_decay if layer is None or layer.weight_decay is None else layer.weight_decay
         multiple = multiplier(name, parameter) * _RATES.get(parameter_role(name, parameter.shape), 1.0)
         factor = multiple * (1.0 if layer is None else layer.learning_rate)
@@ -75,21 +75,36 @@ def check_layers(parameters: Mapping[str, Tensor], layers: Sequence[LayerConfig]
         taken.update(matching)
 
 
-def members_with_gradient(group: Mapping[str, Any], key: Callable[[Tensor], Any]) -> list[list[Tensor]]:
-    """The parameters of a group that have a gradient, in lists of equal `key`; one update serves each list."""
-    buckets: dict[Any, list[Tensor]] = {}
-    for parameter in group["params"]:
-        if parameter.grad is not None:
-            buckets.setdefault(key(parameter), []).append(parameter)
-    return list(buckets.values())
+class GroupedOptimizer(torch.optim.Optimizer):
+    """An optimizer that updates the parameters of a group that have equal keys (`_key`) together."""
+
+    def slots(self, parameter: Tensor) -> Mapping[str, tuple[int, ...] | None]:
+        """The shape of each slot of a parameter after a step, None for a number."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Updates every parameter that has a gradient."""
+        if closure is not None:
+            raise ValueError(f"{type(self).__name__} takes no closure")
+        for group in self.param_groups:
+            members: dict[Any, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    members.setdefault(self._key(parameter), []).append(parameter)
+            for parameters in members.values():
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                self._update(parameters, gradients, group)
+
+    def _key(self, parameter: Tensor) -> Any:
+        return parameter.device
+
+    def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
     return parameter_role(name, parameter.shape) not in ("vector", "table")
-
-
-def _layer_of(name: str, layers: Sequence[LayerConfig]) -> LayerConfig | None:
-    return next((layer for layer in layers if fnmatchcase(name, layer.pattern)), None)
 
 
 def _nearest(pattern: str, parameters: Iterable[str]) -> str:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from sheepop.train.optimizers.groups import members_with_gradient
+from sheepop.train.optimizers.groups import GroupedOptimizer
 
 # Quintic iteration that drives every singular value into about [0.7, 1.2] (Jordan et al. 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
 
-class MomentumOptimizer(torch.optim.Optimizer):
+class MomentumOptimizer(GroupedOptimizer):
     """An optimizer with one slot per parameter: ``momentum``, float32 and of its shape, zero before the first step."""
 
     def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
@@ -40,21 +40,14 @@ class Lion(MomentumOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Updates every parameter that has a gradient."""
-        if closure is not None:
-            raise ValueError("Lion takes no closure")
-        for group in self.param_groups:
-            rate, (beta1, beta2) = group["lr"], group["betas"]
-            for parameters in members_with_gradient(group, lambda parameter: parameter.device):
-                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-                momenta = [self._momentum(parameter) for parameter in parameters]
-                directions = torch._foreach_lerp(momenta, gradients, 1 - beta1)
-                torch._foreach_sign_(directions)
-                torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-                torch._foreach_add_(parameters, directions, alpha=-rate)
-                torch._foreach_lerp_(momenta, gradients, 1 - beta2)
+    def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: Mapping[str, Any]) -> None:
+        rate, (beta1, beta2) = group["lr"], group["betas"]
+        momenta = [self._momentum(parameter) for parameter in parameters]
+        directions = torch._foreach_lerp(momenta, gradients, 1 - beta1)
+        torch._foreach_sign_(directions)
+        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        torch._foreach_add_(parameters, directions, alpha=-rate)
+        torch._foreach_lerp_(momenta, gradients, 1 - beta2)
 
 
 class Matrices:
@@ -87,23 +80,20 @@ class Muon(MomentumOptimizer):
             if any(parameter.ndim < 2 for parameter in group["params"]):
                 raise ValueError("Muon is for matrices; give vectors and embeddings to AdamW")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Updates every parameter that has a gradient; matrices of one shape are orthogonalised together."""
-        if closure is not None:
-            raise ValueError("Muon takes no closure")
-        for group in self.param_groups:
-            for parameters in members_with_gradient(group, lambda each: (each.device, self.matrices.shape(each))):
-                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-                momenta = [self._momentum(parameter) for parameter in parameters]
-                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-                ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
-                stacked = torch.stack([self.matrices.whole(*pair) for pair in zip(parameters, ahead, strict=True)])
-                updates = orthogonalize(stacked.flatten(0, -3)).view_as(stacked).unbind()
-                scale = -group["lr"] * 0.2 * math.sqrt(max(stacked.shape[-2:]))
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                moves = [self.matrices.piece(*pair) for pair in zip(parameters, updates, strict=True)]
-                torch._foreach_add_(parameters, moves, alpha=scale)
+    def _key(self, parameter: Tensor) -> Any:
+        return parameter.device, self.matrices.shape(parameter)
+
+    def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Updates matrices of one shape, which it orthogonalises together."""
+        momenta = [self._momentum(parameter) for parameter in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        stacked = torch.stack([self.matrices.whole(*pair) for pair in zip(parameters, ahead, strict=True)])
+        updates = orthogonalize(stacked.flatten(0, -3)).view_as(stacked).unbind()
+        scale = -group["lr"] * 0.2 * math.sqrt(max(stacked.shape[-2:]))
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        moves = [self.matrices.piece(*pair) for pair in zip(parameters, updates, strict=True)]
+        torch._foreach_add_(parameters, moves, alpha=scale)
 
 
 def orthogonalize(matrices_NRC: Tensor) -> Tensor:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from sheepop.train.optimizers.groups import members_with_gradient
+from sheepop.train.optimizers.groups import GroupedOptimizer
 
 
-class ScheduleFreeAdamW(torch.optim.Optimizer):
+class ScheduleFreeAdamW(GroupedOptimizer):
     """Defazio et al. 2024, "The road less scheduled", algorithm 1.
 
     There are three points: z takes plain steps, x is the average of all z weighted by their squared rates, and the
@@ -35,15 +35,6 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Updates every parameter that has a gradient."""
-        if closure is not None:
-            raise ValueError("ScheduleFreeAdamW takes no closure")
-        for group in self.param_groups:
-            for parameters in members_with_gradient(group, self._lockstep):
-                self._update(parameters, group["lr"], group["betas"], group["eps"], group["weight_decay"])
-
-    @torch.no_grad()
     def move_to_average(self) -> None:
         """Overwrites every parameter y by ``x = (y - (1 - beta1) z) / beta1``; the caller puts y back."""
         for group in self.param_groups:
@@ -57,7 +48,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
         shape = tuple(parameter.shape)
         return {"step": None, "weight_sum": None, "iterate": shape, "variance": shape}
 
-    def _lockstep(self, parameter: Tensor) -> tuple[Any, ...]:
+    def _key(self, parameter: Tensor) -> tuple[Any, ...]:
         state = self._state(parameter)
         return parameter.device, state["step"], state["weight_sum"]
 
@@ -69,28 +60,25 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
             state["variance"] = torch.zeros_like(parameter, dtype=torch.float32)
         return state
 
-    def _update(
-        self, parameters: list[Tensor], rate: float, betas: tuple[float, float], eps: float, weight_decay: float
-    ) -> None:
+    def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: Mapping[str, Any]) -> None:
         """Takes one step of parameters that have taken equally many steps at the same rates."""
         states = [self._state(parameter) for parameter in parameters]
-        beta1, beta2 = betas
+        beta1, beta2 = group["betas"]
         step = states[0]["step"] + 1
-        rate = rate * math.sqrt(1 - beta2**step)
+        rate = group["lr"] * math.sqrt(1 - beta2**step)
         weight_sum = states[0]["weight_sum"] + rate**2
         weight = rate**2 / weight_sum if weight_sum else 0.0
         for state in states:
             state["step"], state["weight_sum"] = step, weight_sum
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         iterates = [state["iterate"] for state in states]
         variances = [state["variance"] for state in states]
         torch._foreach_mul_(variances, beta2)
         torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
         updates = torch._foreach_sqrt(variances)
-        torch._foreach_add_(updates, eps)
+        torch._foreach_add_(updates, group["eps"])
         torch._foreach_reciprocal_(updates)
         torch._foreach_mul_(updates, gradients)
-        torch._foreach_add_(updates, parameters, alpha=weight_decay)
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         # Algorithm 1, solved for y, because x is not stored.
         torch._foreach_lerp_(parameters, iterates, weight)
         torch._foreach_add_(parameters, updates, alpha=-rate * (1 - beta1 * (1 - weight)))
