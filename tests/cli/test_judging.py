@@ -5,46 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from sheepop.evaluate.report import read_report
 
+from ..judge_server import judge_server
+
 Run = Callable[..., Any]
 
 
 @pytest.fixture
 def judge() -> Iterator[tuple[str, list[str], list[str]]]:
-    """A server that says that the answer shown first is better; what it was asked, and replies to give before that."""
-    asked: list[str] = []
-    first: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body["messages"][0]["content"])
-            said = first.pop(0) if first else "The first one says more.\n[[A]]"
-            status = {"refuse": 400, "denied": 401}.get(said, 200)
-            reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked, first
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with judge_server() as server:
+        yield server
 
 
 def test_a_judge_that_prefers_a_place_finds_no_winner(

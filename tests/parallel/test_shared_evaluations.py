@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,19 @@ from sheepop.evaluate.results import Evaluation
 
 from ..command_line import Ended
 from ..faults.conftest import DISTURBED
+from ..judge_server import judge_server
 from .conftest import Together, rows
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def judge() -> Iterator[str]:
+    """The address of a judge, who says that each answer answers."""
+    with judge_server() as (url, *_):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def asked(judge: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that ask for choices, for texts that are written, and for a task of lm-eval."""
     pytest.importorskip("lm_eval")
     place = tmp_path_factory.mktemp("asked")
@@ -32,7 +41,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "doc_to_target: 0\nmetric_list: [{metric: acc}, {metric: acc_norm}]\n"
     )
     tasks = ["copying", "letters", str(place / "freely.jsonl")]
-    return ["tasks", *[word for task in tasks for word in ("--tasks", task)], "--include", str(place), "--limit", "9"]
+    named = [word for task in tasks for word in ("--tasks", task)]
+    return ["tasks", *named, "--include", str(place), "--limit", "9", "--by", judge, "--judge-model", "j"]
 
 
 @pytest.fixture(scope="module")

@@ -211,13 +211,13 @@ def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(t
         (
             {"method": "dpo"},
             {"context": 2},
-            r"dpo does not go with parallel\.context = 2: answers are weighed as a whole",
+            r"dpo does not go with parallel\.context = 2: each answer is weighted as a whole",
         ),
         ({"method": "reward"}, {"context": 2}, r"reward does not go with parallel\.context = 2"),
         (
             {"method": "grpo"},
             {"pipeline": 2},
-            r"grpo does not go with parallel\.pipeline = 2: what was written is read",
+            r"grpo does not go with parallel\.pipeline = 2: answers are read again",
         ),
         ({"method": "ppo"}, {"tensor": 2, "context": 2}, r"ppo .* Use parallel\.context=1\."),
         (

@@ -154,7 +154,7 @@ def test_a_run_without_a_checkpoint_is_watched_and_its_model_comes_later(configu
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("/runs/third", "no run 'third'; there is first, second run"),
+        ("/runs/third", "no run 'third'. Runs: first, second run"),
         ("/runs/..%2f..%2fetc/metrics", "Not Found"),
         ("/runs/../metrics", "no file"),
         ("/runs/first/traces/3", "no trace of step 3"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -70,6 +68,15 @@ def _cache_use(scheduler: Scheduler) -> float:
     return 1 - min(unused / count for unused, count in zip(free, counts, strict=True))
 
 
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns the families as they are."""
+        return self._families
+
+
 def merged(front: bytes, replicas: Mapping[str, bytes]) -> bytes:
     """Merges the metrics of a front, about requests, with those of its replicas, about models."""
     families = {family.name: family for family in text_string_to_metric_families(front.decode())}
@@ -80,7 +87,7 @@ def merged(front: bytes, replicas: Mapping[str, bytes]) -> bytes:
             known.samples += [sample._replace(labels={**sample.labels, "replica": replica}) for sample in of_models]
     running = GaugeMetricFamily("sheepop_replicas", "Replicas that answer.", value=len(replicas))
     registry = CollectorRegistry()
-    registry.register(cast(Collector, SimpleNamespace(collect=lambda: [*families.values(), running])))
+    registry.register(_Families([*families.values(), running]))
     return generate_latest(registry)
 
 

@@ -27,6 +27,7 @@ from sheepop.core.cluster import ray_cluster
 from sheepop.core.errors import UsageError
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
+from sheepop.serve.config import ServerConfig
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.registry import Registry, Stock
 
@@ -186,7 +187,8 @@ def replicas_on_ray(stock: Stock, doorkeeper: Doorkeeper) -> Iterator[Replicas]:
 
     Raises `UsageError` if the cluster cannot be used, is too small, or cannot load the models.
     """
-    config, device = stock.config, stock.device
+    config: ServerConfig = stock.config
+    device = stock.device
     with ray_cluster(UsageError):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location=ProxyLocation.Disabled)

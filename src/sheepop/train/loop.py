@@ -147,7 +147,8 @@ class Trainer:
         Raises `TrainingError`, after saving, if the policy ends the run.
         """
         state = self.state
-        trouble = find_trouble(outcome.objective, outcome.norm, state.window, self.trouble)
+        config: TroubleConfig = self.trouble
+        trouble = find_trouble(outcome.objective, outcome.norm, state.window, config)
         assert trouble is not None  # `Limits.of` and `find_trouble` agree
         documents = self.source.describe(state.batch_number)
         row = {
@@ -163,7 +164,7 @@ class Trainer:
             f"contained {first_few(documents, _NAMED_DOCUMENTS) or 'documents that cannot be named'}."
         )
         back_to = self._step_to_go_back_to() if trouble.policy == "rewind" else None
-        if trouble.policy == "skip" and state.skips_in_a_row < self.trouble.max_skips:
+        if trouble.policy == "skip" and state.skips_in_a_row < config.max_skips:
             self.journal.trouble(state, row)
             step = state.step + 1
             self.state = state.after(step=step, skips_in_a_row=state.skips_in_a_row + 1, due=self.agenda.after(step))
@@ -181,7 +182,8 @@ class Trainer:
 
     def _step_to_go_back_to(self) -> int | None:
         """The newest undamaged checkpoint, or an earlier one if the run went back to that before; None to give up."""
-        if self.state.rewinds >= self.trouble.max_rewinds:
+        config: TroubleConfig = self.trouble
+        if self.state.rewinds >= config.max_rewinds:
             return None
         self.checkpointer.wait()
         run, rewound_to = self.checkpointer.run, self.state.rewound_to

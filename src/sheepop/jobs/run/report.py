@@ -18,7 +18,6 @@ from sheepop.core.facts import counted
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.layout_picture import add_layout
 from sheepop.jobs.run.listing import ended_early, tensorboard_command
 from sheepop.jobs.run.record import (
     RunRecord,
@@ -115,7 +114,10 @@ def write_run_report(
     _add_training_samples(page, samples)
     add_model(page, config)
     add_data(page, run, config)
-    add_layout(page, run, record)
+    if record.layout is not None:
+        from sheepop.jobs.run.layout_picture import add_layout  # which loads what a run on one device does not need
+
+        add_layout(page, run, record)
     add_stages(page, record)
     add_machine(page, record)
     add_request(page, record)

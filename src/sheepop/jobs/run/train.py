@@ -69,6 +69,8 @@ def train(
             outcome = _scored(run, trainer.agenda.total_steps)
             if request.ranks.is_first:
                 outcome = conclude(run, outcome)
+        except StorageError:
+            raise  # where a checkpoint cannot be written, a report cannot
         except Exception:
             _report_failure(run)
             raise

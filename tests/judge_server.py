@@ -1,0 +1,39 @@
+"""A judge behind an address: a server on loopback that answers as a chat model of OpenAI's API does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+
+@contextmanager
+def judge_server() -> Iterator[tuple[str, list[str], list[str]]]:
+    """A server that says that the answer shown first is better; what it was asked, and replies to give before that."""
+    asked: list[str] = []
+    first: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body["messages"][0]["content"])
+            said = first.pop(0) if first else "The first one says more.\n[[A]]"
+            status = {"refuse": 400, "denied": 401}.get(said, 200)
+            reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked, first
+    server.shutdown()
+    server.server_close()
+    thread.join()
