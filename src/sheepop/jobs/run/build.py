@@ -49,7 +49,7 @@ from sheepop.train.step import Gradients, StepRunner
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a trainer computes with; `saves_the_beginning` if the initial weights do not follow from the seed."""
+    """The parts of a trainer. `saves_the_beginning` is true if the seed alone does not give the initial weights."""
 
     model: Transformer
     optimizers: Sequence[torch.optim.Optimizer]
@@ -63,7 +63,7 @@ class _Parts:
 
 @contextmanager
 def build_trainer(run: OpenRun) -> Iterator[Trainer]:
-    """The trainer of a run, about to start or to continue from its last good checkpoint; its logs close with the block.
+    """Yields the trainer of a run, ready to start or to continue from its last good checkpoint, and closes its logs.
 
     An error within the block that leaves checkpoints says from which step the run can be resumed.
     """
@@ -214,9 +214,9 @@ def _open_journal(
 def _observers(
     run: OpenRun, layout: Layout | None, steps_to_go: int, stack: ExitStack
 ) -> tuple[AroundStep, Callable[[], dict[str, Any]]]:
-    """What observes each step: the profiler, and among several ranks the watches for late and missing ones.
+    """The observers of each step: the profiler, and with several ranks the watches for late and missing ones.
 
-    Also returns what these add to the rows of the metrics.
+    The second value returns what they add to the rows of the metrics.
     """
     around_step: AroundStep = unobserved
     request, ranks = run.request, run.request.ranks

@@ -1,4 +1,4 @@
-"""What a run was asked to be: settings, place, and whether it begins, resumes or replaces another."""
+"""The request of a run: its settings, its directory, and whether it begins, resumes or replaces a run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from sheepop.parallel.ranks import ALONE, Ranks
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run as it was requested. Several `ranks` make the same request, and the first prepares the run.
+    """A requested run. Several `ranks` make the same request, and the first prepares the run.
 
-    `given` is the tree of settings as the user gave it; the recipe chooses what it leaves open, if `uses_recipe`. With
-    `resume` a run at its place goes on, and one starts there otherwise, unless `must_resume`. `fork` is the model that
+    `given` is the tree of settings as the user gave it; the recipe chooses the others if `uses_recipe`. With `resume`
+    a run in the directory is resumed; if there is none, a new one starts, or is refused if it `must_resume`. `fork` is the model that
     a new run starts from, `command` the command line, None if a program made the request. `resume_with` is the command
     that resumes the run, by default ``sheepop train --resume PATH``.
     """
@@ -85,7 +85,7 @@ class RunRequest:
 
     @cached_property
     def settings(self) -> SheepOpConfig:
-        """The settings before anything is measured; the recipe's smallest choices stand for what is left open."""
+        """The settings before anything is measured, with the recipe's smallest choices for those that are open."""
         if self.uses_recipe:
             return draft(self.given, keeps_model=self.fork is not None)
         return validate(SheepOpConfig, self.given)
@@ -99,7 +99,7 @@ class RunRequest:
 
     @property
     def resumes(self) -> bool:
-        """Whether a run at `path` goes on, as it does after ranks were lost and started again."""
+        """Whether a run at `path` is resumed, as it also is when lost ranks start again."""
         return self.resume or self.ranks.restarts > 0
 
     @property
@@ -113,7 +113,7 @@ class RunRequest:
         return self.resume_with or typed("train", "--resume", self.path)
 
     def over(self, before: Mapping[str, Any]) -> SheepOpConfig:
-        """The settings of a resumed run: the given ones over those of its last start."""
+        """The settings of a resumed run: those of its last start, overridden by the given ones."""
         return validate(SheepOpConfig, merge(before, {**self.given, "output_dir": str(self.path)}))
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Trains a model: one request, one open run, one trainer. The run directory holds everything it leaves."""
+"""Trains a model: one request, one open run, one trainer. Every result is in the run directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainOutcome:
-    """What a finished run leaves: its scores, and what a quickstart adds for the report."""
+    """The outcome of a finished run: its scores, and what a quickstart adds to its report."""
 
     run: Path
     steps: int

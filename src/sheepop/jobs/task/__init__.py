@@ -1,4 +1,4 @@
-"""Tasks: what kinds of runs differ in. Each is loaded when it is first asked for, since each loads much."""
+"""Tasks: the kinds of runs, and what differs between them. Each is imported on first use."""
 
 from __future__ import annotations
 
