@@ -27,9 +27,9 @@ class RunRequest:
     """A requested run. Several `ranks` make the same request, and the first prepares the run.
 
     `given` is the tree of settings as the user gave it; the recipe chooses the others if `uses_recipe`. With `resume`
-    a run in the directory is resumed; if there is none, a new one starts, or is refused if it `must_resume`. `fork` is the model that
-    a new run starts from, `command` the command line, None if a program made the request. `resume_with` is the command
-    that resumes the run, by default ``sheepop train --resume PATH``.
+    a run in the directory is resumed; if there is none, a new one starts, unless `must_resume`. A new run starts from
+    the model `fork`, if one is given. `command` is the command line, None if a program made the request, and
+    `resume_with` the command that resumes the run, by default ``sheepop train --resume PATH``.
     """
 
     given: Mapping[str, Any]

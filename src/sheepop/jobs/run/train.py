@@ -46,12 +46,11 @@ class TrainOutcome:
 def train(
     request: RunRequest, conclude: Callable[[OpenRun, TrainOutcome], TrainOutcome] = lambda run, outcome: outcome
 ) -> TrainOutcome:
-    """Trains the run that was requested, from its data to its report.
+    """Trains the requested run, from its data to its report, and returns its scores.
 
-    A run that its place already holds continues exactly where its last good checkpoint is, if `request` resumes.
-    `conclude` may add to the outcome before the report is written. After a signal it raises `Interrupted` with
-    everything saved, and `CheckpointError` if another process works on the run. A report is also written of a run that
-    fails.
+    A resumed run continues exactly from its last good checkpoint. `conclude` may add to the outcome before the report
+    is written. A run that fails gets a report, too, unless the disk refuses writes. Raises `Interrupted` after a
+    signal, with everything saved, and `CheckpointError` if another process works on the run.
     """
     request.check()
     if request.ranks.is_first and not request.resumes:
