@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from statistics import median
 
 import pytest
 import torch.distributed as dist
@@ -78,7 +77,5 @@ def test_ranks_that_wait_for_one_name_it_and_ranks_that_are_alike_name_none(toge
         if name == "late":
             assert "Rank 1, on " in ends[0].err
     told = [row for row in rows(tmp_path / "late") if "slowest_rank" in row]
-    assert len(told) >= 3 and all(row["split"] == "train" for row in told)
-    # A busy machine may hold up the other rank at times.
-    assert median(row["slowest_rank"] for row in told) == 1
-    assert median(row["seconds_waited_for"] for row in told) > 0.15
+    assert len(told) >= 3 and all(row["split"] == "train" and row["slowest_rank"] == 1 for row in told)
+    assert all(row["seconds_waited_for"] > 0.15 for row in told)
