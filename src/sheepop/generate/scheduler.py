@@ -61,7 +61,7 @@ class Grant(NamedTuple):
 
 @dataclass
 class Share:
-    """The part of a step that reads for one request, and the blocks to copy before it."""
+    """One request's part of a step: the tokens to compute, and the blocks to copy before."""
 
     request: Schedulable
     grants: list[Grant] = field(default_factory=list)

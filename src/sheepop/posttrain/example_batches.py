@@ -70,7 +70,7 @@ class PaddedExamples:
         self.tokens_per_sample = float(split.lengths.mean()) if self.num_samples else 1.0
 
     def examples(self, sample: int) -> list[int]:
-        """The number of the example that is a sample."""
+        """Returns the number of the sample's example, as a list of one."""
         return [sample]
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:

@@ -104,7 +104,6 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     """A new run, with all that is derived or measured before its first step."""
     path, console, times = request.path, request.console, StageTimes()
     replaces = request.replaces or request.resumes
-    RunDirectory(path).require_place(replaces)
     completed = Completed(request.settings, {})
     if request.uses_recipe:
         from sheepop.jobs.bench import training_speed

@@ -43,7 +43,7 @@ from sheepop.train.source import PlannedSource, StepSource
 
 
 class CorpusTask(Task):
-    """Learning a corpus, from new weights or from those of another model."""
+    """Pre-training on a corpus, from new weights or from those of another model."""
 
     stage = "Corpus and vocabulary"
 

@@ -53,7 +53,7 @@ _OF_LABELS = {"training.objective", "training.z_loss", "training.label_smoothing
 
 
 class ExampleTask(Task):
-    """Learning from examples, starting from a finished model. Subclasses define the objective and the scores."""
+    """Post-training on examples. Subclasses define the objective and the scores."""
 
     stage = "Examples"
 
@@ -323,7 +323,7 @@ class ExampleTask(Task):
 
 
 class SupervisedTask(ExampleTask):
-    """Supervised fine-tuning: learning the cross-entropy of answers, or the distribution of a teacher."""
+    """Supervised fine-tuning on answers, or distillation from a teacher."""
 
     def check(self) -> None:
         """Also refuses a teacher with another tokenizer."""

@@ -42,7 +42,7 @@ _REFERENCE = "reference.safetensors"
 
 
 class PreferenceTask(ExampleTask):
-    """Learning the order of answers: pairs of a chosen and a rejected one, or answers judged one by one (KTO)."""
+    """Preference training on pairs of a chosen and a rejected answer, or on answers judged one by one (KTO)."""
 
     @property
     def row_type(self) -> type[Row]:

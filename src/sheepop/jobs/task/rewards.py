@@ -77,7 +77,7 @@ class PromptRows:
         return self.split.num_tokens / max(1, self.split.num_groups) + self.max_new_tokens
 
     def examples(self, sample: int) -> list[int]:
-        """The number of the prompt that a sample answers."""
+        """Returns the number of the prompt that the sample answers, as a list of one."""
         return [sample % self.split.num_groups]
 
     def batch(self, sample_indices: NDArray[np.int64]) -> AnswerBatch:
@@ -94,7 +94,7 @@ class PromptRows:
 
 
 class PolicyTask(ExampleTask):
-    """Learning from rewards: prompts, and a reward for each answer."""
+    """Post-training on rewards: the policy answers prompts, and each answer gets a reward."""
 
     @property
     @abstractmethod
