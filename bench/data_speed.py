@@ -179,9 +179,9 @@ def clean(paths: tuple[str, ...], work: Path, stages: tuple[str, ...]) -> float:
     """Seconds from files to clean documents."""
     config = DataConfig(paths=paths, clean=CleanConfig(stages=stages))
     started = time.perf_counter()
-    plan, _ = take_inventory(work, find_inputs(config, None), {})
+    inventory, _ = take_inventory(work, find_inputs(config, None), {})
     engine = LocalEngine(WORKERS)
-    clean_documents(plan, config, None, SEED, engine, Console.silent())
+    clean_documents(inventory, config, None, SEED, engine, Console.silent())
     engine.release()
     return time.perf_counter() - started
 

@@ -36,7 +36,7 @@ from sheepop.jobs.config import load_config
 from sheepop.jobs.quickstart import quickstart
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
-from sheepop.jobs.task.corpus_plan import build_batches
+from sheepop.jobs.task.corpus_batches import build_batches
 
 ROWS, LENGTH, WIDTH, LAYERS, HEADS = 12, 64, 128, 4, 4
 RATE, LOWEST_RATE, WARMUP, CLIP = 1e-3, 1e-4, 100, 1.0

@@ -134,7 +134,7 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
         network = build_network(task_here, "cpu")
         placement = OneDevice(network, precision="fp32", device="cpu")
         objective = task_here.objective()
-        source, plan = task_here.source(objective, placement), task_here.plan
+        source, schedule = task_here.source(objective, placement), task_here.schedule
         runner = StepRunner(
             placement, objective, build_optimizers(network, task_here.config.training), TrainedWeights(), 1.0
         )
@@ -143,7 +143,7 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
         for number in range(steps):
             prepared = source.prepare(number)
             if task == "text":  # the same rows with every token to be learnt
-                rows = plan.batch(number)
+                rows = schedule.batch(number)
                 full = type(rows)(rows.input_ids, np.roll(rows.input_ids, -1, 1), *_apart(rows), has_boundaries=False)
                 prepared = PreparedStep.of(full, batch, objective, device="cpu")
             runner.take(
@@ -153,7 +153,7 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
                 before_forward=lambda n, step=number: seed_torch(0, "dropout", step, n),
             )
             clock.step()
-            examples.append(_examples(plan.batch(number)) if packs else batch)
+            examples.append(_examples(schedule.batch(number)) if packs else batch)
         tokens = prepared.num_computed
     return clock.found(tokens if task == "text" else statistics.mean(examples[2:])) | {"tokens": tokens}
 

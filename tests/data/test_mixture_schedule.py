@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sheepop.data import Stages
-from sheepop.data.step_plan import Knots, MixtureSchedule, first_empty_step
+from sheepop.data.batch_schedule import Knots, MixtureSchedule, first_empty_step
 
 # Shares are rounded to floats, so a target that is a whole number in truth may be off by so much.
 ROUNDING = 1e-9

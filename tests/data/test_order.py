@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sheepop.core.random import Permutation, derive_seed
 from sheepop.data import SampleOrder
-from sheepop.data.step_plan import EasyToHardOrder
+from sheepop.data.batch_schedule import EasyToHardOrder
 
 
 @given(st.integers(1, 200), st.integers(0, 2**40), st.integers(0, 3))

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
-from sheepop.data import Corpus, DataConfig, PairBatches, StepPlan, TokenSplit, batch_hash, build_corpus
+from sheepop.data import BatchSchedule, Corpus, DataConfig, PairBatches, TokenSplit, batch_hash, build_corpus
+from sheepop.data.batch_schedule import MixtureSchedule, RowSource, SampleOrder, Stages
 from sheepop.data.batches import PairBatch
 from sheepop.data.config import pair_settings
 from sheepop.data.documents import Pair
-from sheepop.data.step_plan import MixtureSchedule, RowSource, SampleOrder, Stages
 from sheepop.tokenizer import TokenizerConfig
 
 PAD, BOS, EOS = 0, 2, 3
@@ -129,15 +129,15 @@ def test_a_document_that_is_no_pair_is_named(document: list[int]) -> None:
 def test_a_step_of_a_mixture_is_padded_across_its_sources() -> None:
     short, long = batches(DOCUMENTS[0]), batches(DOCUMENTS[1], [*range(4, 9), EOS, BOS, 30, EOS])
     sizes = Stages((), 4)
-    plan = StepPlan(
+    schedule = BatchSchedule(
         [RowSource(source, SampleOrder(source.num_samples, 0)) for source in (short, long)],
         sizes,
         Stages((), 6),
         seed=0,
         mixture=MixtureSchedule([[(0, 1.0)], [(0, 1.0)]], sizes),
     )
-    assert (plan.max_length, plan.pieces(0)) == (6, 1)
-    batch = plan.batch(0)
+    assert (schedule.max_length, schedule.pieces(0)) == (6, 1)
+    batch = schedule.batch(0)
     sources = sorted(batch.source_ids[row][batch.source_mask[row]].tolist() for row in range(4))
     assert sources == sorted([[10, 11, 12, EOS], [10, 11, 12, EOS], [13, EOS], [4, 5, 6, 7, 8, EOS]])
 

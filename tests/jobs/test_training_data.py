@@ -17,7 +17,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.steps import show_step
-from sheepop.jobs.task.corpus_plan import build_batches, build_plan
+from sheepop.jobs.task.corpus_batches import build_batches, build_schedule
 from sheepop.train.metrics import read_json_lines
 
 from ..running import train
@@ -82,13 +82,13 @@ def test_an_eval_stride_beyond_a_row_is_refused(corpus: Corpus, tmp_path: Path) 
 
 
 def test_rows_of_a_mixture_come_from_the_files_of_their_source(corpus: Corpus, run: RunDirectory) -> None:
-    plan = build_plan(configured(corpus, run.path, mixture=MIXTURE), corpus, run, SILENT)
+    schedule = build_schedule(configured(corpus, run.path, mixture=MIXTURE), corpus, run, SILENT)
     names = [document.source[0] for document in corpus.documents("train")]
     of_documents = np.searchsorted(corpus.train.offsets, np.arange(corpus.train.num_tokens), side="right") - 1
     taken = np.zeros(3)
     for step in range(12):
-        rows = plan.rows(step)
-        for source, ranges in zip(rows.sources.tolist(), plan.token_ranges(step), strict=True):
+        rows = schedule.rows(step)
+        for source, ranges in zip(rows.sources.tolist(), schedule.token_ranges(step), strict=True):
             found = {names[document] for start, stop in ranges for document in of_documents[start:stop]}
             assert found == {"abc"[source]}
             taken[source] += 1
@@ -98,7 +98,7 @@ def test_rows_of_a_mixture_come_from_the_files_of_their_source(corpus: Corpus, r
 
 
 def test_the_rows_of_all_sources_hold_every_token(corpus: Corpus, run: RunDirectory) -> None:
-    plan = build_plan(configured(corpus, run.path, mixture=MIXTURE), corpus, run, SILENT)
+    schedule = build_schedule(configured(corpus, run.path, mixture=MIXTURE), corpus, run, SILENT)
     held = [
         np.concatenate(
             [
@@ -107,7 +107,7 @@ def test_the_rows_of_all_sources_hold_every_token(corpus: Corpus, run: RunDirect
                 for places in source.token_ranges(*source.batches.token_range(sample))
             ]
         )
-        for source in plan.sources
+        for source in schedule.sources
     ]
     assert np.sort(np.concatenate(held)).tolist() == list(range(corpus.train.num_tokens))
 
@@ -125,27 +125,27 @@ def test_a_mixture_that_does_not_fit_the_files_is_refused(
 ) -> None:
     mixture = [{"pattern": pattern, "weights": [[0, 1]]} for pattern in patterns]
     with pytest.raises(DataError, match=message):
-        build_plan(configured(corpus, run.path, mixture=mixture), corpus, run, SILENT)
+        build_schedule(configured(corpus, run.path, mixture=mixture), corpus, run, SILENT)
 
 
 def test_a_length_that_does_not_divide_the_rows_is_refused(corpus: Corpus, run: RunDirectory) -> None:
     with pytest.raises(ConfigError, match="does not divide the rows of 32 tokens"):
-        build_plan(configured(corpus, run.path, sequence_length_warmup=[[3, 12]]), corpus, run, SILENT)
+        build_schedule(configured(corpus, run.path, sequence_length_warmup=[[3, 12]]), corpus, run, SILENT)
 
 
 def test_scores_of_difficulty_are_stored_with_the_run_and_rows_follow_them(corpus: Corpus, run: RunDirectory) -> None:
     config = configured(corpus, run.path, curriculum="easy_to_hard", difficulty="length", curriculum_jitter=0)
-    unstored = build_plan(config, corpus, run, SILENT, store=False)
+    unstored = build_schedule(config, corpus, run, SILENT, store=False)
     assert not run.difficulty.exists()
-    plan = build_plan(config, corpus, run, SILENT)
+    schedule = build_schedule(config, corpus, run, SILENT)
     assert run.difficulty.is_file()
-    again = build_plan(config, corpus, run, SILENT)
+    again = build_schedule(config, corpus, run, SILENT)
     means = []
-    for step in range(plan.num_samples // 8):
-        hashes = {batch_hash(one.batch(step)) for one in (plan, again, unstored)}
+    for step in range(schedule.num_samples // 8):
+        hashes = {batch_hash(one.batch(step)) for one in (schedule, again, unstored)}
         assert len(hashes) == 1
-        for sample in plan.rows(step).samples.tolist():
-            start, stop = plan.sources[0].batches.token_range(sample)
+        for sample in schedule.rows(step).samples.tolist():
+            start, stop = schedule.sources[0].batches.token_range(sample)
             inside = np.searchsorted(corpus.train.offsets, np.arange(start, stop), side="right") - 1
             means.append(np.diff(corpus.train.offsets)[inside].mean())
     assert means == sorted(means)
@@ -156,16 +156,16 @@ def test_as_many_epochs_as_asked_go_from_easy_to_hard_and_rows_stray_as_far_as_a
     corpus: Corpus, run: RunDirectory, epochs: int, jitter: float
 ) -> None:
     settings = {"curriculum": "easy_to_hard", "difficulty": "length", "curriculum_epochs": epochs}
-    plan = build_plan(configured(corpus, run.path, **settings, curriculum_jitter=jitter), corpus, run, SILENT)
-    plain = build_plan(configured(corpus, run.path), corpus, run, SILENT)
-    count = plan.num_samples
+    schedule = build_schedule(configured(corpus, run.path, **settings, curriculum_jitter=jitter), corpus, run, SILENT)
+    plain = build_schedule(configured(corpus, run.path), corpus, run, SILENT)
+    count = schedule.num_samples
     ranks = np.argsort(
-        build_plan(configured(corpus, run.path, **settings, curriculum_jitter=0), corpus, run, SILENT)
+        build_schedule(configured(corpus, run.path, **settings, curriculum_jitter=0), corpus, run, SILENT)
         .sources[0]
         .order.indices(0, count)
     )
     for epoch in range(3):
-        found = plan.sources[0].order.indices(epoch * count, count)
+        found = schedule.sources[0].order.indices(epoch * count, count)
         if epoch >= epochs:
             assert found.tolist() == plain.sources[0].order.indices(epoch * count, count).tolist()
             continue
@@ -178,7 +178,7 @@ def test_scores_are_not_taken_for_those_of_other_rows_or_of_another_kind(corpus:
 
     def order(**settings: Any) -> list[int]:
         config = configured(corpus, run.path, curriculum="easy_to_hard", curriculum_jitter=0, **settings)
-        source = build_plan(config, corpus, run, SILENT).sources[0]
+        source = build_schedule(config, corpus, run, SILENT).sources[0]
         return source.order.indices(0, source.batches.num_samples).tolist()
 
     def alone(**settings: Any) -> list[int]:
@@ -216,11 +216,11 @@ def test_the_documents_named_for_a_step_are_those_it_read(corpus: Corpus, tmp_pa
     config = configured(corpus, tmp_path / "run", **EVERYTHING)
     train(config)
     run = RunDirectory.open(tmp_path / "run")
-    plan = build_plan(config, corpus, run, SILENT)
+    schedule = build_schedule(config, corpus, run, SILENT)
     tokenizer = corpus.tokenizer()
     logged = {row["step"]: row["batch_hash"] for row in read_json_lines(run.metrics_file)[0] if row["split"] == "train"}
     for step in (1, 2, 4, 8, 10):
-        batch = plan.batch(step - 1)
+        batch = schedule.batch(step - 1)
         assert logged[step] == batch_hash(batch)
         texts = dict.fromkeys(range(len(batch.input_ids)), "")
         for row, origin in show_step(run.path, step):

@@ -11,7 +11,7 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.data import Corpus, DataConfig, PackedBatches, RowSource, SampleOrder, StepPlan, build_corpus
+from sheepop.data import BatchSchedule, Corpus, DataConfig, PackedBatches, RowSource, SampleOrder, build_corpus
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import (
@@ -30,7 +30,7 @@ from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import NextToken, with_experts
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import initial_loss_scale
-from sheepop.train.source import PlannedSource
+from sheepop.train.source import ScheduledSource
 from sheepop.train.step import StepRunner
 
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
@@ -100,7 +100,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         batches = PackedBatches(corpus.train, max_length=32, pad_id=tokenizer.pad_id)
         validation = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
         objective = with_experts(NextToken.configured(training), config)
-        plan = StepPlan(
+        schedule = BatchSchedule(
             [RowSource(batches, SampleOrder(batches.num_samples, seed))],
             training.batch_sizes(),
             training.row_lengths(32),
@@ -114,8 +114,8 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
                 evaluation,
                 training.max_grad_norm,
             ),
-            source=PlannedSource(
-                plan,
+            source=ScheduledSource(
+                schedule,
                 objective,
                 resolved.micro_batch_size,
                 "cpu",

@@ -16,7 +16,7 @@ import torch
 
 from sheepop.core.errors import CheckpointError, DataError, Interrupted
 from sheepop.core.interrupts import Interruption
-from sheepop.data import Batch, Corpus, PackedBatches, StepPlan
+from sheepop.data import Batch, BatchSchedule, Corpus, PackedBatches
 from sheepop.train import Trainer, validate
 from sheepop.train.config import OPTIMIZER_NAMES
 
@@ -26,19 +26,19 @@ MakeTrainer = Callable[..., Trainer]
 
 
 @dataclass
-class InterruptedPlan:
+class InterruptedSchedule:
     """Sends this process SIGINT, as Ctrl-C does, in the middle of step number `step`."""
 
-    plan: StepPlan
+    schedule: BatchSchedule
     step: int
 
     def pieces(self, step: int) -> int:
-        return self.plan.pieces(step)
+        return self.schedule.pieces(step)
 
     def batch(self, step: int) -> Batch:
         if step == self.step - 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return self.plan.batch(step)
+        return self.schedule.batch(step)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(
     unbroken.run()
     for step in (1, 5, 8):  # steps that are taken; the next is left in its middle
         first = make_trainer(f"stopped-{step}", **settings, prefetch=0)
-        first.source = replace(first.source, plan=InterruptedPlan(first.source.plan, step + 1))
+        first.source = replace(first.source, schedule=InterruptedSchedule(first.source.schedule, step + 1))
         with pytest.raises(Interrupted, match=f"after step {step} of 12"):
             first.run()
         second = make_trainer(f"stopped-{step}", resume=True, **settings)
@@ -76,7 +76,7 @@ def test_with_ngrams_and_convolutions_a_resumed_run_is_the_same_bit_for_bit(make
     assert all(parameter.detach().any() for parameter in unbroken.model.parameters())
     assert "verification" not in {row["split"] for row in timeless(unbroken.journal.metrics.path)}
     first = make_trainer("stopped", prefetch=0, **settings)
-    first.source = replace(first.source, plan=InterruptedPlan(first.source.plan, 6))
+    first.source = replace(first.source, schedule=InterruptedSchedule(first.source.schedule, 6))
     with pytest.raises(Interrupted, match="after step 5 of 12"):
         first.run()
     second = make_trainer("stopped", resume=True, **settings)
@@ -89,7 +89,7 @@ def test_with_warm_ups_a_resumed_run_is_the_same_bit_for_bit(make_trainer: MakeT
     unbroken.run()
     for step in (1, 3, 5):
         first = make_trainer(f"stopped-{step}", prefetch=0, **WARM_UPS)
-        first.source = replace(first.source, plan=InterruptedPlan(first.source.plan, step + 1))
+        first.source = replace(first.source, schedule=InterruptedSchedule(first.source.schedule, step + 1))
         with pytest.raises(Interrupted, match=f"after step {step} of 12"):
             first.run()
         second = make_trainer(f"stopped-{step}", resume=True, **WARM_UPS)
@@ -112,7 +112,7 @@ def test_steps_saved_and_read_and_more_steps_are_as_many_steps_unbroken(
     settings = {"micro_batch_size": 4, "max_steps": 6, "prefetch": 0, **settings_of(optimizer, ema_decay)}
     unbroken, first = make_trainer("unbroken", **settings), make_trainer("stopped", **settings)
     unbroken.run()
-    first.source = replace(first.source, plan=InterruptedPlan(first.source.plan, 4))
+    first.source = replace(first.source, schedule=InterruptedSchedule(first.source.schedule, 4))
     with pytest.raises(Interrupted):
         first.run()
     second = make_trainer("stopped", resume=True, **settings)
@@ -211,10 +211,10 @@ def test_data_that_vanishes_ends_the_run_with_all_steps_before_saved(
     unbroken.run()
     first = make_trainer("vanished", prefetch=prefetch, checkpoint_interval=100, eval_interval=100)
     moved = Path(shutil.copytree(corpus.directory, tmp_path / "corpus"))
-    (source,) = first.source.plan.sources
+    (source,) = first.source.schedule.sources
     batches = PackedBatches(Corpus.open(moved).train, max_length=32, pad_id=corpus.tokenizer().pad_id)
-    plan = replace(first.source.plan, sources=[replace(source, batches=batches)])
-    first.source = replace(first.source, plan=plan)
+    schedule = replace(first.source.schedule, sources=[replace(source, batches=batches)])
+    first.source = replace(first.source, schedule=schedule)
 
     def vanish(step: int) -> list[dict[str, Any]]:
         if step == 6:

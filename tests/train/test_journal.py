@@ -66,7 +66,7 @@ def test_the_operations_of_a_token_are_those_of_its_row_while_rows_grow(
     trainer.run()
     rows = [r for r in read_json_lines(trainer.checkpointer.run.metrics_file)[0] if r["split"] == "train"]
     lengths = [8] * 2 + [16] * 3 + [32] * 4
-    tokens = [trainer.source.plan.batch(step).labels.size for step in range(9)]
+    tokens = [trainer.source.schedule.batch(step).labels.size for step in range(9)]
     # A token costs as many operations here as its row has tokens, and the peak is one operation a second.
     for row in rows:
         steps = range(row["step"] - log_interval, row["step"])

@@ -72,7 +72,7 @@ def test_another_micro_batch_size_sees_the_same_global_batches(
         trainer.run()
     rows = [timeless(trainer.checkpointer.run.metrics_file) for trainer in (whole, cut)]
     hashes = [[row.pop("batch_hash") for row in run if row["split"] == "train"] for run in rows]
-    assert hashes[0] == hashes[1] == [batch_hash(whole.source.plan.batch(step)) for step in range(7)]
+    assert hashes[0] == hashes[1] == [batch_hash(whole.source.schedule.batch(step)) for step in range(7)]
     assert len(set(hashes[0])) == 7
     for one, other in zip(*rows, strict=True):
         assert one.pop("split") == other.pop("split")
@@ -91,7 +91,7 @@ def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: 
 def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> None:
     """Rows with few labels must not weigh more because they are in a micro-batch of their own."""
     trainer = make_trainer("run", dropout=0.0, micro_batch_size=1, max_steps=2, warmup_steps=0)
-    samples = [trainer.source.plan.batch(0).rows(slice(row, row + 1)) for row in range(8)]
+    samples = [trainer.source.schedule.batch(0).rows(slice(row, row + 1)) for row in range(8)]
     counts = [int((sample.labels != -100).sum()) for sample in samples]
     assert len(set(counts)) > 1
     losses = []
@@ -157,7 +157,7 @@ def test_a_step_is_as_long_as_its_clipped_gradient_and_the_norm_before_is_logged
 def test_the_supervised_tokens_of_all_steps_are_counted(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", max_steps=5, **WARM_UPS)
     trainer.run()
-    counts = [np.count_nonzero(trainer.source.plan.batch(step).labels != -100) for step in range(5)]
+    counts = [np.count_nonzero(trainer.source.schedule.batch(step).labels != -100) for step in range(5)]
     rows = [row for row in timeless(trainer.journal.metrics.path) if row["split"] == "train"]
     assert [row["tokens"] for row in rows] == list(itertools.accumulate(counts))
 

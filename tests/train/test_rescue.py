@@ -56,7 +56,7 @@ def poisoned(make_trainer: MakeTrainer) -> MakeTrainer:
     def make(name: str, factor: float, *, at: int = 30, resume: bool = False, **trouble: Any) -> Trainer:
         settings = {**CALM, "trouble": {"window": 16, **trouble}}
         trainer = make_trainer(name, resume=resume, **settings)
-        trainer.runner.objective = Poisoned(trainer.source.plan.batch(at - 1).input_ids[0], factor)
+        trainer.runner.objective = Poisoned(trainer.source.schedule.batch(at - 1).input_ids[0], factor)
         trainer.source = replace(trainer.source, documents=lambda number: [f"a document of batch {number}"])
         return trainer
 
@@ -101,12 +101,12 @@ def test_skip_leaves_the_weights_as_they_are_for_one_step(
 
 def test_skips_with_good_steps_between_them_are_not_in_a_row(poisoned: MakeTrainer) -> None:
     trainer = poisoned("run", float("nan"), at=30, non_finite="skip", max_skips=1)
-    other = trainer.source.plan.batch(24).input_ids[0]
+    other = trainer.source.schedule.batch(24).input_ids[0]
     trainer.runner.objective.usual = Poisoned(other, float("nan"))
     met = [
         step
         for step in range(1, STEPS + 1)
-        for row in trainer.source.plan.batch(step - 1).input_ids
+        for row in trainer.source.schedule.batch(step - 1).input_ids
         if (row == trainer.runner.objective.row).all() or (row == other).all()
     ]
     trainer.run()
@@ -163,8 +163,10 @@ class Fickle(Poisoned):
 def test_a_rewind_cuts_what_comes_again_and_keeps_what_does_not(poisoned: MakeTrainer) -> None:
     """From step 30 the run goes back to 27; before, a batch was skipped at 28 and a computation went wrong at 29."""
     trainer = poisoned("run", 1e4, at=30, spike="rewind", non_finite="skip")
-    fickle = Fickle(trainer.source.plan.batch(28).input_ids[0], 1.001)
-    trainer.runner.objective.usual = Poisoned(trainer.source.plan.batch(27).input_ids[0], float("nan"), usual=fickle)
+    fickle = Fickle(trainer.source.schedule.batch(28).input_ids[0], 1.001)
+    trainer.runner.objective.usual = Poisoned(
+        trainer.source.schedule.batch(27).input_ids[0], float("nan"), usual=fickle
+    )
     # No best checkpoint between 27 and 30.
     trainer.agenda = replace(trainer.agenda, verify_interval=29, eval_interval=STEPS)
     trainer.run()

@@ -36,7 +36,7 @@ def prepared(trainer: Trainer, batch: Batch, micro_batch_size: int) -> PreparedS
 def uneven(make_trainer: MakeTrainer) -> tuple[Trainer, Batch]:
     """A trainer without dropout and a batch of eight rows, the last of which have few labels."""
     trainer = make_trainer("run", dropout=0.0)
-    batch = trainer.source.plan.batch(0)
+    batch = trainer.source.schedule.batch(0)
     labels = batch.labels.copy()
     labels[6:, 3:] = -100
     return trainer, replace(batch, labels=labels)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from sheepop.data.batch_schedule import BatchSchedule, RowSource, SampleOrder, Stages
     from sheepop.data.batches import Batch, Batches, PackedBatches, PaddedBatches, PairBatches, TextBatches, batch_hash
     from sheepop.data.build import build_corpus
     from sheepop.data.config import DataConfig
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
     from sheepop.data.pipeline.workplace import Query
     from sheepop.data.shards import TokenSplit
-    from sheepop.data.step_plan import RowSource, SampleOrder, Stages, StepPlan
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "Batch",
+    "BatchSchedule",
     "Batches",
     "Corpus",
     "DataConfig",
@@ -36,7 +37,6 @@ __all__ = [
     "RowSource",
     "SampleOrder",
     "Stages",
-    "StepPlan",
     "TextBatches",
     "TokenSplit",
     "batch_hash",

@@ -30,7 +30,7 @@ from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, nothi
 from sheepop.data.pipeline.shuffle import Assignment, Encode, Gather, Scatter, decide_assignment, place_split, texts_in
 from sheepop.data.pipeline.workplace import (
     DISCOVERED,
-    Plan,
+    Inventory,
     Query,
     StageTimes,
     announce,
@@ -71,10 +71,10 @@ def build_corpus(
     _check_places(config, output, query)
     with locked_workplace(output) as workplace:
         build = _Build(BuildRequest(config, tokenizer_config, seed, query), workplace, console, engine)
-        plan = build.plan(output)
+        inventory = build.take_inventory(output)
         if not overwrite and output.exists() and any(output.iterdir()):
             clear(workplace)
-            if fingerprint_in(output / BUILD) != plan.fingerprint:
+            if fingerprint_in(output / BUILD) != inventory.fingerprint:
                 raise DataError(
                     f"{output} already exists, but was built from different input, with different settings or by "
                     "another version. Replace it with --overwrite, or choose another output directory."
@@ -82,7 +82,7 @@ def build_corpus(
             console.info(f"{output} is up to date: nothing in its input or settings has changed.")
         else:
             try:
-                build.run(plan)
+                build.run(inventory)
             finally:
                 engine.release()
                 close_extraction()
@@ -118,30 +118,30 @@ class _Build:
         names = ("corpus", "scattered", "gathered", "encoded")
         self.corpus, self.scattered, self.gathered, self.encoded = map(self.workplace.joinpath, names)
 
-    def plan(self, output: Path) -> Plan:
-        """Plans the build; keeps the finished parts of a stopped build with the same plan and removes others."""
+    def take_inventory(self, output: Path) -> Inventory:
+        """Lists the inputs; keeps the finished parts of a stopped build with the same inputs and removes others."""
         self.given = self._given_tokenizer()
         inputs = find_inputs(self.request.config, self.request.query, leave_out=(output, self.workplace))
-        plan, goes_on = take_inventory(self.workplace, inputs, self.request.settings(self.given))
+        inventory, goes_on = take_inventory(self.workplace, inputs, self.request.settings(self.given))
         if goes_on and any(self.workplace.glob("pass-*")):
             self.console.info(f"Resuming the build that was stopped in {self.workplace}.")
-        return plan
+        return inventory
 
-    def run(self, plan: Plan) -> None:
+    def run(self, inventory: Inventory) -> None:
         """Runs every stage, up to the finished corpus directory in the workplace."""
         config, seed = self.request.config, self.request.seed
         times = StageTimes(self.workplace)
-        announce(plan, self.engine.num_workers, self.console)
+        announce(inventory, self.engine.num_workers, self.console)
         with times.stage("extract and clean"):
-            passes = clean_documents(plan, config, self.request.query, seed, self.engine, self.console)
-        assignment = decide_assignment(finished_parts(passes[-1], len(plan.parts)), config, seed)
+            passes = clean_documents(inventory, config, self.request.query, seed, self.engine, self.console)
+        assignment = decide_assignment(finished_parts(passes[-1], len(inventory.parts)), config, seed)
         if assignment.splitter.documents == 0:
-            words = nothing_to_read(config, plan, added_accounts(_each_part(passes, plan)))
+            words = nothing_to_read(config, inventory, added_accounts(_each_part(passes, inventory)))
             clear(self.workplace)
             raise DataError(words)
         try:
             with times.stage("shuffle"):
-                files = self._shuffle(plan, passes[-1], assignment)
+                files = self._shuffle(inventory, passes[-1], assignment)
         except DataError:
             clear(self.workplace)  # the text cannot be split as requested, so no part can be reused
             raise
@@ -155,18 +155,18 @@ class _Build:
         tokenizer.save(self.corpus / TOKENIZER)
         with times.stage("tokenize"):
             tokens = self._tokenize(tokenizer, files, sum(assignment.buckets))
-        self._write_lists(passes, plan)
-        account = added_accounts(_each_part([*passes, self.scattered], plan))
+        self._write_lists(passes, inventory)
+        account = added_accounts(_each_part([*passes, self.scattered], inventory))
         contents = added_accounts(part_path(self.gathered, bucket) for split in SPLITS for bucket in files[split])
         files_of_sets = self._evaluation_files()
-        record = BuildRecord(self.request, plan, account, contents, assignment, tokenizer, tokens, files_of_sets)
+        record = BuildRecord(self.request, inventory, account, contents, assignment, tokenizer, tokens, files_of_sets)
         self._finish(record, times.seconds)
 
-    def _shuffle(self, plan: Plan, cleaned: Path, assignment: Assignment) -> _Files:
+    def _shuffle(self, inventory: Inventory, cleaned: Path, assignment: Assignment) -> _Files:
         """Shuffles and splits the documents; returns the files of each split."""
         work, what, num_buckets = Scatter(cleaned, assignment), "Splitting and shuffling", sum(assignment.buckets)
-        run_pass(self.engine, self.scattered, work, plan.megabytes, self.console, what, is_light=True)
-        gather = Gather(self.scattered, len(plan.parts), num_buckets, self.request.seed)
+        run_pass(self.engine, self.scattered, work, inventory.megabytes, self.console, what, is_light=True)
+        gather = Gather(self.scattered, len(inventory.parts), num_buckets, self.request.seed)
         megabytes = [assignment.splitter.num_bytes / num_buckets / 1e6] * num_buckets
         run_pass(self.engine, self.gathered, gather, megabytes, self.console, "Writing documents", is_light=True)
         files: _Files = {split: [] for split in SPLITS}
@@ -222,7 +222,7 @@ class _Build:
 
     def _finish(self, record: BuildRecord, seconds: dict[str, float]) -> None:
         manifest = record.write_manifest(self.corpus)
-        write_json(self.corpus / BUILD, {"fingerprint": record.plan.fingerprint, "seconds": seconds})
+        write_json(self.corpus / BUILD, {"fingerprint": record.inventory.fingerprint, "seconds": seconds})
         words = record.in_words()
         write_reports(self.corpus, manifest, record.report(), words, seconds)
         self.console.info(words)
@@ -243,17 +243,17 @@ class _Build:
                 )
         return files
 
-    def _write_lists(self, passes: list[Path], plan: Plan) -> None:
+    def _write_lists(self, passes: list[Path], inventory: Inventory) -> None:
         """Writes the lists of unusable inputs and of removed documents, in input order."""
         with (self.corpus / QUARANTINE).open("wb") as file:
             file.write((self.workplace / DISCOVERED).read_bytes())
-            for part in _each_part(passes[:1], plan):
+            for part in _each_part(passes[:1], inventory):
                 file.write((part / QUARANTINE).read_bytes())
         with (self.corpus / REMOVED).open("wb") as file:
             # Concatenated zstd files are one valid zstd file.
-            for part in _each_part([*passes, self.scattered], plan):
+            for part in _each_part([*passes, self.scattered], inventory):
                 file.write((part / REMOVED).read_bytes())
 
 
-def _each_part(passes: list[Path], plan: Plan) -> list[Path]:
-    return [part_path(directory, rank) for directory in passes for rank in range(len(plan.parts))]
+def _each_part(passes: list[Path], inventory: Inventory) -> list[Path]:
+    return [part_path(directory, rank) for directory in passes for rank in range(len(inventory.parts))]

@@ -20,7 +20,7 @@ from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.run.record import view_run_config
-from sheepop.jobs.task.corpus_plan import reads_pairs
+from sheepop.jobs.task.corpus_batches import reads_pairs
 
 if TYPE_CHECKING:
     from sheepop.data import Query

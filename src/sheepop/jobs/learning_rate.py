@@ -13,8 +13,8 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
-from sheepop.data import RowSource, SampleOrder, StepPlan
-from sheepop.data.step_plan import Stages
+from sheepop.data import BatchSchedule, RowSource, SampleOrder
+from sheepop.data.batch_schedule import Stages
 from sheepop.jobs.bench import training_speed
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.network import build_network, bytes_of_a_step
@@ -28,7 +28,7 @@ from sheepop.train.activation_checkpointing import resolve_activation_checkpoint
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import candidates, initial_loss_scale
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
-from sheepop.train.source import PlannedSource
+from sheepop.train.source import ScheduledSource
 from sheepop.train.step import StepRunner
 
 LOWEST, HIGHEST, NUM_STEPS = 1e-6, 1.0, 120
@@ -94,8 +94,8 @@ def _test(task: Task, device: str) -> RangeTest:
         training.max_grad_norm,
     )
     size = training.global_batch_size
-    source = PlannedSource(
-        StepPlan([RowSource(batches, order)], Stages((), size), Stages((), batches.max_length), config.seed),
+    source = ScheduledSource(
+        BatchSchedule([RowSource(batches, order)], Stages((), size), Stages((), batches.max_length), config.seed),
         objective,
         training.micro_batch_size or size,
         device,

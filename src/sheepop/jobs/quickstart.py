@@ -22,7 +22,7 @@ from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import RunRecord, repeat_command
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import TrainOutcome, train
-from sheepop.jobs.task.corpus_plan import open_corpus
+from sheepop.jobs.task.corpus_batches import open_corpus
 from sheepop.jobs.task.samples import generate_command, held_out_prompts
 from sheepop.train.validation import TokenScores
 

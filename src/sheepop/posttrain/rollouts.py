@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sheepop.core.errors import TrainingError
 from sheepop.core.random import derive_seed, numpy_generator
+from sheepop.data.batch_schedule import SampleOrder
 from sheepop.data.batches import IGNORED_LABEL
-from sheepop.data.step_plan import SampleOrder
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit

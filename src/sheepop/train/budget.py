@@ -139,7 +139,7 @@ def resolve_compile(config: TrainingConfig, device: str) -> TrainingConfig:
 
 
 def needs_measuring(config: TrainingConfig, device: str) -> bool:
-    """Whether the plan depends on how fast this machine is."""
+    """Whether the number of steps depends on how fast this machine is."""
     return config.max_minutes is not None or config.compile == "auto" or len(candidates(config.precision, device)) > 1
 
 

@@ -12,9 +12,9 @@ from sheepop.core.config import Config, PathText
 from sheepop.core.errors import ConfigError
 from sheepop.core.keys import MayChange
 from sheepop.core.names import Names
+from sheepop.data.batch_schedule import Stages, first_empty_step
 from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
-from sheepop.data.step_plan import Stages, first_empty_step
 from sheepop.train.schedule import Pace, ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
 

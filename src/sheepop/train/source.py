@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from sheepop.data import Batch, StepPlan, batch_hash
+from sheepop.data import Batch, BatchSchedule, batch_hash
 from sheepop.parallel.layout import Layout
 from sheepop.train.objective import Objective
 from sheepop.train.tensor_batch import TensorBatch
@@ -132,13 +132,13 @@ class SharedSource(StepSource):
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedSource(StepSource):
-    """The batches of a plan, cut into micro-batches of `micro_batch_size` whole rows.
+class ScheduledSource(StepSource):
+    """The batches of a schedule, cut into micro-batches of `micro_batch_size` whole rows.
 
     `documents` returns the names of the documents of a batch; with `hashed`, each step has the hash of its batch.
     """
 
-    plan: StepPlan
+    schedule: BatchSchedule
     objective: Objective
     micro_batch_size: int
     device: str
@@ -148,8 +148,10 @@ class PlannedSource(StepSource):
 
     def prepare(self, number: int) -> PreparedStep:
         """The batch as micro-batches; those of shorter rows have more rows, so that all have equally many tokens."""
-        rows = self.micro_batch_size * self.plan.pieces(number)
-        return PreparedStep.of(self.plan.batch(number), rows, self.objective, device=self.device, hashed=self.hashed)
+        rows = self.micro_batch_size * self.schedule.pieces(number)
+        return PreparedStep.of(
+            self.schedule.batch(number), rows, self.objective, device=self.device, hashed=self.hashed
+        )
 
     def describe(self, number: int) -> list[str]:
         """The names that `documents` returns."""

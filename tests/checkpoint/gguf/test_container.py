@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sheepop.checkpoint.gguf.container import (
     CHECKSUM_KEY,
     Container,
-    TensorPlan,
+    TensorEntry,
     checksum_placeholder,
     verify_checksum,
     write_container,
@@ -37,22 +37,22 @@ METADATA = {
     CHECKSUM_KEY: checksum_placeholder(0),
 }
 PLANS = [
-    TensorPlan("vector", F32, (5,)),
-    TensorPlan("half", F16, (3, 4)),
-    TensorPlan("brain", BF16, (2, 3, 4)),
-    TensorPlan("blocks", Q8_0, (2, 64)),
+    TensorEntry("vector", F32, (5,)),
+    TensorEntry("half", F16, (3, 4)),
+    TensorEntry("brain", BF16, (2, 3, 4)),
+    TensorEntry("blocks", Q8_0, (2, 64)),
 ]
 
 
-def numbers_of(plan: TensorPlan) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(len(plan.name))
-    return torch.randn(plan.shape, generator=generator)
+def numbers_of(entry: TensorEntry) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(len(entry.name))
+    return torch.randn(entry.shape, generator=generator)
 
 
-def encoded(plan: TensorPlan) -> list[torch.Tensor]:
+def encoded(entry: TensorEntry) -> list[torch.Tensor]:
     """The bytes in two pieces, as a large tensor would come."""
-    rows = numbers_of(plan).reshape(-1, plan.shape[-1])
-    return [plan.kind.encode(rows[:1]), plan.kind.encode(rows[1:])]
+    rows = numbers_of(entry).reshape(-1, entry.shape[-1])
+    return [entry.kind.encode(rows[:1]), entry.kind.encode(rows[1:])]
 
 
 @pytest.fixture
@@ -74,14 +74,14 @@ def test_what_is_written_is_read_by_llama_cpps_own_package(path: Path) -> None:
         "real.list": [0.5, -2.0],
         "truth.list": [True, False],
     }
-    assert [tensor.name for tensor in reader.tensors] == [plan.name for plan in PLANS]
-    for tensor, plan in zip(reader.tensors, PLANS, strict=True):
-        assert tuple(reversed(tensor.shape.tolist())) == plan.shape
+    assert [tensor.name for tensor in reader.tensors] == [entry.name for entry in PLANS]
+    for tensor, entry in zip(reader.tensors, PLANS, strict=True):
+        assert tuple(reversed(tensor.shape.tolist())) == entry.shape
         assert tensor.data_offset % 32 == 0
-        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(plan.shape)
-        rows = numbers_of(plan).reshape(-1, plan.shape[-1])
-        wanted = plan.kind.decode(plan.kind.encode(rows), plan.shape[-1]).float().reshape(plan.shape)
-        assert np.array_equal(found, wanted.numpy()), plan.name
+        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(entry.shape)
+        rows = numbers_of(entry).reshape(-1, entry.shape[-1])
+        wanted = entry.kind.decode(entry.kind.encode(rows), entry.shape[-1]).float().reshape(entry.shape)
+        assert np.array_equal(found, wanted.numpy()), entry.name
 
 
 def test_what_llama_cpps_own_package_writes_is_read(tmp_path: Path) -> None:
@@ -295,6 +295,6 @@ def test_an_alignment_that_is_none_is_refused(tmp_path: Path, value: Value, mess
 @settings(max_examples=50)
 def test_every_value_comes_back(tmp_path_factory: pytest.TempPathFactory, key: str, value: Value) -> None:
     path = tmp_path_factory.mktemp("values") / "toy.gguf"
-    write_container(path, {f"a.{key}": value, CHECKSUM_KEY: checksum_placeholder(0)}, [], lambda plan: [])
+    write_container(path, {f"a.{key}": value, CHECKSUM_KEY: checksum_placeholder(0)}, [], lambda entry: [])
     with Container(path) as container:
         assert container.metadata[f"a.{key}"] == value

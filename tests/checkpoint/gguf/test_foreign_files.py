@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
-from sheepop.checkpoint.gguf.container import CHECKSUM_KEY, TensorPlan, checksum_placeholder, write_container
+from sheepop.checkpoint.gguf.container import CHECKSUM_KEY, TensorEntry, checksum_placeholder, write_container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, config_metadata
 from sheepop.checkpoint.gguf.metadata import Value, ValueType, i32s, value_of
 from sheepop.checkpoint.gguf.quantized_types import F32
@@ -35,12 +35,12 @@ def write_foreign(path: Path, keys: dict[str, Value | None], shapes: dict[str, t
     """A small file of a llama with some keys and tensors changed, or left out."""
     found = {"general.architecture": value_of("llama"), **KEYS, **keys}
     metadata = {key: value for key, value in found.items() if value is not None}
-    plans = [TensorPlan(name, F32, shape) for name, shape in {**SHAPES, **shapes}.items() if shape is not None]
+    entries = [TensorEntry(name, F32, shape) for name, shape in {**SHAPES, **shapes}.items() if shape is not None]
     write_container(
         path,
         {**metadata, CHECKSUM_KEY: checksum_placeholder(0)},
-        plans,
-        lambda plan: [torch.ones(math.prod(plan.shape)).view(torch.uint8)],
+        entries,
+        lambda entry: [torch.ones(math.prod(entry.shape)).view(torch.uint8)],
     )
     return path
 

@@ -1,4 +1,4 @@
-"""The directory of a build: its plan and parts, the times of its stages, and a disk that fills."""
+"""The directory of a build: its inventory and parts, the times of its stages, and a disk that fills."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import StorageError
 from sheepop.data.discovery import Entry
-from sheepop.data.pipeline.workplace import Plan, StageTimes, take_inventory
+from sheepop.data.pipeline.workplace import Inventory, StageTimes, take_inventory
 
 
 def test_a_stage_that_goes_on_after_a_kill_has_the_time_of_both_runs(tmp_path: Path) -> None:
@@ -58,14 +58,14 @@ def files(*sizes: int, suffix: str = "") -> list[Entry]:
     return [Entry("file", f"/in/{n}", f"{n}{suffix}", size, modified_ns=n) for n, size in enumerate(sizes)]
 
 
-def write_plan(directory: Path, entries: list[Entry], settings: object) -> Plan:
-    plan, _ = take_inventory(directory, entries, settings)
-    return plan
+def write_inventory(directory: Path, entries: list[Entry], settings: object) -> Inventory:
+    inventory, _ = take_inventory(directory, entries, settings)
+    return inventory
 
 
 def sizes_of_parts(directory: Path, entries: list[Entry]) -> list[list[int]]:
-    plan = write_plan(directory, entries, {})
-    return [[entry.size for entry in plan.entries(number)] for number in range(len(plan.parts))]
+    inventory = write_inventory(directory, entries, {})
+    return [[entry.size for entry in inventory.entries(number)] for number in range(len(inventory.parts))]
 
 
 def test_parts_of_little_text_hold_consecutive_files_of_about_two_megabytes(tmp_path: Path) -> None:
@@ -93,28 +93,28 @@ def test_a_part_has_a_bounded_number_of_files(tmp_path: Path) -> None:
 
 def test_the_rows_of_a_query_are_a_part_of_their_own(tmp_path: Path) -> None:
     entries = [*files(10, 10), Entry("query", "", "db: SELECT 1", 0)]
-    plan = write_plan(tmp_path, entries, {})
-    assert [part.entries for part in plan.parts] == [2, 1]
+    inventory = write_inventory(tmp_path, entries, {})
+    assert [part.entries for part in inventory.parts] == [2, 1]
 
 
 @given(sizes=st.lists(st.integers(0, 3 * MB), max_size=30), name=st.text())
 def test_every_entry_comes_back_once_in_order(
     sizes: list[int], name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    directory = tmp_path_factory.mktemp("plan")
+    directory = tmp_path_factory.mktemp("inventory")
     entries = [
         *files(*sizes),
         Entry("git", "/r\udcff", name.encode("utf-8", "replace").decode(), 5, 0, "abc", (("k", "v"),)),
     ]
-    plan = write_plan(directory, entries, {"seed": 1})
-    assert [entry for number in range(len(plan.parts)) for entry in plan.entries(number)] == entries
-    assert sum(part.size for part in plan.parts) == sum(entry.size for entry in entries) == plan.num_bytes
+    inventory = write_inventory(directory, entries, {"seed": 1})
+    assert [entry for number in range(len(inventory.parts)) for entry in inventory.entries(number)] == entries
+    assert sum(part.size for part in inventory.parts) == sum(entry.size for entry in entries) == inventory.num_bytes
 
 
 def test_the_fingerprint_knows_settings_names_sizes_and_ages(tmp_path: Path) -> None:
     base = files(10, 20)
-    same = write_plan(tmp_path, base, {"seed": 1}).fingerprint
-    assert write_plan(tmp_path, files(10, 20), {"seed": 1}).fingerprint == same
+    same = write_inventory(tmp_path, base, {"seed": 1}).fingerprint
+    assert write_inventory(tmp_path, files(10, 20), {"seed": 1}).fingerprint == same
     others = [
         (base, {"seed": 2}),
         (files(10, 21), {"seed": 1}),
@@ -122,12 +122,12 @@ def test_the_fingerprint_knows_settings_names_sizes_and_ages(tmp_path: Path) -> 
         ([base[0], Entry("file", "/in/1", "renamed", 20, 1)], {"seed": 1}),
         ([base[0], Entry("file", "/in/1", "1", 20, 2)], {"seed": 1}),
     ]
-    fingerprints = {write_plan(tmp_path, entries, settings).fingerprint for entries, settings in others}
+    fingerprints = {write_inventory(tmp_path, entries, settings).fingerprint for entries, settings in others}
     assert len(fingerprints | {same}) == 6
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"parts": []}', "[]"])
-def test_a_plan_that_is_here_is_known_again_and_a_damaged_one_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_an_inventory_that_is_here_is_known_again_and_a_damaged_one_is_made_anew(tmp_path: Path, damage: str) -> None:
     entries = files(1)
     assert not take_inventory(tmp_path, entries, {})[1]
     part = tmp_path / "pass-0" / "00000"

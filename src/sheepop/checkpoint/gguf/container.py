@@ -245,7 +245,7 @@ def verify_checksum(container: Container) -> None:
 
 
 @dataclass(frozen=True)
-class TensorPlan:
+class TensorEntry:
     """A tensor to be written: its name, its type, and its shape in torch's order."""
 
     name: str
@@ -263,39 +263,39 @@ class TensorPlan:
 def write_container(
     path: Path,
     metadata: Mapping[str, Value],
-    plans: Sequence[TensorPlan],
-    content_of: Callable[[TensorPlan], Iterable[Tensor]],
+    entries: Sequence[TensorEntry],
+    content_of: Callable[[TensorEntry], Iterable[Tensor]],
 ) -> None:
     """Writes a file; `content_of` yields the bytes (uint8) of each tensor in pieces.
 
     The last key must be the checksum's, which is filled in at the end. The caller makes the file durable.
     """
-    head = _head(metadata, plans)
+    head = _head(metadata, entries)
     checksum_end = len(_metadata_bytes(metadata, 0))
     with path.open("wb") as file:
         digest = hashlib.sha256()
         _put(file, digest, head)
-        for plan in plans:
+        for entry in entries:
             written = 0
-            for piece in content_of(plan):
+            for piece in content_of(entry):
                 content = piece.contiguous().numpy().tobytes()
                 _put(file, digest, content)
                 written += len(content)
-            assert written == plan.size, plan.name
+            assert written == entry.size, entry.name
             _put(file, digest, bytes(-written % _ALIGNMENT))
         file.seek(checksum_end - _DIGEST_SIZE)
         file.write(digest.hexdigest().encode("ascii"))
 
 
-def _head(metadata: Mapping[str, Value], plans: Sequence[TensorPlan]) -> bytes:
-    parts = [_metadata_bytes(metadata, len(plans))]
+def _head(metadata: Mapping[str, Value], entries: Sequence[TensorEntry]) -> bytes:
+    parts = [_metadata_bytes(metadata, len(entries))]
     place = 0
-    for plan in plans:
-        assert len(plan.name.encode("utf-8")) <= _LONGEST_NAME, plan.name
-        sizes = tuple(reversed(plan.shape))
-        parts.append(encoded_text(plan.name))
-        parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, plan.kind.number, place))
-        place += plan.size + -plan.size % _ALIGNMENT
+    for entry in entries:
+        assert len(entry.name.encode("utf-8")) <= _LONGEST_NAME, entry.name
+        sizes = tuple(reversed(entry.shape))
+        parts.append(encoded_text(entry.name))
+        parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, entry.kind.number, place))
+        place += entry.size + -entry.size % _ALIGNMENT
     head = b"".join(parts)
     return head + bytes(-len(head) % _ALIGNMENT)
 

@@ -15,7 +15,7 @@ from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problem
 from sheepop.checkpoint.gguf.container import (
     CHECKSUM_KEY,
     FILE_TYPE_KEY,
-    TensorPlan,
+    TensorEntry,
     checksum_placeholder,
     write_container,
 )
@@ -75,8 +75,8 @@ def write_gguf(
     chosen = choose_architecture(config)
     found = places(chosen, config)
     _check_tensors(config, tensors)
-    plans = [_plan(place, tensors, dtype) for place in found]
-    file_type = _file_type(plans)
+    entries = [_entry(place, tensors, dtype) for place in found]
+    file_type = _file_type(entries)
     vocabulary, notes = tokenizer_metadata(tokenizer, config.vocabulary, end_ids)
     _check_name(name, vocabulary)
     metadata: dict[str, Value] = {
@@ -90,11 +90,13 @@ def write_gguf(
     }
     place_of = {place.theirs: place for place in found}
     with atomic_file(target, replace=replace) as path:
-        write_container(path, metadata, plans, lambda plan: _encoded(place_of[plan.name], plan.kind, tensors, advance))
-        _compare(path, config, tensors, tokenizer, {plan.name: plan.kind for plan in plans}, found)
+        write_container(
+            path, metadata, entries, lambda entry: _encoded(place_of[entry.name], entry.kind, tensors, advance)
+        )
+        _compare(path, config, tensors, tokenizer, {entry.name: entry.kind for entry in entries}, found)
     if config.activation == "gelu":
         notes.append("llama.cpp computes the tanh form of GELU, which differs from the exact one by up to 0.0005.")
-    return GGUFExport(chosen.name, Counter(plan.kind.name for plan in plans), tuple(notes))
+    return GGUFExport(chosen.name, Counter(entry.kind.name for entry in entries), tuple(notes))
 
 
 def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
@@ -124,7 +126,7 @@ def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> No
             )
 
 
-def _plan(place: Place, tensors: Mapping[str, LazyTensor], dtype: str | None) -> TensorPlan:
+def _entry(place: Place, tensors: Mapping[str, LazyTensor], dtype: str | None) -> TensorEntry:
     kind: TensorType = F32
     if place.role is Role.MATRIX:
         own = {tensors[name].dtype for name, _ in place.ours}
@@ -134,14 +136,14 @@ def _plan(place: Place, tensors: Mapping[str, LazyTensor], dtype: str | None) ->
             f"{place.theirs} has rows of {place.shape[-1]} numbers, but {kind.name} needs multiples of {Q8_BLOCK}. "
             "Choose f16, bf16 or f32."
         )
-    return TensorPlan(place.theirs, kind, place.shape)
+    return TensorEntry(place.theirs, kind, place.shape)
 
 
-def _file_type(plans: Sequence[TensorPlan]) -> int:
+def _file_type(entries: Sequence[TensorEntry]) -> int:
     """Returns the file type of the tensor type that most numbers have."""
     sizes: Counter[TensorType] = Counter()
-    for plan in plans:
-        sizes[plan.kind] += math.prod(plan.shape)
+    for entry in entries:
+        sizes[entry.kind] += math.prod(entry.shape)
     return sizes.most_common(1)[0][0].file_type
 
 

@@ -50,7 +50,7 @@ from sheepop.data.pipeline.parts import (
     write_part,
     write_removals,
 )
-from sheepop.data.pipeline.workplace import Plan, Query
+from sheepop.data.pipeline.workplace import Inventory, Query
 from sheepop.data.shards import FILE_PREFIX
 
 _SCRATCH = "scratch"
@@ -84,9 +84,9 @@ def local_stages(config: CleanConfig, names: Iterable[str], account: Account, se
 
 @dataclass(frozen=True)
 class CleanPart:
-    """Cleans a part, from the plan or the `earlier` pass, by the `local` stages; signs it for the `decided` ones."""
+    """Cleans a part of the inventory or the `earlier` pass by the `local` stages; signs it for the `decided` ones."""
 
-    plan: Plan
+    inventory: Inventory
     query: Query | None
     earlier: Path | None
     config: DataConfig
@@ -112,22 +112,24 @@ class CleanPart:
         write_json(staging / ACCOUNT, account.as_record())
 
     def _read(self, rank: int, account: Account) -> Iterator[Draft]:
-        for entry in self.plan.entries(rank):
-            items = _items(entry, self.plan.directory / _SCRATCH, self.config.extract, self.query)
+        for entry in self.inventory.entries(rank):
+            items = _items(entry, self.inventory.directory / _SCRATCH, self.config.extract, self.query)
             yield from _documents(entry, items, self.config, account)
 
 
 def clean_documents(
-    plan: Plan, config: DataConfig, query: Query | None, seed: int, engine: Engine, console: Console
+    inventory: Inventory, config: DataConfig, query: Query | None, seed: int, engine: Engine, console: Console
 ) -> list[Path]:
     """Runs every pass; returns their directories; the last one has the documents."""
     directories: list[Path] = []
     for number, (local, decided) in enumerate(split_into_passes(config.clean.stages)):
-        directory = plan.directory / f"pass-{number}"
-        work = CleanPart(plan, query, directories[-1] if number else None, config, local, decided, seed)
-        run_pass(engine, directory, work, plan.megabytes, console, "Cleaning" if number else "Reading and cleaning")
+        directory = inventory.directory / f"pass-{number}"
+        work = CleanPart(inventory, query, directories[-1] if number else None, config, local, decided, seed)
+        run_pass(
+            engine, directory, work, inventory.megabytes, console, "Cleaning" if number else "Reading and cleaning"
+        )
         if decided:
-            parts = finished_parts(directory, len(plan.parts))
+            parts = finished_parts(directory, len(inventory.parts))
             write_removals(directory, _decide(parts, decided, config.clean, directory, console))
         directories.append(directory)
     return directories

@@ -1,4 +1,4 @@
-"""The records of a build: the manifest, which is the same for the same input, and the settings of the plan."""
+"""The records of a build: the manifest, which is the same for the same input, and the settings of the build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sheepop.data.discovery import input_labels, printable
 from sheepop.data.extract.template import PAIR
 from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST
 from sheepop.data.pipeline.shuffle import Assignment
-from sheepop.data.pipeline.workplace import Plan, Query
+from sheepop.data.pipeline.workplace import Inventory, Query
 from sheepop.tokenizer import Tokenizer, TokenizerConfig
 
 BUILD = "build.json"
@@ -77,7 +77,7 @@ class BuildRecord:
     """The counts of a build: `account` of reading, cleaning and shuffling, `contents` of the kept documents."""
 
     request: BuildRequest
-    plan: Plan
+    inventory: Inventory
     account: Mapping[str, Any]
     contents: Mapping[str, Any]
     assignment: Assignment
@@ -128,7 +128,7 @@ class BuildRecord:
             "limits": source["limits"],
             "refused": source["refused"],
             "kinds_in": source["kinds"],
-            "input_bytes": self.plan.num_bytes,
+            "input_bytes": self.inventory.num_bytes,
             "splits": self.account["splits"],
             "mix": list(self._mix()),
             "contents": contents,
@@ -178,10 +178,10 @@ class BuildRecord:
     def _files(self) -> dict[str, Any]:
         source = _in_order(self.account["source"])
         return {
-            "found": self.plan.files,
+            "found": self.inventory.files,
             "read": source["read"],
-            "skipped": dict(sorted((self.plan.skipped + Counter(source["skipped"])).items())),
-            "folders_skipped": dict(sorted(self.plan.folders_skipped.items())),
+            "skipped": dict(sorted((self.inventory.skipped + Counter(source["skipped"])).items())),
+            "folders_skipped": dict(sorted(self.inventory.folders_skipped.items())),
             "refused_parts": source["refused"],
             "encodings": source["encodings"],
         }
@@ -232,18 +232,18 @@ class BuildRecord:
             assert split["bytes"] == splits[name]["occurring_bytes"]
 
 
-def nothing_to_read(config: DataConfig, plan: Plan, account: Mapping[str, Any]) -> str:
+def nothing_to_read(config: DataConfig, inventory: Inventory, account: Mapping[str, Any]) -> str:
     """The error message for a build without documents: what was found, why it was not used, and what to do."""
     places = ", ".join(printable(path) for path in config.paths) or "the rows of the query"
     source = account.get("source") or SourceAccount().as_record()
     left_out = {
-        "files left out": plan.skipped + Counter(source["skipped"]),
-        "folders left out": plan.folders_skipped,
+        "files left out": inventory.skipped + Counter(source["skipped"]),
+        "folders left out": inventory.folders_skipped,
         "refused in files": source["refused"],
     }
     removed = sum(sum(stage["removed"].values()) for stage in account.get("stages", {}).values())
     return (
-        f"There is no text in {places}: {counted(plan.files, 'file')} found, {source['read']:,} read"
+        f"There is no text in {places}: {counted(inventory.files, 'file')} found, {source['read']:,} read"
         + "".join(_listed(f"; {what}: ", reasons) for what, reasons in _in_order(left_out).items())
         + (f", {counted(source['empty'], 'empty document')}" if source["empty"] else "")
         + (f", {counted(removed, 'document')} removed by data.clean" if removed else "")

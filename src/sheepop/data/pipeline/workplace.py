@@ -57,7 +57,7 @@ class Query:
 
 
 @dataclass(slots=True)
-class PlannedPart:
+class InputPart:
     """Consecutive lines of the inventory: their offset in the file, their number, bytes and estimated seconds."""
 
     offset: int
@@ -67,12 +67,12 @@ class PlannedPart:
 
 
 @dataclass
-class Plan:
+class Inventory:
     """The inputs of a build, cut into parts, counts of what was found and skipped, and a `fingerprint` of it all."""
 
     directory: Path
     fingerprint: str = ""
-    parts: list[PlannedPart] = field(default_factory=list)
+    parts: list[InputPart] = field(default_factory=list)
     files: int = 0
     num_bytes: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
@@ -131,52 +131,52 @@ def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, 
         yield Entry("query", "", f"{source_label(query.url)}: {query.text}", 0)
 
 
-def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: Any) -> tuple[Plan, bool]:
-    """Lists the inputs and cuts them into parts; returns the plan, and whether a stopped build of it can be resumed.
+def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: Any) -> tuple[Inventory, bool]:
+    """Lists the inputs and cuts them into parts; returns them, and whether a stopped build of them can be resumed.
 
-    `settings` (JSON) is everything else that determines the result. Removes the files of a build with another plan.
+    `settings` (JSON) is everything else that determines the result. Removes the files of another build.
     """
-    plan = Plan(workplace)
+    inventory = Inventory(workplace)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8"))
-    listed: list[tuple[PlannedPart, bool]] = []
+    listed: list[tuple[InputPart, bool]] = []
     with (
-        atomic_file(workplace / _INVENTORY, replace=True) as inventory,
+        atomic_file(workplace / _INVENTORY, replace=True) as listing,
         atomic_file(workplace / DISCOVERED, replace=True) as discovered,
         storage_errors(workplace),
-        inventory.open("wb") as file,
+        listing.open("wb") as file,
         discovered.open("w", encoding="utf-8", newline="\n") as quarantine,
     ):
         for item in items:
             if isinstance(item, Skipped):
-                (plan.folders_skipped if item.is_directory else plan.skipped)[item.reason] += 1
-                plan.files += not item.is_directory
+                (inventory.folders_skipped if item.is_directory else inventory.skipped)[item.reason] += 1
+                inventory.files += not item.is_directory
                 quarantine.write(json.dumps(item.as_record(), ensure_ascii=False) + "\n")
                 continue
-            plan.files += 1
-            plan.num_bytes += item.size
+            inventory.files += 1
+            inventory.num_bytes += item.size
             # Names may contain bytes that are not UTF-8; ASCII escapes preserve them in JSON.
             line = json.dumps(asdict(item)).encode("ascii") + b"\n"
             digest.update(line)
             speed = _SPEEDS.get(PurePath(item.source).suffix.lower(), _TEXT_SPEED)
-            listed.append((PlannedPart(file.tell(), 1, item.size, item.size / 1e6 / speed), item.type == "query"))
+            listed.append((InputPart(file.tell(), 1, item.size, item.size / 1e6 / speed), item.type == "query"))
             file.write(line)
-    plan.fingerprint, plan.parts = digest.hexdigest(), _joined(listed)
-    is_here = fingerprint_in(workplace / _PLAN) == plan.fingerprint
+    inventory.fingerprint, inventory.parts = digest.hexdigest(), _joined(listed)
+    is_here = fingerprint_in(workplace / _PLAN) == inventory.fingerprint
     if not is_here:
         clear(workplace, _INVENTORY, DISCOVERED)
-        write_json(workplace / _PLAN, {"fingerprint": plan.fingerprint})
-    return plan, is_here
+        write_json(workplace / _PLAN, {"fingerprint": inventory.fingerprint})
+    return inventory, is_here
 
 
-def _joined(listed: list[tuple[PlannedPart, bool]]) -> list[PlannedPart]:
-    """Joins parts of one input each into the parts of the plan; inputs marked as alone get their own."""
+def _joined(listed: list[tuple[InputPart, bool]]) -> list[InputPart]:
+    """Joins parts of one input each into the parts of the build; inputs marked as alone get their own."""
     total = sum(each.seconds for each, _ in listed)
     most = min(max(total / _MOST_PARTS, _SHORTEST_PART), _LONGEST_PART)
-    parts: list[PlannedPart] = []
+    parts: list[InputPart] = []
     for each, alone in listed:
         last = parts[-1] if parts else None
         if last is None or alone or last.seconds + each.seconds > most or last.entries == _MOST_FILES:
-            parts.append(last := PlannedPart(each.offset))
+            parts.append(last := InputPart(each.offset))
         last.entries += 1
         last.size += each.size
         last.seconds += each.seconds
@@ -184,26 +184,26 @@ def _joined(listed: list[tuple[PlannedPart, bool]]) -> list[PlannedPart]:
 
 
 def fingerprint_in(path: Path) -> str | None:
-    """The fingerprint of the plan in a JSON file, or None if it has none."""
+    """The fingerprint of the inputs in a JSON file, or None if it has none."""
     try:
         return str(read_json(path, DataError)["fingerprint"])
     except (DataError, KeyError, TypeError):
         return None
 
 
-def announce(plan: Plan, num_workers: int, console: Console) -> None:
+def announce(inventory: Inventory, num_workers: int, console: Console) -> None:
     """Prints what will be read, the estimated time and disk space; warns if the disk has too little."""
-    room, free = int(plan.num_bytes * _ROOM), shutil.disk_usage(plan.directory).free
-    if plan.num_bytes >= _SHOWN_FROM_BYTES:
-        seconds = sum(part.seconds for part in plan.parts) / max(1, num_workers)
+    room, free = int(inventory.num_bytes * _ROOM), shutil.disk_usage(inventory.directory).free
+    if inventory.num_bytes >= _SHOWN_FROM_BYTES:
+        seconds = sum(part.seconds for part in inventory.parts) / max(1, num_workers)
         console.info(
-            f"{data_size(plan.num_bytes)} in {sum(part.entries for part in plan.parts):,} inputs: about "
+            f"{data_size(inventory.num_bytes)} in {sum(part.entries for part in inventory.parts):,} inputs: about "
             f"{duration(seconds)} and {data_size(room)} of room, most of it until the build is done "
             f"({data_size(free)} is free)."
         )
     if room > free:
         console.warn(
-            f"{plan.directory.parent} has {data_size(free)} free, and the build may need {data_size(room)}. If it "
+            f"{inventory.directory.parent} has {data_size(free)} free, and the build may need {data_size(room)}. If it "
             "fills up, free some space and run the same command again: it continues from what is done."
         )
 

@@ -263,7 +263,7 @@ def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layo
     if layout is None:
         forget_layout(run.directory, run.record)
     elif run.request.ranks.is_first:
-        length = run.task.plan.max_length
+        length = run.task.schedule.max_length
         words = str(costs(run.config, optimizers, layout, length, run.device))
         run.console.info(f"Layout: {words}")
         keep_layout(run.directory, run.record, words, SharedStep.of(run.config, layout, length))
@@ -335,9 +335,9 @@ def _restored(run: OpenRun, checkpointer: Checkpointer, fresh: TrainingState) ->
 
 def _announce(run: OpenRun, model: Transformer, state: TrainingState) -> None:
     """Says what is trained on how much data for how many steps."""
-    training, plan = run.config.training, run.task.plan
+    training, schedule = run.config.training, run.task.schedule
     steps = training.resolved().total_steps
-    epochs = plan.sizes.total(steps) / plan.num_samples
+    epochs = schedule.sizes.total(steps) / schedule.num_samples
     run.console.info(
         f"Model: {sum(p.numel() for p in model.parameters()):,} parameters. "
         f"Data: {run.task.describe()}. "

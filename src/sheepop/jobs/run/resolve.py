@@ -56,13 +56,13 @@ def resolved(
         training,
         timing,
         device=device,
-        num_samples=task.plan.num_samples,
+        num_samples=task.schedule.num_samples,
         seq_len=batches.tokens_per_sample,
         validation_tokens=min(held_out_tokens, training.eval_tokens or held_out_tokens),
     )
     _warn(requested, settled, held_out_tokens, task.console)
     seconds = loop_seconds(task.config.training, timing)
-    most = most_steps(task.config.training, task.plan.num_samples, batches.tokens_per_sample)
+    most = most_steps(task.config.training, task.schedule.num_samples, batches.tokens_per_sample)
     dtype = torch_dtype(settled.precision)
     record = RunRecord(
         corpus_fingerprint=task.fingerprint,
@@ -96,7 +96,7 @@ def _with_compiler(training: TrainingConfig, device: str, console: Console) -> T
 
 
 def _measured(task: Task, device: str, num_ranks: int) -> StepTime | None:
-    """The time of a step, shared by all ranks, if the plan depends on it."""
+    """The time of a step, shared by all ranks, if the number of steps depends on it."""
     training = task.config.training
     if not needs_measuring(training, device):
         return None

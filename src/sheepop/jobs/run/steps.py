@@ -14,7 +14,7 @@ from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.jobs.data import corpus_of_run
 from sheepop.jobs.run.open import task_of
 from sheepop.jobs.run.record import view_run_config
-from sheepop.jobs.task.corpus_plan import build_plan
+from sheepop.jobs.task.corpus_batches import build_schedule
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.train import TrainingState
 
@@ -51,17 +51,17 @@ def show_step(directory: Path, step: int, console: Console | None = None) -> Ite
         yield from _of_examples(task, number)
         return
     corpus = corpus_of_run(run, config)
-    plan = build_plan(config, corpus, run, Console.silent(), store=False)
-    for row, ranges in enumerate(plan.token_ranges(number)):
+    schedule = build_schedule(config, corpus, run, Console.silent(), store=False)
+    for row, ranges in enumerate(schedule.token_ranges(number)):
         for start, stop in ranges:
             for origin in trace_tokens(corpus, "train", start, stop):
                 yield row, origin
 
 
 def _of_examples(task: ExampleTask, number: int) -> Iterator[tuple[int, Origin]]:
-    """The examples in batch `number` of the plan; their tokens are counted in the stored split."""
+    """The examples in batch `number` of the schedule; their tokens are counted in the stored split."""
     split, tokenizer, rows = task.store.train, task.tokenizer(), task.rows(task.store.train)
-    for row, sample in enumerate(task.plan.rows(number).samples.tolist()):
+    for row, sample in enumerate(task.schedule.rows(number).samples.tolist()):
         for example in rows.examples(sample):
             ids = split.example(example).ids
             stop = int(split.ends[example])

@@ -15,11 +15,11 @@ from sheepop.checkpoint.word_vectors import read_word_vectors, vector_dimension
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.core.facts import counted
-from sheepop.data import Batches, Corpus, StepPlan, is_corpus
+from sheepop.data import Batches, BatchSchedule, Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.task.corpus_plan import (
+from sheepop.jobs.task.corpus_batches import (
     build_batches,
-    build_plan,
+    build_schedule,
     documents_of_step,
     fit_data_to_architecture,
     open_corpus,
@@ -39,7 +39,7 @@ from sheepop.model import Transformer, build_model
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.objective import OBJECTIVES, Objective, with_experts
 from sheepop.train.placement import Placement
-from sheepop.train.source import PlannedSource, StepSource
+from sheepop.train.source import ScheduledSource, StepSource
 
 
 class CorpusTask(Task):
@@ -129,9 +129,9 @@ class CorpusTask(Task):
         """The rows of the training text."""
         return build_batches(self.config, self.corpus.train, self.tokenizer())
 
-    def build_plan(self) -> StepPlan:
+    def build_schedule(self) -> BatchSchedule:
         """Rows in the order of the curriculum and the mixture."""
-        return build_plan(self.config, self.corpus, self.run, self.console)
+        return build_schedule(self.config, self.corpus, self.run, self.console)
 
     def objective(self) -> Objective:
         """The objective that `training.objective` names, by default the cross-entropy of the next token."""
@@ -158,16 +158,16 @@ class CorpusTask(Task):
         return True
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
-        """The batches of the plan."""
+        """The batches of the schedule."""
         training = self.config.training
-        return PlannedSource(
-            self.plan,
+        return ScheduledSource(
+            self.schedule,
             objective,
             training.resolved().micro_batch_size,
             placement.device,
             ahead=training.prefetch,
             hashed=training.log_batch_hash,
-            documents=partial(documents_of_step, self.corpus, self.plan),
+            documents=partial(documents_of_step, self.corpus, self.schedule),
         )
 
     def held_out(self) -> Batches | None:

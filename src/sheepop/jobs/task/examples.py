@@ -24,7 +24,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
-from sheepop.data import Batches, RowSource, SampleOrder, StepPlan
+from sheepop.data import Batches, BatchSchedule, RowSource, SampleOrder
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.interface import Samples, Task
 from sheepop.jobs.task.samples import TrainingSamples, check_samples, generate_command
@@ -38,7 +38,7 @@ from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_toke
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.train.objective import OBJECTIVES, Objective, with_experts
 from sheepop.train.placement import Placement
-from sheepop.train.source import PlannedSource, StepSource
+from sheepop.train.source import ScheduledSource, StepSource
 
 _SAMPLES, _LOOKED_AT = 3, 100
 _TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
@@ -236,11 +236,13 @@ class ExampleTask(Task):
         rows = PackedExamples if self.config.data.packing else PaddedExamples
         return rows(split, max_length=self.row_length, pad_id=self.tokenizer().filler_id)
 
-    def build_plan(self) -> StepPlan:
+    def build_schedule(self) -> BatchSchedule:
         """Rows in random order."""
         rows, training, seed = self.batches(), self.config.training, self.config.seed
         order = SampleOrder(rows.num_samples, seed)
-        return StepPlan([RowSource(rows, order)], training.batch_sizes(), training.row_lengths(rows.max_length), seed)
+        return BatchSchedule(
+            [RowSource(rows, order)], training.batch_sizes(), training.row_lengths(rows.max_length), seed
+        )
 
     def reference(self, device: str, dtype: torch.dtype = torch.float32) -> Transformer:
         """The reference model, without gradients."""
@@ -271,10 +273,10 @@ class ExampleTask(Task):
         return WholeModel(model) if lora is None else AdaptedModel(self.run.base, model, lora)
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
-        """The batches of the plan."""
+        """The batches of the schedule."""
         training = self.config.training
-        return PlannedSource(
-            self.plan,
+        return ScheduledSource(
+            self.schedule,
             objective,
             training.resolved().micro_batch_size,
             placement.device,

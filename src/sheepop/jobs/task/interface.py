@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_form import ModelForm
 from sheepop.core.console import Console
-from sheepop.data import Batches, StepPlan
+from sheepop.data import Batches, BatchSchedule
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.fork import Fork
 from sheepop.model import Transformer
@@ -108,13 +108,13 @@ class Task(ABC):
         """The rows to train on."""
 
     @cached_property
-    def plan(self) -> StepPlan:
+    def schedule(self) -> BatchSchedule:
         """Which rows each step reads."""
-        return self.build_plan()
+        return self.build_schedule()
 
     @abstractmethod
-    def build_plan(self) -> StepPlan:
-        """Builds `plan`."""
+    def build_schedule(self) -> BatchSchedule:
+        """Builds `schedule`."""
 
     @abstractmethod
     def objective(self) -> Objective:

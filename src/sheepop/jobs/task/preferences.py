@@ -89,10 +89,10 @@ class PreferenceTask(ExampleTask):
         return PairwisePreference(loss, dpo.supervised_weight)
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
-        """The batches of the plan, after the reference has scored their answers."""
+        """The batches of the schedule, after the reference has scored their answers."""
         if self.needs_reference and not self._references():
             self._score_with_reference(placement.device)
-            self.__dict__.pop("plan", None)  # which was built with zeros
+            self.__dict__.pop("schedule", None)  # which was built with zeros
         return super().source(objective, placement)
 
     def score(

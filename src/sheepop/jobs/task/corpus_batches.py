@@ -1,4 +1,4 @@
-"""The corpus of a run, its batches, and the plan of which rows each step reads."""
+"""The corpus of a run, its batches, and which rows each step reads."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, SheepOpError
 from sheepop.core.random import derive_seed
 from sheepop.data import (
+    BatchSchedule,
     Corpus,
     PackedBatches,
     PaddedBatches,
     PairBatches,
     RowSource,
     SampleOrder,
-    StepPlan,
     TextBatches,
     build_corpus,
     is_corpus,
 )
+from sheepop.data.batch_schedule import EasyToHardOrder, MixtureSchedule
 from sheepop.data.config import pair_settings
 from sheepop.data.corpus import trace_tokens
 from sheepop.data.difficulty import read_difficulty, row_difficulty, write_difficulty
 from sheepop.data.mixing import ScheduledSource, SourceNumbers
 from sheepop.data.shards import DocumentView, TokenSource
-from sheepop.data.step_plan import EasyToHardOrder, MixtureSchedule
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -96,11 +96,11 @@ def require_fitting_corpus(config: SheepOpConfig, corpus: Corpus) -> None:
         )
 
 
-def documents_of_step(corpus: Corpus, plan: StepPlan, number: int) -> list[str]:
-    """The names of the documents in batch `number` of the plan, each once; empty if the corpus cannot be read."""
+def documents_of_step(corpus: Corpus, schedule: BatchSchedule, number: int) -> list[str]:
+    """The names of the documents in batch `number` of the schedule, each once; empty if the corpus cannot be read."""
     names: dict[str, None] = {}
     try:
-        for ranges in plan.token_ranges(number):
+        for ranges in schedule.token_ranges(number):
             for start, stop in ranges:
                 for origin in trace_tokens(corpus, "train", start, stop):
                     names[f"{origin.file}, {origin.place}" if origin.place else origin.file] = None
@@ -180,9 +180,9 @@ def warn_of_long_pairs(config: SheepOpConfig, corpus: Corpus, console: Console) 
             )
 
 
-def build_plan(
+def build_schedule(
     config: SheepOpConfig, corpus: Corpus, run: RunDirectory, console: Console, *, store: bool = True
-) -> StepPlan:
+) -> BatchSchedule:
     """Plans which rows each step of a run reads; with `store` it keeps scores of difficulty in `run`.
 
     Raises `ConfigError` or `DataError` if the settings do not fit the corpus.
@@ -207,7 +207,7 @@ def build_plan(
             SampleOrder(cut.num_samples, _source_seed(seed, number, len(views))) for number, cut in enumerate(batches)
         ]
     sizes = training.batch_sizes()
-    return StepPlan(
+    return BatchSchedule(
         sources=[RowSource(*parts) for parts in zip(batches, orders, views, strict=True)],
         sizes=sizes,
         lengths=training.row_lengths(max(cut.max_length for cut in batches)),

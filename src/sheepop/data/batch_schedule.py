@@ -236,7 +236,7 @@ class StepRows:
 
 
 @dataclass(frozen=True, eq=False)
-class StepPlan:
+class BatchSchedule:
     """The rows of every step from 0 on, a pure function of the step.
 
     A step reads the next ``sizes.at(step)`` rows of T tokens in each source's order and cuts each into rows of
