@@ -44,6 +44,8 @@ help:
 quickstart: $(VENV)/.installed
 	$(BIN)/sheepop quickstart --output "$(OUTPUT)"$(if $(MINUTES), --minutes "$(MINUTES)")$(if $(DATA), --data "$(DATA)")$(if $(OPTIONS), $(OPTIONS))
 
+# Tests start hundreds of processes, each of which would compile the source again.
+test test-system test-faults: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not system and not campaign" $(PARALLEL) $(LONGEST_FIRST)
 

@@ -202,7 +202,7 @@ class Started:
             if time.monotonic() > deadline:
                 self.kill()
                 raise TimeoutError(f"no end after {seconds:.1f} seconds")
-            time.sleep(0.005)
+            time.sleep(0.02)
         return ended
 
     def wait_until_stopped(self) -> None:

@@ -19,6 +19,8 @@ from .command_line import Launcher
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAYON_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Collection keeps all that it makes, so that no collection of garbage needs to walk through it.
+gc.disable()
 # Where Triton is installed and there is no GPU, its interpreter runs kernels; it asks when it is first loaded.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -45,8 +47,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_finish() -> None:
     """Thousands of tests stay until the end: no collection of garbage needs to walk through them again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
