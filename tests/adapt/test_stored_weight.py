@@ -15,7 +15,20 @@ from sheepop.adapt.quantization import quantized
 from sheepop.adapt.stored_weight import Format, StoredWeight
 from sheepop.model.experts.grouped_product import grouped_product
 
-FORMATS: tuple[Format, ...] = ("float32", "bfloat16", "int8", "int4", "fp8")
+# A format; a group of neighbours that share a scale; the type of the scales; and whether there are offsets.
+GROUPED: dict[str, tuple[Format, int, torch.dtype, bool]] = {
+    "int8 in 16s": ("int8", 16, torch.float32, False),
+    "int8 in 16s with offsets": ("int8", 16, torch.float32, True),
+    "int8 in 32s": ("int8", 32, torch.float32, False),
+    "int8 in 32s with offsets": ("int8", 32, torch.float32, True),
+    "int8 in 8s": ("int8", 8, torch.float32, True),  # for which there is no kernel
+    "int4 in 16s": ("int4", 16, torch.float32, False),
+    "int4 in 16s with offsets": ("int4", 16, torch.float32, True),
+    "int4 in 32s": ("int4", 32, torch.float32, False),
+    "int4 in 32s with offsets": ("int4", 32, torch.float32, True),
+    "int4 in 32s with halves": ("int4", 32, torch.bfloat16, False),
+}
+FORMATS = ("float32", "bfloat16", "int8", "int4", "fp8", *GROUPED)
 needs_compiler = pytest.mark.skipif(
     stored_weight.native_library(stored_weight._SOURCE) is None, reason="there is no C++ compiler for the kernels"
 )
@@ -25,7 +38,16 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def stored_as(weight: Tensor, form: Format) -> StoredWeight:
+def stored_as(weight: Tensor, form: str) -> StoredWeight:
+    """`weight` (..., N, K) in a form; drawn numbers, scales and offsets of its shape where the form has groups."""
+    if form in GROUPED:
+        stored, group, dtype, has_offsets = GROUPED[form]
+        generator = torch.Generator().manual_seed(weight.shape[-1])
+        numbers = torch.randint(0, 256, weight.shape, generator=generator).to(torch.uint8)
+        numbers = numbers[..., ::2].contiguous() if stored == "int4" else numbers.view(torch.int8)
+        shape = (*weight.shape[:-1], weight.shape[-1] // group)
+        scales, offsets = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+        return StoredWeight(stored, numbers, scales / 64, torch.float32, offsets if has_offsets else None)
     if form in ("int8", "int4", "fp8"):
         return quantized(weight, form)
     dtype = getattr(torch, form)
@@ -42,29 +64,35 @@ def decoded(weight: StoredWeight) -> list[list[float]]:
     """The matrix, one number at a time, as the class describes its storage."""
     numbers = weight.numbers.view(torch.uint8) if weight.stored == "fp8" else weight.numbers
     values, scales = numbers.tolist(), None if weight.scales is None else weight.scales.float().tolist()
+    offsets = None if weight.offsets is None else weight.offsets.float().tolist()
     if scales is None:
         return values
-    if weight.stored == "int8":
-        return [[code * scale for code in row] for row, scale in zip(values, scales, strict=True)]
-    if weight.stored == "fp8":
-        return [[e4m3(code) * scale for code in row] for row, scale in zip(values, scales, strict=True)]
     rows = []
-    for codes, row_scales in zip(values, scales, strict=True):
-        row = []
-        for number in range(2 * len(codes)):
-            group, place = divmod(number, 32)
-            byte = codes[16 * group + place % 16]
-            code = byte % 16 if place < 16 else byte // 16
-            row.append((code - 16 if code > 7 else code) * row_scales[group])
-        rows.append(row)
+    for number, stored in enumerate(values):
+        codes = [_nibble(stored, place, offsets is None) for place in range(2 * len(stored))]
+        codes = {"int4": codes, "fp8": [e4m3(code) for code in stored]}.get(weight.stored, stored)
+        group = weight.group or len(codes)
+        row_scales = scales[number] if weight.group else [scales[number]]
+        row_offsets = [0.0] * len(row_scales) if offsets is None else offsets[number]
+        rows.append([code * row_scales[at // group] + row_offsets[at // group] for at, code in enumerate(codes)])
     return rows
 
 
+def _nibble(stored: list[int], place: int, is_signed: bool) -> int:
+    """The code of an int4 weight."""
+    block, place = divmod(place, 32)
+    byte = stored[16 * block + place % 16] if 16 * block + place % 16 < len(stored) else 0
+    code = byte % 16 if place < 16 else byte // 16
+    return code - 16 if is_signed and code > 7 else code
+
+
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_matrix_is_what_the_storage_says(form: Format) -> None:
+def test_the_matrix_is_what_the_storage_says(form: str) -> None:
     weight = stored_as(drawn(5, 64), form)
     expected = torch.tensor(decoded(weight), dtype=torch.float64).to(weight.dtype)
-    assert torch.equal(weight.rows(), expected)
+    tolerance = {"rtol": 1e-6, "atol": 1e-6} if weight.offsets is not None else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(weight.rows(), expected, **tolerance)
+    expected = weight.rows()
     index = torch.tensor([[4, 0], [2, 2]])
     assert torch.equal(F.embedding(index, weight), expected[index])
     assert torch.equal(weight[1:3] + 0, expected[1:3])
@@ -73,7 +101,7 @@ def test_the_matrix_is_what_the_storage_says(form: Format) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("num_rows", "length"), [(1, 32), (7, 96), (50, 64), (131, 160)])
-def test_products_agree_with_float64(form: Format, num_rows: int, length: int) -> None:
+def test_products_agree_with_float64(form: str, num_rows: int, length: int) -> None:
     """Rows that fill tiles and rows that do not, on either side of the count where PyTorch's kernel takes over."""
     weight = stored_as(drawn(num_rows, length), form)
     exact, bias = weight.rows().double(), drawn(num_rows, seed=1)
@@ -92,8 +120,10 @@ def test_products_agree_with_float64(form: Format, num_rows: int, length: int) -
 
 
 @needs_compiler
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
-def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: Format) -> None:
+@pytest.mark.parametrize(
+    "form", ["float32", "bfloat16", "int8", "int4", *(form for form, (_, group, *_) in GROUPED.items() if group > 8)]
+)
+def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: str) -> None:
     weight, x = stored_as(drawn(101, 96), form), drawn(70, 96, seed=3)
     together = F.linear(x, weight)
     for count in (1, 2, 3, 5, 8, 66):
@@ -106,7 +136,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: Format) -> Non
         torch.set_num_threads(threads)
 
 
-def _single(form: Format) -> Tensor:
+def _single(form: str) -> Tensor:
     torch.set_num_threads(1)
     return F.linear(drawn(4, 4096, seed=5), stored_as(drawn(64, 4096), form))
 
@@ -133,7 +163,7 @@ def test_no_total_overflows() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("spoiled", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_spoils_its_own_row_alone(form: Format, spoiled: float) -> None:
+def test_what_is_not_finite_spoils_its_own_row_alone(form: str, spoiled: float) -> None:
     weight, x = stored_as(drawn(9, 32), form), drawn(6, 32, seed=4)
     expected = F.linear(x, weight)
     x[2, 7] = spoiled
@@ -142,8 +172,8 @@ def test_what_is_not_finite_spoils_its_own_row_alone(form: Format, spoiled: floa
     assert torch.equal(found[[0, 1, 3, 4, 5]], expected[[0, 1, 3, 4, 5]])
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
-def test_experts_multiply_their_own_rows(form: Format) -> None:
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "int4 in 16s with offsets"])
+def test_experts_multiply_their_own_rows(form: str) -> None:
     """Forward and backward, with experts that have no rows; and all of them with none."""
     weight, x = stored_as(drawn(4, 24, 64), form), drawn(7, 64, seed=1).requires_grad_()
     assert tuple(weight.shape) == (4, 24, 64)
@@ -179,9 +209,9 @@ def test_a_stored_weight_cannot_be_changed() -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("form", ["int8", "int4", "int4 in 32s with halves", "fp8"])
 @pytest.mark.parametrize(("count", "length", "num_rows"), [(1, 64, 50), (3, 160, 32), (17, 96, 7)])
-def test_products_on_a_gpu_are_those_of_the_storage(form: Format, count: int, length: int, num_rows: int) -> None:
+def test_products_on_a_gpu_are_those_of_the_storage(form: str, count: int, length: int, num_rows: int) -> None:
     """Without a GPU, Triton's interpreter runs the kernel."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weight, x, bias = stored_as(drawn(num_rows, length), form), drawn(count, length, seed=1), drawn(num_rows, seed=2)

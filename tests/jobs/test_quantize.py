@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sheepop.core.errors import UsageError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.quantize import quantize_model
 
@@ -30,3 +31,15 @@ def test_the_perplexity_of_a_trained_model_stays(
     text = "".join(file.read_text() for file in sorted(text_folder.iterdir()))
     found = quantize_model(trained, tmp_path / to, to=to, text=text)
     assert found["perplexity_after"] == pytest.approx(found["perplexity_before"], rel=share)
+
+
+def test_a_calibrated_model_is_nearer_on_such_text(trained: Path, text_folder: Path, tmp_path: Path) -> None:
+    text = "".join(file.read_text() for file in sorted(text_folder.iterdir()))
+    even = quantize_model(trained, tmp_path / "even", to="int4", text=text)
+    found = quantize_model(trained, tmp_path / "calibrated", to="int4", text=text, calibration=text)
+    before = found["perplexity_before"]
+    assert abs(found["perplexity_after"] - before) <= abs(even["perplexity_after"] - before) + 0.002 * before
+    with pytest.raises(UsageError, match="calibration is for int4, not for int8"):
+        quantize_model(trained, tmp_path / "no", to="int8", text=text, calibration=text)
+    with pytest.raises(UsageError, match="for calibration is empty"):
+        quantize_model(trained, tmp_path / "no", to="int4", text=text, calibration="")

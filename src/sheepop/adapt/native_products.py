@@ -35,10 +35,10 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
     """
     replaced = {}
     for weight in _matrices(model):
-        stored, numbers, scales = _FORMATS[weight.dtype], weight.detach(), None
         if isinstance(weight, StoredWeight):
-            stored, numbers, scales = weight.stored, weight.numbers, weight.scales
-        made = StoredWeight(stored, numbers, scales, weight.dtype)
+            made = StoredWeight(weight.stored, weight.numbers, weight.scales, weight.dtype, weight.offsets)
+        else:
+            made = StoredWeight(_FORMATS[weight.dtype], weight.detach(), None, weight.dtype)
         made.always_native = always
         replaced[weight] = nn.Parameter(made, requires_grad=False)
     return model.sharing_copy(replaced)

@@ -1,12 +1,14 @@
-"""Weight-only quantisation: weights rounded to 8 or 4 bits take a quarter or an eighth of the memory of float32.
+"""Weight-only quantisation: weights rounded to 8 or 4 bits take a quarter or a sixth of the memory of float32.
 
-Each row of int8 or fp8, or each group of 32 neighbours in a row of int4, shares a scale s; a weight w becomes the
-integer, or 8-bit float, nearest to w / s. Activations are not quantised.
+Each row of int8 or fp8 shares a scale s; a weight w becomes the integer, or 8-bit float, nearest to w / s. Each group
+of 32 neighbours in a row of int4 shares a scale and an offset o; w becomes the integer from 0 to 15 nearest to
+(w - o) / s.
+Activations are not quantised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,33 +20,80 @@ from sheepop.model.experts import Experts
 from sheepop.model.ngrams import NgramEmbedding
 
 QUANTIZED: tuple[Format, ...] = ("int8", "int4", "fp8")
-# Candidates for the int4 value of the largest weight before clipping to -8; clipping can reduce other weights' error.
-_REACHES = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 11.0)
+_LEVELS = 15  # the largest int4 code
+# Candidates for the number of steps between the least and the largest weight of an int4 group: with more than 15, the
+# extremes are clipped, which can reduce the other weights' error.
+_SPANS = (13.5, 14.0, 14.5, 15.0, 15.5, 16.0, 17.0, 18.0)
 _CHUNK = 2**17
 _TINY = 1e-30  # no scale is 0
 
+# int8 keeps the rows of the vocabulary: every token reads one of them, and their errors add to every logit.
+_OF_VOCABULARY = ("embedding.weight", "lm_head.weight")
 
-def quantized(weight: Tensor, stored: Format) -> StoredWeight:
-    """Quantises float matrices (..., N, K); raises `UsageError` if int4 groups do not divide a row."""
+
+def quantized(weight: Tensor, stored: Format, importance: Tensor | None = None) -> StoredWeight:
+    """Quantises float matrices (..., N, K); raises `UsageError` if int4 groups do not divide a row.
+
+    `importance` (K,) weighs the squared errors of columns when int4 scales are chosen.
+    """
     length = weight.shape[-1]
     if stored == "int4" and length % GROUP:
         raise UsageError(f"int4 needs rows whose length is a multiple of {GROUP}, got {length}. Use int8.")
-    rounded = {"int8": _int8, "int4": _int4, "fp8": _fp8}[stored]
+    weighing = (torch.ones(length) if importance is None else importance).to(weight.device)
     rows = weight.detach().flatten(0, -2)
     # A few rows at a time stay in the processor's cache.
-    parts = [rounded(part.float()) for part in torch.split(rows, max(1, _CHUNK // length))]
-    values, scales = (torch.unflatten(torch.cat(list(kind)), 0, weight.shape[:-1]) for kind in zip(*parts, strict=True))
-    return StoredWeight(stored, values, scales, weight.dtype)
+    found = []
+    for part in torch.split(rows, max(1, _CHUNK // length)):
+        wide = part.float()
+        found.append(_int4(wide, weighing) if stored == "int4" else {"int8": _int8, "fp8": _fp8}[stored](wide))
+    values, scales, *offsets = (
+        torch.unflatten(torch.cat(list(kind)), 0, weight.shape[:-1]) for kind in zip(*found, strict=True)
+    )
+    return StoredWeight(stored, values, scales, weight.dtype, *offsets)
 
 
-def quantize(model: Transformer, stored: Format) -> Transformer:
+def quantize(model: Transformer, stored: Format, importance: Mapping[Tensor, Tensor] | None = None) -> Transformer:
     """Returns a copy of the network with quantised matrices; norms, biases and routers are unchanged.
 
-    A tied embedding stays tied. Raises `UsageError` like `quantized`.
+    int4 leaves the embedding and the output projection at int8. A tied embedding stays tied. `importance` are the
+    columns' weights from `input_importance`. Raises `UsageError` like `quantized`.
     """
-    return model.sharing_copy(
-        {weight: nn.Parameter(quantized(weight, stored), False) for _, weight in quantizable(model)}
-    )
+    replaced = {}
+    for name, weight in quantizable(model):
+        form: Format = "int8" if stored == "int4" and name in _OF_VOCABULARY else stored
+        replaced[weight] = nn.Parameter(quantized(weight, form, (importance or {}).get(weight)), False)
+    return model.sharing_copy(replaced)
+
+
+def dequantized(model: Transformer) -> Transformer:
+    """Returns a copy whose quantised matrices are in the data type they compute in; the others are shared."""
+    stored = [weight for weight in model.parameters() if isinstance(weight, StoredWeight) and weight.scales is not None]
+    return model.sharing_copy({weight: nn.Parameter(weight.rows(), False) for weight in stored})
+
+
+def input_importance(model: Transformer, rows: Iterable[Tensor]) -> dict[Tensor, Tensor]:
+    """Returns the mean square of each input (K,) of each linear layer over rows of token ids (T,).
+
+    The squared error of a layer's output is about the squared error of its weights, weighted by these.
+    """
+    sums: dict[Tensor, Tensor] = {}
+    counts: dict[Tensor, int] = {}
+
+    def add(layer: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+        squares = inputs[0].detach().float().flatten(0, -2).square()
+        sums[layer.weight] = sums.get(layer.weight, torch.zeros(())) + squares.sum(0).cpu()
+        counts[layer.weight] = counts.get(layer.weight, 0) + len(squares)
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not model.lm_head]
+    hooks = [layer.register_forward_pre_hook(add) for layer in layers]
+    try:
+        with torch.inference_mode():
+            for row in rows:
+                model.hidden_states(row[None].to(model.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {weight: total / counts[weight] for weight, total in sums.items()}
 
 
 def quantizable(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
@@ -67,24 +116,41 @@ def _fp8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     return (weight_NK / scales_N[:, None]).to(torch.float8_e4m3fn), scales_N
 
 
-def _int4(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Chooses for each group the candidate scale with the least squared error."""
+def _int4(weight_NK: Tensor, importance_K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Chooses for each group the candidate whose scale and offset, fitted by least squares, have the least error."""
     groups_NGC = weight_NK.view(len(weight_NK), -1, GROUP)
-    # Integers reach from -8 to 7: the scale's sign makes the largest weight of a group negative.
-    extremes_NG1 = groups_NGC.gather(-1, groups_NGC.abs().argmax(-1, keepdim=True))
-    extremes_NG1 = torch.where(extremes_NG1.abs() < _TINY, _TINY, extremes_NG1)
-    least_NG1 = torch.full_like(extremes_NG1, torch.inf)
-    best_NG1 = extremes_NG1
-    for reach in _REACHES:
-        scales_NG1 = (extremes_NG1 / -reach).bfloat16().float()
-        moved_NGC = _codes(groups_NGC, scales_NG1, -8, 7).mul_(scales_NG1).sub_(groups_NGC)
-        errors_NG1 = moved_NGC.square_().sum(-1, keepdim=True)
-        better_NG1 = errors_NG1 < least_NG1
-        least_NG1 = torch.where(better_NG1, errors_NG1, least_NG1)
-        best_NG1 = torch.where(better_NG1, scales_NG1, best_NG1)
-    codes = _codes(groups_NGC, best_NG1, -8, 7).to(torch.int8).view(torch.uint8)
-    low, high = codes.chunk(2, -1)
-    return ((low & 15) | (high << 4)).flatten(1), best_NG1[..., 0].bfloat16()
+    weighing_GC = importance_K.float().view(-1, GROUP)
+    # Groups of columns that are always 0 count evenly.
+    weighing_GC = torch.where(weighing_GC.sum(-1, keepdim=True) > 0, weighing_GC, 1.0)
+    low_NG1 = groups_NGC.amin(-1, keepdim=True)
+    range_NG1 = (groups_NGC.amax(-1, keepdim=True) - low_NG1).clamp(min=_TINY)
+    total_G1 = weighing_GC.sum(-1, keepdim=True)
+    mean_NG1 = (weighing_GC * groups_NGC).sum(-1, keepdim=True) / total_G1
+    least_NG1 = torch.full_like(low_NG1, torch.inf)
+    best_scale_NG1, best_offset_NG1 = low_NG1, low_NG1
+    for span in _SPANS:
+        scale_NG1 = range_NG1 / span
+        # The clipped ends share the error.
+        offset_NG1 = low_NG1 + (range_NG1 - scale_NG1 * _LEVELS) / 2 if span > _LEVELS else low_NG1
+        codes_NGC = _codes(groups_NGC - offset_NG1, scale_NG1, 0, _LEVELS)
+        middle_NG1 = (weighing_GC * codes_NGC).sum(-1, keepdim=True) / total_G1
+        moved_NGC = weighing_GC * (codes_NGC - middle_NG1)
+        spread_NG1 = (moved_NGC * codes_NGC).sum(-1, keepdim=True)
+        slope_NG1 = (moved_NGC * groups_NGC).sum(-1, keepdim=True) / spread_NG1
+        scale_NG1 = torch.where(spread_NG1 > 0, slope_NG1, scale_NG1).bfloat16().float()
+        scale_NG1 = torch.where(scale_NG1.abs() < _TINY, _TINY, scale_NG1)
+        offset_NG1 = (mean_NG1 - scale_NG1 * middle_NG1).bfloat16().float()
+        codes_NGC = _codes(groups_NGC - offset_NG1, scale_NG1, 0, _LEVELS)
+        error_NGC = codes_NGC.mul_(scale_NG1).add_(offset_NG1).sub_(groups_NGC).square_().mul_(weighing_GC)
+        error_NG1 = error_NGC.sum(-1, keepdim=True)
+        better_NG1 = error_NG1 < least_NG1
+        least_NG1 = torch.where(better_NG1, error_NG1, least_NG1)
+        best_scale_NG1 = torch.where(better_NG1, scale_NG1, best_scale_NG1)
+        best_offset_NG1 = torch.where(better_NG1, offset_NG1, best_offset_NG1)
+    codes_NGC = _codes(groups_NGC - best_offset_NG1, best_scale_NG1, 0, _LEVELS).to(torch.uint8)
+    low, high = codes_NGC.chunk(2, -1)
+    scales_NG, offsets_NG = best_scale_NG1[..., 0].bfloat16(), best_offset_NG1[..., 0].bfloat16()
+    return (low | (high << 4)).flatten(1), scales_NG, offsets_NG
 
 
 def _codes(weight: Tensor, scale: Tensor, least: int, most: int) -> Tensor:

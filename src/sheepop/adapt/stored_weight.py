@@ -24,8 +24,9 @@ from sheepop.model.experts.grouped_product import grouped_product
 
 Format = Literal["float32", "bfloat16", "fp8", "int8", "int4"]
 GROUP = 32
-"""Number of int4 weights that share a scale."""
+"""Number of int4 weights that share 16 bytes."""
 
+_NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 # For more rows PyTorch's kernels are faster if the processor computes in the data type of the weights.
 _MOST_ROWS = 128
@@ -37,24 +38,30 @@ _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-b
 class StoredWeight(Tensor):
     """A matrix (N, K), or those of E experts (E, N, K), of data type `dtype`, stored in `numbers` and `scales`.
 
-    `float32` and `bfloat16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) (N, K) have a float32
-    scale for each row. `int4` (N, K / 2) has a bfloat16 scale for each 32 weights of a row (N, K / 32): byte i of their
-    16 bytes has weight i in its lower half and weight i + 16 in its upper half, as integers from -8 to 7.
+    `float32` and `bfloat16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) store (N, K) numbers, and
+    `int4` stores (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and weight i + 16 in
+    its upper half, as integers from -8 to 7, or from 0 to 15 if there are offsets.
+
+    A weight is its number times a scale, plus an offset if there are `offsets`. Scales are float32 (N,) for whole rows
+    of int8 and fp8, or float32 or bfloat16 (N, groups) for groups of neighbours in a row; offsets are like scales.
     """
 
     stored: Format
     numbers: Tensor
     scales: Tensor | None
+    offsets: Tensor | None
     num_rows: int
     row_length: int
     always_native: bool = False
 
     @staticmethod
-    def __new__(cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> StoredWeight:
+    def __new__(
+        cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype, offsets: Tensor | None = None
+    ) -> StoredWeight:
         """Wraps `values`, the stored rows, as a tensor of the full shape."""
         shape = (*values.shape[:-1], values.shape[-1] * (2 if stored == "int4" else 1))
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device, requires_grad=False)
-        made.stored, made.numbers, made.scales = stored, values, scales
+        made.stored, made.numbers, made.scales, made.offsets = stored, values, scales, offsets
         made.num_rows, made.row_length = shape[-2:]  # reading the shape of a tensor subclass is slow
         return made
 
@@ -64,19 +71,33 @@ class StoredWeight(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The numbers, the scales and the offsets."""
+        return self.numbers, self.scales, self.offsets
+
+    @property
+    def group(self) -> int | None:
+        """The number of neighbours that share a scale, or None if whole rows do or there is none."""
+        if self.scales is None or self.scales.ndim < self.numbers.ndim:
+            return None
+        return self.row_length // self.scales.shape[-1]
+
     def rows(self, index: Tensor | None = None) -> Tensor:
         """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
-        values, scales = self.numbers, self.scales
-        if index is not None:
-            values, scales = values[index], None if scales is None else scales[index]
+        values, scales, offsets = (part if part is None or index is None else part[index] for part in self.parts)
+        assert values is not None
         if scales is None:
             return values.to(self.dtype)
-        if self.stored != "int4":
-            wide = values.float() if self.stored == "fp8" else values
+        if self.stored == "int4":
+            values = _unpacked(values, is_signed=offsets is None)
+        wide = values.float() if self.stored == "fp8" else values
+        if self.group is None:
             return (wide * scales[..., None]).to(self.dtype)
-        codes = values.view(*values.shape[:-1], -1, GROUP // 2)
-        pairs = torch.cat(((codes << 4).view(torch.int8), (codes & 0xF0).view(torch.int8)), -1)
-        return (pairs * (scales.float() / 16)[..., None]).flatten(-2).to(self.dtype)
+        found = torch.unflatten(wide, -1, (-1, self.group)) * scales.float()[..., None]
+        if offsets is not None:
+            found += offsets.float()[..., None]
+        return found.flatten(-2).to(self.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Returns ``x W^T + b`` for x (..., K), with a gradient for x if needed."""
@@ -94,7 +115,7 @@ class StoredWeight(Tensor):
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
         sizes = (count, self.row_length, self.num_rows, torch.get_num_threads())
-        kernel(*map(pointer, (rows_MK, self.numbers, self.scales, single_bias, out_MN)), *sizes)
+        kernel(*map(pointer, (rows_MK, *self.parts, single_bias, out_MN)), *sizes)
         return out_MN.to(x.dtype)
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -107,11 +128,21 @@ class StoredWeight(Tensor):
         out_MN = x.new_empty(len(rows_MK), self.num_rows)
         # The kernels multiply tiles of at least 16 rows.
         most = max(16, 1 << (len(rows_MK) - 1).bit_length())
-        kernel, sizes = (int4_product, {"HALF": GROUP // 2}) if self.stored == "int4" else (row_product, {"STEP": 128})
+        weights, sizes = (
+            [self.numbers, self.scales],
+            {"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None},
+        )
+        kernel = row_product
+        if self.stored == "int4":
+            kernel = int4_product
+            weights.append(self.scales if self.offsets is None else self.offsets)
+            sizes |= {"HALF": GROUP // 2, "OFFSET": self.offsets is not None}
+        else:
+            sizes["STEP"] = 128
         kernel[(-(-self.num_rows // _ROWS_OF_PROGRAM),)](
-            *(rows_MK.contiguous(), self.numbers, self.scales, self.scales if bias is None else bias, out_MN),
+            *(rows_MK.contiguous(), *weights, self.scales if bias is None else bias, out_MN),
             *(len(rows_MK), self.row_length, self.num_rows),
-            **{"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None, **sizes},
+            **sizes,
         )
         return out_MN.view(*x.shape[:-1], self.num_rows)
 
@@ -127,13 +158,18 @@ class StoredWeight(Tensor):
 
     def is_for_triton(self) -> bool:
         """Whether a Triton kernel for the stored format runs on this GPU."""
+        if self.group != (GROUP if self.stored == "int4" else None):
+            return False
         known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
         return self.scales is not None and known and _has_triton()
 
     @property
     def kernel(self) -> Any:
         """The native CPU function for the stored format, or None; ``linear.cpp`` documents its arguments."""
-        return None if self.row_length % _ALIGNED or self.stored == "fp8" else _kernel(self.stored)
+        if self.row_length % _ALIGNED or self.stored == "fp8":
+            return None
+        scaling = "" if self.scales is None or self.group is None else f"_{self.group}_{name_of(self.scales.dtype)}"
+        return _kernel(self.stored + scaling)
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
         """Whether to use the native kernel for a product with the `count` rows of `x`."""
@@ -170,8 +206,9 @@ class StoredWeight(Tensor):
         return function(*args, **kwargs)
 
     def _like(self, change: Callable[[Tensor], Tensor] = lambda part: part) -> StoredWeight:
-        scales = None if self.scales is None else change(self.scales)
-        made = StoredWeight(self.stored, change(self.numbers), scales, self.dtype)
+        numbers, scales, offsets = (None if part is None else change(part) for part in self.parts)
+        assert numbers is not None
+        made = StoredWeight(self.stored, numbers, scales, self.dtype, offsets)
         made.always_native = self.always_native
         return made
 
@@ -196,13 +233,42 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> bool:
+    """Whether these parts have the shapes and data types of a `StoredWeight` in a format of 8 or 4 bits."""
+    length = numbers.shape[-1] * (2 if stored == "int4" else 1)
+    fits = numbers.ndim in (2, 3) and numbers.dtype == _NUMBERS.get(stored)
+    fits &= scales.dtype in (torch.float32, torch.bfloat16)
+    fits &= offsets is None or (offsets.shape, offsets.dtype) == (scales.shape, scales.dtype)
+    if scales.shape == numbers.shape[:-1]:
+        return fits and stored != "int4" and scales.dtype == torch.float32 and offsets is None
+    if scales.shape[:-1] != numbers.shape[:-1] or not scales.shape[-1] or length % scales.shape[-1]:
+        return False
+    return (
+        fits and stored != "fp8" and (stored != "int4" or (length % GROUP == 0 and length // scales.shape[-1] <= GROUP))
+    )
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a data type, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _unpacked(codes: Tensor, *, is_signed: bool) -> Tensor:
+    """Returns the int4 codes (..., K) of bytes (..., K / 2)."""
+    pairs = torch.unflatten(codes, -1, (-1, GROUP // 2))
+    if is_signed:
+        halves = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
+    else:
+        halves = pairs & 15, pairs >> 4
+    return torch.cat(halves, -1).flatten(-2)
+
+
 @cache
-def _kernel(stored: Format) -> Any:
-    library = native_library(_SOURCE)
-    if library is None:
-        return None
-    found = getattr(library, f"linear_{stored}")
-    found.argtypes, found.restype = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 4, None
+def _kernel(name: str) -> Any:
+    """The native function for a stored format and the form of its scales, or None if there is none."""
+    found = getattr(native_library(_SOURCE), f"linear_{name}", None)
+    if found is not None:
+        found.argtypes, found.restype = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 4, None
     return found
 
 

@@ -38,10 +38,13 @@ def row_product(
 
 @triton.jit
 def int4_product(
-    x, weights, scales, bias, y, num_inputs, length, num_rows,
-    MOST: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, BIASED: tl.constexpr,
+    x, weights, scales, offsets, bias, y, num_inputs, length, num_rows,
+    MOST: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, OFFSET: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """Computes ``x W^T + b`` for int4 W with a scale for every 2 HALF weights; their byte i has weights i, i + HALF."""
+    """Computes ``x W^T + b`` for int4 W with a scale, and perhaps an offset, for every 2 HALF weights.
+
+    Their byte i has weights i and i + HALF, signed unless there is an offset.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inputs, half = tl.arange(0, MOST), tl.arange(0, HALF)
     groups = length // (2 * HALF)
@@ -55,11 +58,17 @@ def int4_product(
             mask=(rows < num_rows)[None, :],
             other=0,
         ).to(tl.int32)
-        first, second = ((codes & 15) ^ 8) - 8, ((codes >> 4) ^ 8) - 8
+        first, second = codes & 15, codes >> 4
+        if not OFFSET:
+            first, second = (first ^ 8) - 8, (second ^ 8) - 8
         found = tl.dot(low, first.to(low.dtype), input_precision="ieee")
         found += tl.dot(high, second.to(high.dtype), input_precision="ieee")
         scale = tl.load(scales + rows.to(tl.int64) * groups + group, mask=rows < num_rows, other=0.0)
         total += found * scale.to(tl.float32)[None, :]
+        if OFFSET:
+            offset = tl.load(offsets + rows.to(tl.int64) * groups + group, mask=rows < num_rows, other=0.0)
+            sums = tl.sum(low.to(tl.float32), 1) + tl.sum(high.to(tl.float32), 1)
+            total += sums[:, None] * offset.to(tl.float32)[None, :]
     _finish(total, bias, y, inputs, rows, num_inputs, num_rows, BIASED)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from sheepop.adapt.lora import merged
 from sheepop.adapt.lora_config import LoraConfig
+from sheepop.adapt.quantization import dequantized
 from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head, is_of_values
-from sheepop.adapt.stored_weight import GROUP, StoredWeight
+from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight, is_stored_weight, name_of
 from sheepop.checkpoint.card_text import EVALUATIONS, model_card
 from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
@@ -33,14 +34,15 @@ from sheepop.model.config import ACTIVATION_NAMES
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
-FORMAT_VERSION = 4
-"""The newest version, used for reward models. Directories with an adapter have version 3, those with quantised weights
-and no adapter version 2, and all others version 1."""
+FORMAT_VERSION = 5
+"""The newest version, used for weights that are quantised in several ways or in groups with offsets. Reward models have
+version 4, directories with an adapter version 3, those with other quantised weights version 2, all others version 1."""
 ADAPTER = "adapter.safetensors"
 Provenance = Mapping[str, Any]
 C = TypeVar("C", bound=Config)
+_STORED: dict[torch.dtype, Format] = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
 PROVENANCE = "provenance.json"
-_SCALE = "_scale"  # suffix of a quantised weight's name for its scales
+_SCALE, _OFFSET = "_scale", "_offset"  # suffixes of a quantised weight's name for its scales and offsets
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ def write_model(
     """
     plain: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        plain[name] = weight.numbers if isinstance(weight, StoredWeight) else weight
-        if isinstance(weight, StoredWeight) and weight.scales is not None:
-            plain[name + _SCALE] = weight.scales
+        parts = weight.parts if isinstance(weight, StoredWeight) else (weight,)
+        for suffix, part in zip(("", _SCALE, _OFFSET), parts, strict=False):
+            if part is not None:
+                plain[name + suffix] = part
     plain = {name: tensor.cpu().contiguous() for name, tensor in plain.items()}
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
     judges = f"{REWARD_HEAD}.weight" in weights
@@ -124,7 +127,7 @@ def load_model(
     if (quantization := read_quantization(directory)) is not None:
         weights = quantization.assembled(weights, dtype, directory)
     load_weights(model, weights, directory)
-    common = dtype or functools.reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
+    common = dtype or reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
     for parameter in model.parameters():  # buffers, such as position tables, keep their precision
         if not isinstance(parameter, StoredWeight):
             parameter.data = parameter.data.to(common)
@@ -137,21 +140,21 @@ def load_model(
 
 
 def open_model(path: str | Path) -> ForeignModel:
-    """Verifies the model at `path` and returns it without reading the weights, for export to another format."""
+    """Verifies the model at `path` and returns it without reading the weights, for export to another format.
+
+    Quantised weights are dequantised, and an adapter is merged.
+    """
     directory, config, tokenizer = _verified(path)
     if config.architecture != "decoder":
         raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats supports.")
     if has_reward_head(directory):
         raise CheckpointError(f"{directory} is a reward model, which none of SheepOp's export formats supports.")
-    if (quantization := read_quantization(directory)) is not None:
-        raise CheckpointError(
-            f"{directory} has {quantization.weights} weights, which SheepOp does not export. Export the model before "
-            "quantisation."
-        )
     tensors = open_weights(directory)
     if read_adapter_config(directory) is not None:
-        weights = unique_weights(load_model(directory).model)
+        weights = unique_weights(merged(dequantized(load_model(directory, merge=False).model)))
         tensors = {name: LazyTensor.of(tensor) for name, tensor in weights.items()}
+    elif (quantization := read_quantization(directory)) is not None:
+        tensors = quantization.dequantized(tensors, directory)
     expected = expected_tensors(config)
     _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory)
     tensors = {name: tensors[name] for name in expected}
@@ -181,12 +184,17 @@ def describe_model(
 ) -> None:
     """Writes all files except the weights; `adapter` is the configuration of a LoRA adapter stored with them."""
     found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
+    versions = [1]
     if quantization is not None:
-        found |= {"format_version": 2, "quantization": quantization.model_dump(mode="json")}
+        found["quantization"] = quantization.model_dump(mode="json", exclude_defaults=True)
+        versions.append(FORMAT_VERSION if quantization.is_mixed else 2)
     if adapter is not None:
-        found |= {"format_version": 3, "adapter": adapter.model_dump(mode="json")}
+        found["adapter"] = adapter.model_dump(mode="json")
+        versions.append(3)
     if has_reward_head:
-        found |= {"format_version": FORMAT_VERSION, "reward_head": True}
+        found["reward_head"] = True
+        versions.append(4)
+    found["format_version"] = max(versions)
     write_json(directory / "config.json", found)
     tokenizer.save(directory)
     write_json(directory / PROVENANCE, dict(provenance))
@@ -194,32 +202,55 @@ def describe_model(
 
 
 class Quantization(Config):
-    """The format of a directory's quantised matrices, and their data type before quantisation."""
+    """How a directory's matrices are quantised, and their data type before quantisation.
+
+    `is_mixed`: some are stored in another way than `weights`, or in groups with offsets.
+    """
 
     weights: Literal["int8", "int4", "fp8"]
     dtype: Literal["float32", "bfloat16", "float16"]
+    is_mixed: bool = False
 
     def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
-        """Combines weights with their scales; they compute in `dtype`, or in the original data type if None."""
-        kinds = {
-            "int8": (torch.int8, torch.float32),
-            "int4": (torch.uint8, torch.bfloat16),
-            "fp8": (torch.float8_e4m3fn, torch.float32),
-        }[self.weights]
+        """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None."""
         whole: dict[str, Tensor] = {}
-        for name, values in weights.items():
-            scales = weights.get(name + _SCALE)
+        for name, numbers in weights.items():
+            scales, offsets = weights.get(name + _SCALE), weights.get(name + _OFFSET)
             if scales is None:
-                if not (name.endswith(_SCALE) and name.removesuffix(_SCALE) in weights):
-                    whole[name] = values
+                if not self._is_part(name, weights):
+                    whole[name] = numbers
                 continue
-            per_row = (values.shape[-1] * 2 // GROUP,) if self.weights == "int4" else ()
-            shape = (*values.shape[:-1], *per_row)
-            if (values.dtype, scales.dtype) != kinds or values.ndim not in (2, 3) or scales.shape != shape:
+            stored = _STORED.get(numbers.dtype, self.weights)
+            if not (self.is_mixed or (stored == self.weights and offsets is None)) or not is_stored_weight(
+                stored, numbers, scales, offsets
+            ):
                 raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
-            made = StoredWeight(self.weights, values, scales, dtype or getattr(torch, self.dtype))
+            made = StoredWeight(stored, numbers, scales, dtype or getattr(torch, self.dtype), offsets)
             whole[name] = nn.Parameter(made, requires_grad=False)
         return whole
+
+    def dequantized(self, tensors: Mapping[str, LazyTensor], directory: Path) -> dict[str, LazyTensor]:
+        """Returns the matrices in their original data type, each dequantised when it is read."""
+
+        def read(name: str) -> Tensor:
+            parts = {each: tensors[each].read() for each in (name, name + _SCALE, name + _OFFSET) if each in tensors}
+            matrix = self.assembled(parts, None, directory)[name]
+            assert isinstance(matrix, StoredWeight)
+            return matrix.rows()
+
+        whole: dict[str, LazyTensor] = {}
+        for name, tensor in tensors.items():
+            if name + _SCALE in tensors:
+                shape = (*tensor.shape[:-1], tensor.shape[-1] * (2 if tensor.dtype == torch.uint8 else 1))
+                whole[name] = LazyTensor(shape, getattr(torch, self.dtype), partial(read, name))
+            elif not self._is_part(name, tensors):
+                whole[name] = tensor
+        return whole
+
+    @staticmethod
+    def _is_part(name: str, names: Container[str]) -> bool:
+        """Whether this tensor holds the scales or the offsets of another one."""
+        return any(name.endswith(end) and name.removesuffix(end) in names for end in (_SCALE, _OFFSET))
 
 
 def read_quantization(directory: Path) -> Quantization | None:
@@ -246,11 +277,16 @@ def has_reward_head(directory: Path) -> bool:
 
 
 def _quantization(weights: Mapping[str, Tensor]) -> Quantization | None:
-    stored = {(weight.stored, weight.dtype) for weight in weights.values() if isinstance(weight, StoredWeight)}
+    """How these weights are quantised, described by the smallest format among them; None if they are not."""
+    stored = [weight for weight in weights.values() if isinstance(weight, StoredWeight)]
     if not stored:
         return None
-    ((form, dtype),) = stored
-    return validate(Quantization, {"weights": form, "dtype": str(dtype).removeprefix("torch.")})
+    (dtype,) = {weight.dtype for weight in stored}
+    formats = {weight.stored for weight in stored}
+    smallest = next(form for form in ("int4", "int8", "fp8") if form in formats)
+    usual = {"int4": GROUP}.get(smallest)
+    is_mixed = len(formats) > 1 or any(weight.offsets is not None or weight.group != usual for weight in stored)
+    return Quantization(weights=smallest, dtype=name_of(dtype), is_mixed=is_mixed)
 
 
 def read_model_config(directory: Path) -> ModelConfig:

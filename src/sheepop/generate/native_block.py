@@ -37,7 +37,7 @@ _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 class _Linear(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("product", "weights", "scales", "bias")),
+        *((name, _POINTER) for name in ("product", "weights", "scales", "offsets", "bias")),
         ("inputs", _COUNT),
         ("outputs", _COUNT),
     ]
@@ -184,7 +184,7 @@ def _linear(layer: nn.Linear | None) -> _Linear:
         return _Linear()
     weight = layer.weight
     assert isinstance(weight, StoredWeight)
-    numbers = map(pointer, (weight.numbers, weight.scales, layer.bias))
+    numbers = map(pointer, (weight.numbers, weight.scales, weight.offsets, layer.bias))
     return _Linear(ctypes.cast(weight.kernel, _POINTER), *numbers, weight.row_length, weight.num_rows)
 
 

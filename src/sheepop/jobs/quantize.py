@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sheepop.adapt.quantization import QUANTIZED, quantizable, quantize
+from sheepop.adapt.quantization import QUANTIZED, input_importance, quantizable, quantize
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.core.console import Console
@@ -19,6 +19,7 @@ from sheepop.model import Transformer
 
 # Number and length of the texts that the model generates for the measurement.
 _TEXTS, _TOKENS = 8, 256
+_WINDOW = 512  # tokens of a calibration text that are read at a time
 
 
 def quantize_model(
@@ -27,30 +28,38 @@ def quantize_model(
     *,
     to: str,
     text: str | None = None,
+    calibration: str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Writes a model with its matrices in the format `to`, one of `QUANTIZED`; returns a summary.
 
     `text` is scored before and after. If it is None, the model generates texts, and their scores show how far the two
-    models are apart. Raises `CheckpointError` for a quantised model and `UsageError` for an `output` in use.
+    models are apart. With a text for `calibration`, int4 keeps the weights more exact whose inputs are large on it.
+    Raises `CheckpointError` for a quantised model and `UsageError` for an `output` in use.
     """
     console = console or Console.silent()
     format = next((name for name in QUANTIZED if name == to), None)
     if format is None:
         raise UsageError(f"to = {to!r} is not known. Give one of {', '.join(QUANTIZED)}.")
+    if calibration is not None and format != "int4":
+        raise UsageError(f"calibration is for int4, not for {to}, which rounds every weight to the nearest number.")
     output = Path(output)
     require_apart(Path(model), output)
     require_free(output, overwrite, "a model", is_model)
     loaded = load_model(model)
     if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
         raise CheckpointError(f"{loaded.directory} is already quantised. Quantise the model that it was made from.")
-    with console.progress("Quantising", total=4) as progress:
+    with console.progress("Quantising", total=4 + (calibration is not None)) as progress:
+        importance = None
+        if calibration is not None:
+            importance = input_importance(loaded.model, _windows(loaded, calibration))
+            progress.advance()
         texts = [text] if text is not None else _own_texts(loaded)
         progress.advance()
         before = _perplexity(loaded.model, loaded, texts)
         progress.advance()
-        smaller = quantize(loaded.model, format)
+        smaller = quantize(loaded.model, format, importance)
         progress.advance()
         after = _perplexity(smaller, loaded, texts)
         progress.advance()
@@ -79,6 +88,16 @@ def _own_texts(loaded: LoadedModel) -> list[str]:
         start = loaded.tokenizer.special_id("eos")
     prompt = [0 if start is None else start]
     return [completion.text for completion in generator.generate([prompt] * _TEXTS, config)]
+
+
+def _windows(loaded: LoadedModel, text: str) -> list[torch.Tensor]:
+    """The tokens of a text in windows, each after the token that begins a text; raises `UsageError` if it has none."""
+    ids, start = loaded.tokenizer.encode(text), loaded.tokenizer.special_id("bos")
+    if not ids:
+        raise UsageError("The text for calibration is empty. Give a text like those that the model will read.")
+    begin = [] if start is None else [start]
+    length = min(_WINDOW, loaded.config.max_seq_len) - len(begin)
+    return [torch.tensor(begin + ids[at : at + length]) for at in range(0, len(ids), length)]
 
 
 def _perplexity(model: Transformer, loaded: LoadedModel, texts: list[str]) -> float:

@@ -1,8 +1,9 @@
 // y = x W^T + b on a CPU for the few rows of x that writing text has, where the time goes into reading W.
 //
-// W (N, K) is float32, bfloat16, int8 with a scale a row, or int4 with a scale for every 32 weights. Beside integers x is
-// rounded to 16 bits a row, so that products of int8 are exact sums of integers. A row of y is the same to the last bit
-// whatever the other rows of x are, and however many threads share the work.
+// W (N, K) is float32, bfloat16, int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset,
+// for every 16 or 32 neighbours: weight = scale * code + offset. Beside integers x is rounded to 16 bits a row, so that
+// products within a group are exact sums of integers. A row of y is the same to the last bit whatever the other rows of
+// x are, and however many threads share the work.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +19,6 @@ typedef int16_t Shorts __attribute__((vector_size(32)));
 typedef int8_t Bytes __attribute__((vector_size(16)));
 typedef uint8_t Codes __attribute__((vector_size(16)));
 
-constexpr int64_t kGroup = 32;      // int4 weights of one scale
 constexpr int64_t kPanel = 48;      // rows of W that stay in the cache while a block of x passes
 constexpr int64_t kBlock = 64;      // rows of x that stay in the cache while a panel of W passes
 constexpr int64_t kAhead = 1024;    // bytes to fetch before they are needed
@@ -77,29 +77,89 @@ struct Int8 {
   float finish(Total total, int64_t n) const { return sum(__builtin_convertvector(total, Floats8)) * scales[n]; }
 };
 
-struct Int4 {
+inline float number(float value) { return value; }
+inline float number(uint16_t bfloat16) { return single(bfloat16); }
+
+inline Shorts ones() { return Shorts{} + int16_t{1}; }
+
+// Integers of 8 bits whose rows are divided into groups; offsets are null if there are none.
+template <int group, bool has_offset>
+struct Int8Groups {
   using Input = int16_t;
   using Total = Floats8;
+  static constexpr int kParts = group / 16;
   struct Weights {
-    Shorts low, high;
-    Floats8 scale;
+    Shorts codes[kParts];
+    Floats8 scale, offset;
   };
-  static constexpr int kStep = kGroup, kRows = 2, kInputs = 4, kFewRows = 4, kStreams = 1;
-  static constexpr bool kFetches = false;
-  const uint8_t* weights;  // of a group, byte i holds weight i in its lower half and weight i + 16 in its upper one
-  const uint16_t* scales;  // (N, K / 32), bfloat16
-  const void* address(int64_t place) const { return weights + place / 2; }
+  static constexpr int kStep = group, kRows = 2, kInputs = 4, kFewRows = 4, kStreams = 1;
+  static constexpr bool kFetches = true;
+  const int8_t* weights;
+  const float *scales, *offsets;  // (N, K / group)
+  const void* address(int64_t place) const { return weights + place; }
   Weights read(int64_t place) const {
-    auto codes = load<Codes>(weights + place / 2);
-    auto low = reinterpret_cast<Bytes>(codes << 4), high = reinterpret_cast<Bytes>(codes & 0xf0);  // 16 times as large
-    return {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts),
-            spread<Floats8>(single(scales[place / kGroup]))};
+    Weights w;
+    for (int i = 0; i < kParts; i++) w.codes[i] = __builtin_convertvector(load<Bytes>(weights + place + 16 * i), Shorts);
+    w.scale = spread<Floats8>(scales[place / group]);
+    if (has_offset) w.offset = spread<Floats8>(offsets[place / group]);
+    return w;
   }
   static Total add(Total total, const Weights& w, const Input* x) {
-    Ints products = add_pairs(add_pairs(Ints{}, w.low, load<Shorts>(x)), w.high, load<Shorts>(x + 16));
-    return multiply_add(total, w.scale, __builtin_convertvector(products, Floats8));
+    Ints products = {}, sums = {};
+    for (int i = 0; i < kParts; i++) {
+      const auto inputs = load<Shorts>(x + 16 * i);
+      products = add_pairs(products, w.codes[i], inputs);
+      if (has_offset) sums = add_pairs(sums, ones(), inputs);
+    }
+    total = multiply_add(total, w.scale, __builtin_convertvector(products, Floats8));
+    return has_offset ? multiply_add(total, w.offset, __builtin_convertvector(sums, Floats8)) : total;
   }
-  float finish(Total total, int64_t) const { return sum(total) / 16; }
+  float finish(Total total, int64_t) const { return sum(total); }
+};
+
+// Integers of 4 bits, from -8 to 7, or from 0 to 15 beside offsets. Of 32 neighbours, byte i holds weight i in its lower
+// half and weight i + 16 in its upper one.
+template <class Scale, int group, bool has_offset>
+struct Int4Groups {
+  using Input = int16_t;
+  using Total = Floats8;
+  static constexpr int kPair = 32, kGroups = kPair / group;
+  struct Weights {
+    Shorts halves[2];
+    Floats8 scales[kGroups], offsets[kGroups];
+  };
+  static constexpr int kStep = kPair, kRows = 2, kInputs = 4, kFewRows = 4, kStreams = 1;
+  static constexpr bool kFetches = false;
+  const uint8_t* weights;
+  const Scale *scales, *offsets;  // (N, K / group)
+  const void* address(int64_t place) const { return weights + place / 2; }
+  Weights read(int64_t place) const {
+    const auto codes = load<Codes>(weights + place / 2);
+    // Signed codes are 16 times as large here.
+    const auto low = has_offset ? codes & 15 : codes << 4, high = has_offset ? codes >> 4 : codes & 0xf0;
+    Weights w;
+    w.halves[0] = __builtin_convertvector(reinterpret_cast<Bytes>(low), Shorts);
+    w.halves[1] = __builtin_convertvector(reinterpret_cast<Bytes>(high), Shorts);
+    for (int g = 0; g < kGroups; g++) {
+      w.scales[g] = spread<Floats8>(number(scales[place / group + g]));
+      if (has_offset) w.offsets[g] = spread<Floats8>(number(offsets[place / group + g]));
+    }
+    return w;
+  }
+  static Total add(Total total, const Weights& w, const Input* x) {
+    for (int g = 0; g < kGroups; g++) {
+      Ints products = {}, sums = {};
+      for (int half = g * group / 16; half < (g + 1) * group / 16; half++) {
+        const auto inputs = load<Shorts>(x + 16 * half);
+        products = add_pairs(products, w.halves[half], inputs);
+        if (has_offset) sums = add_pairs(sums, ones(), inputs);
+      }
+      total = multiply_add(total, w.scales[g], __builtin_convertvector(products, Floats8));
+      if (has_offset) total = multiply_add(total, w.offsets[g], __builtin_convertvector(sums, Floats8));
+    }
+    return total;
+  }
+  float finish(Total total, int64_t) const { return has_offset ? sum(total) : sum(total) / 16; }
 };
 
 template <class F>
@@ -207,29 +267,46 @@ struct Rounded {
   }
 };
 
+// A product with weights of integers; W = {weights, scales, offsets}.
+template <class W>
+void integer_product(const W& weights, const float* x, const float* bias, float* y, int64_t M, int64_t K, int64_t N,
+                     int64_t threads) {
+  Rounded rounded(x, M, K, threads);
+  Product<W>{weights, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run(threads);
+}
+
 }  // namespace
+
+// Arguments: x (M, K), the weights, their scales and offsets or null, bias (N,) or null, y (M, N), and the sizes.
+#define LINEAR(name, W, S)                                                                                         \
+  void linear_##name(const float* x, const W* w, const S* scales, const S* offsets, const float* bias, float* y, \
+                     int64_t M, int64_t K, int64_t N, int64_t threads)
+
+#define GROUPED(name, Groups, W, S)                                                     \
+  LINEAR(name, W, S) {                                                                  \
+    if (offsets)                                                                        \
+      integer_product(Groups(true){w, scales, offsets}, x, bias, y, M, K, N, threads);  \
+    else                                                                                \
+      integer_product(Groups(false){w, scales, offsets}, x, bias, y, M, K, N, threads); \
+  }
+
+#define INT8_16(has_offset) Int8Groups<16, has_offset>
+#define INT8_32(has_offset) Int8Groups<32, has_offset>
+#define INT4_16(has_offset) Int4Groups<float, 16, has_offset>
+#define INT4_32(has_offset) Int4Groups<float, 32, has_offset>
+#define INT4_32_BFLOAT16(has_offset) Int4Groups<uint16_t, 32, has_offset>
 
 extern "C" {
 
-void linear_float32(const float* x, const float* w, const void*, const float* bias, float* y, int64_t M, int64_t K,
-                    int64_t N, int64_t threads) {
-  Product<Float32>{{w}, x, nullptr, bias, y, M, K, N}.run(threads);
-}
+LINEAR(float32, float, void) { Product<Float32>{{w}, x, nullptr, bias, y, M, K, N}.run(threads); }
 
-void linear_bfloat16(const float* x, const uint16_t* w, const void*, const float* bias, float* y, int64_t M, int64_t K,
-                     int64_t N, int64_t threads) {
-  Product<BFloat16>{{w}, x, nullptr, bias, y, M, K, N}.run(threads);
-}
+LINEAR(bfloat16, uint16_t, void) { Product<BFloat16>{{w}, x, nullptr, bias, y, M, K, N}.run(threads); }
 
-void linear_int8(const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t K,
-                 int64_t N, int64_t threads) {
-  Rounded rounded(x, M, K, threads);
-  Product<Int8>{{w, scales}, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run(threads);
-}
+LINEAR(int8, int8_t, float) { integer_product(Int8{w, scales}, x, bias, y, M, K, N, threads); }
 
-void linear_int4(const float* x, const uint8_t* w, const uint16_t* scales, const float* bias, float* y, int64_t M,
-                 int64_t K, int64_t N, int64_t threads) {
-  Rounded rounded(x, M, K, threads);
-  Product<Int4>{{w, scales}, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run(threads);
-}
+GROUPED(int8_16_float32, INT8_16, int8_t, float)
+GROUPED(int8_32_float32, INT8_32, int8_t, float)
+GROUPED(int4_16_float32, INT4_16, uint8_t, float)
+GROUPED(int4_32_float32, INT4_32, uint8_t, float)
+GROUPED(int4_32_bfloat16, INT4_32_BFLOAT16, uint8_t, uint16_t)
 }

@@ -12,8 +12,8 @@
 
 extern "C" {
 
-typedef void (*Product)(const float* x, const void* weights, const void* scales, const float* bias, float* y, int64_t M,
-                        int64_t K, int64_t N, int64_t threads);
+typedef void (*Product)(const float* x, const void* weights, const void* scales, const void* offsets, const float* bias,
+                        float* y, int64_t M, int64_t K, int64_t N, int64_t threads);
 typedef void (*Attend)(const float* queries, const void* keys, const void* values, const float* key_scales,
                        const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,
                        float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,
@@ -21,7 +21,7 @@ typedef void (*Attend)(const float* queries, const void* keys, const void* value
 
 struct Linear {
   Product product;  // null if the block has no such layer
-  const void *weights, *scales;
+  const void *weights, *scales, *offsets;
   const float* bias;
   int64_t K, N;
 };
@@ -187,7 +187,8 @@ struct Block {
   }
 
   void product(const Linear& linear, const float* x, float* y) const {
-    linear.product(x, linear.weights, linear.scales, linear.bias, y, tokens.count, linear.K, linear.N, threads);
+    linear.product(x, linear.weights, linear.scales, linear.offsets, linear.bias, y, tokens.count, linear.K, linear.N,
+                   threads);
   }
 
   const float* before(const Norm& norm, const float* x) const {
