@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +16,8 @@ from hypothesis import strategies as st
 
 from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family, obstacles
 from sheepop.checkpoint.exchange.equivalence import differences
-from sheepop.checkpoint.exchange.family import SHARED, Family
+from sheepop.checkpoint.exchange.family import KNOWN_VERSION, READ_OF_ALL, SHARED, Family, read_keys
+from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import Fixed, Refused, Value, WithoutInfluence, read_fields
@@ -49,7 +54,7 @@ def keys_by_field(family: Family) -> list[set[str]]:
     found = []
     for field in (*SHARED, *family.fields):
         keys = Given({}, "config.json")
-        read_fields((field,), keys, settings, family.model_type)
+        read_fields((field,), keys, settings)
         found.append(keys._read)
     return found
 
@@ -92,9 +97,79 @@ def test_a_value_that_we_do_not_compute_is_refused_by_name(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_key_that_nobody_reads_is_refused_by_name(family):
-    with pytest.raises(CheckpointError, match="surprise"):
-        family.read_config({"surprise": 0}, "config.json")
+def test_a_key_that_transformers_does_not_read_is_ignored_and_named(family):
+    keys = {"surprise": 0, "_name": "x", "limits": [0.0, float("inf")]}
+    assert family.read(keys, "config.json") == (family.read_config({}, "config.json"), ("_name", "limits", "surprise"))
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"auto_map": {"AutoConfig": "code.Config"}}, r"surprise of .* program code that comes with the model"),
+        ({"transformers_version": "99.1.0.dev0"}, r"surprise of .*, which transformers 99\.1\.0\.dev0 may read"),
+        ({"attention_chunk_size": 8}, "attention_chunk_size = 8 is no key of this family, but transformers reads it"),
+        ({"is_causal": False}, "is_causal = False"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_name_if_something_may_read_it(family, keys, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        family.read({"surprise": 0, **keys}, "config.json")
+    family.read({"auto_map": {"AutoConfig": "code.Config"}, "transformers_version": "99.1.0"}, "config.json")
+
+
+def test_the_tables_were_compared_with_the_transformers_that_is_installed():
+    version = pytest.importorskip("transformers").__version__
+    assert tuple(map(int, version.split(".")[:2])) <= KNOWN_VERSION
+
+
+# Files of transformers whose code reads the configuration of every language model.
+SHARED_CODE = ("cache_utils", "masking_utils", "modeling_rope_utils", "integrations.sdpa_attention")
+# Derived from keys that are handled, or without an effect on a model that runs on one device.
+NOT_FROM_A_FILE = {"_attn_implementation", "num_labels", "default_theta", "is_heterogeneous"}
+# Keys of heads for other tasks and of images, in whose module the language model stands, and of rotary positions.
+OF_OTHERS = {
+    "classifier_dropout",
+    "hidden_dropout",
+    "image_token_id",
+    "mm_tokens_per_image",
+    "text_config",
+    "vision_config",
+}
+OF_ROTARY = {"rope_parameters", "max_position_embeddings"}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_key_that_the_code_of_transformers_reads_is_accounted_for(family):
+    """The code also reads keys that the class of the configuration does not declare, by `getattr`."""
+    theirs = config_class(family)
+    modules = [importlib.import_module(f"transformers.{name}") for name in SHARED_CODE]
+    modules.append(importlib.import_module(theirs.__module__.replace(".configuration_", ".modeling_")))
+    read = set().union(*map(keys_read_in, modules)) | theirs.attribute_map.keys()
+    given = Given({}, "config.json")
+    read_keys(family.fields, given, family.model_type)
+    handled = given._read | set(READ_OF_ALL.keys)
+    methods = {name for name in dir(theirs) if callable(getattr(theirs, name, None))}
+    turns = any(isinstance(field, RopeParameters | LayerRopeParameters) for field in family.fields)
+    assert sorted(read - handled - methods - NOT_FROM_A_FILE - OF_OTHERS - (set() if turns else OF_ROTARY)) == []
+
+
+def keys_read_in(module: ModuleType) -> set[str]:
+    """The attributes of anything called `config`, or ending in it, that a module's code reads."""
+
+    def is_config(node: ast.AST) -> bool:
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        return name in ("config", "layer_config", "effective_config", "text_config", "decoder_config")
+
+    found = set()
+    for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_config(node.value):
+            found.add(node.attr)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            holder, name = node.args[:2]
+            if is_config(holder) and isinstance(name, ast.Constant):
+                found.add(str(name.value))
+    return found
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

@@ -22,7 +22,7 @@ from sheepop.checkpoint.safetensors_file import pieces
 from sheepop.checkpoint.source_directory import CONFIG, check_tokenizer_files, read_table
 from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed, open_weights
-from sheepop.core.errors import CheckpointError, TokenizerError
+from sheepop.core.errors import CheckpointError, TokenizerError, first_few
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -45,7 +45,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
             "contains it and the weights."
         )
     family = family_of(keys, directory)
-    config = family.read_config(keys, str(directory / CONFIG))
+    config, ignored = family.read(keys, str(directory / CONFIG))
     found, left_out = canonical(open_weights(directory), family)
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
@@ -53,7 +53,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     _check(config, groups, found, directory)
     tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
-    notes += _notes(keys, config, left_out)
+    notes += _notes(keys, config, left_out, ignored)
     source = {
         "format": "hugging face",
         "family": family.model_type,
@@ -65,9 +65,14 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     )
 
 
-def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str]) -> list[str]:
+def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str], ignored: Sequence[str]) -> list[str]:
     """Returns notes on parts of the source that were not imported."""
     notes = [f"Left out, because they are derived from the configuration: {listed(left_out, 3)}."] if left_out else []
+    if ignored:
+        notes.append(
+            f"Ignored keys of {CONFIG}, which transformers does not read for {keys['model_type']}: "
+            f"{first_few(ignored, 20)}."
+        )
     notes += longrope_note(config, keys.get("max_position_embeddings"))
     if keys.get("auto_map"):
         notes.append(
