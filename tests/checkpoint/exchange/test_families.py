@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family, obstacles
 from sheepop.checkpoint.exchange.equivalence import differences
+from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
 from sheepop.checkpoint.exchange.family import KNOWN_VERSION, READ_OF_ALL, SHARED, Family, read_keys
 from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
 from sheepop.checkpoint.expected_tensors import expected_tensors
@@ -57,6 +58,26 @@ def keys_by_field(family: Family) -> list[set[str]]:
         read_fields((field,), keys, settings)
         found.append(keys._read)
     return found
+
+
+@pytest.mark.parametrize("family", MULTIMODAL.values(), ids=MULTIMODAL)
+def test_every_key_around_and_inside_a_language_model_is_accounted_for(family):
+    transformers = pytest.importorskip("transformers")
+    outer = transformers.AutoConfig.for_model(family.model_type)
+    inner = outer.text_config
+    for config, fields, elsewhere in (
+        (outer, family.fields, {"text_config", "tie_word_embeddings"}),
+        (inner, family.text.fields, set()),
+    ):
+        given = Given({}, "config.json")
+        read_keys(fields, given, family.model_type)
+        declared = {field.name for field in dataclasses.fields(config)} | type(config).attribute_map.keys()
+        assert declared - given._read - elsewhere - {"model_type", "architectures"} == set()
+    ours = family.text.read_config({}, "config.json")
+    theirs = type(inner)() if family.model_type != "mistral3" else transformers.MistralConfig()
+    for field in family.text.fields:
+        if isinstance(field, Value) and hasattr(theirs, field.theirs) and field.theirs != "tie_word_embeddings":
+            assert field.default == getattr(theirs, field.theirs) or derived(field, theirs, ours), field
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

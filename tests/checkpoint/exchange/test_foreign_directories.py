@@ -38,7 +38,7 @@ def up(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     return tensors["model.layers.1.mlp.up_proj.weight"]
 
 
-@pytest.mark.parametrize("model_type", ["t5", None, 7, "gemma3", "x" * 10_000])
+@pytest.mark.parametrize("model_type", ["t5", None, 7, "gemma9", "x" * 10_000])
 def test_an_unknown_family(make, model_type) -> None:
     refused(make({"model_type": model_type}), "model_type", "a supported family", "llama", "bloom")
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sheepop.checkpoint.exchange.choice import FAMILIES
+from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.rope_parameters import longrope_note
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, to_ours
@@ -44,16 +45,24 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
             f"{directory} is not a model in the Hugging Face format: it has no {CONFIG}. Give the directory that "
             "contains it and the weights."
         )
-    family = family_of(keys, directory)
-    config, ignored = family.read(keys, str(directory / CONFIG))
-    found, left_out = canonical(open_weights(directory), family)
+    where = str(directory / CONFIG)
+    multimodal = MULTIMODAL.get(str(keys.get("model_type")))
+    if multimodal is None:
+        family = family_of(keys, directory)
+        tensors, aside = open_weights(directory), []
+    else:
+        family = multimodal.text
+        keys, tensors, aside = multimodal.language_model(keys, open_weights(directory), where)
+        where += ": text_config"
+    config, ignored = family.read(keys, where)
+    found, left_out = canonical(tensors, family)
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
     _check(config, groups, found, directory)
     tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
-    notes += _notes(keys, config, left_out, ignored)
+    notes += aside + _notes(keys, config, left_out, ignored)
     source = {
         "format": "hugging face",
         "family": family.model_type,
@@ -96,9 +105,8 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
-    hint = " Of gemma3, only the text model, gemma3_text, is supported." if model_type == "gemma3" else ""
     raise CheckpointError(
-        f"{directory / CONFIG}: {found}.{hint} Choose a model of a supported family: {', '.join(FAMILIES)}."
+        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*FAMILIES, *MULTIMODAL))}."
     )
 
 

@@ -41,8 +41,8 @@ _ALIASES = {"su": "longrope"}
 class RopeParameters(Field):
     """One base for all layers. `fraction` is the default of the rotated fraction, None if a family rotates whole heads.
 
-    `original` is the default of the original context length, if it has a key outside the table. Writing uses the first
-    of several keys for one value.
+    `original` is the default of the original context length, if it has a key outside the table. `for_images` are keys
+    of the table that matter only for images and video. Writing uses the first of several keys for one value.
     """
 
     base: float = 10000.0
@@ -51,6 +51,7 @@ class RopeParameters(Field):
     base_keys: tuple[str, ...] = ("rope_theta",)
     fraction_keys: tuple[str, ...] = ("partial_rotary_factor",)
     original: int | None = None
+    for_images: tuple[str, ...] = ()
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns base, fraction and scaling."""
@@ -61,6 +62,8 @@ class RopeParameters(Field):
         original = None if self.original is None else given.typed(ORIGINAL, int, self.original)
         found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings, original)
         fraction = _agreed(parameters, "partial_rotary_factor", fraction)
+        for name in self.for_images:
+            parameters.take(name, None)
         _refuse_the_rest(parameters)
         if self.fraction is None and fraction not in (None, 1.0):
             raise given.problem(self.fraction_keys[0], "does not apply to this family, which rotates whole heads")
