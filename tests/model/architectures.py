@@ -25,6 +25,10 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         "olmo": {**_LLAMA, "norm_position": "output", "qk_norm": "width", "num_kv_heads": 1},
         "bloom": {"position_encoding": "alibi", "embedding_norm": True, "num_heads": 3, "head_dim": 8},
         "neox": {"position_encoding": "rope", "rotary_fraction": 0.5, "parallel_residual": True, "activation": "relu"},
+        "phi": {
+            **_LLAMA, "num_layers": 3, "parallel_residual": True, "shared_norm": True, "rotary_layers": (0, 2),
+            "residual_scale": 0.5, "logit_scale": 0.25, "sliding_window": 4, "sliding_layers": (1, 2),
+        },
         "post": {"norm_position": "post", "position_encoding": "none", "activation": "relu_squared"},
         "mistral": {**_LLAMA, "sliding_window": 3, "num_kv_heads": 2},
         "sinks": {"attention_sinks": True, "sliding_window": 6, "sliding_layers": (1,)},

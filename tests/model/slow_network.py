@@ -132,6 +132,7 @@ class SlowNetwork:
             x = self.block(x, layer)
         if config.final_norm:
             x = self.norm(x, "final_norm")
+        x = x * config.logit_scale
         if config.mup_base_d_model is not None:
             x = x * config.mup_base_d_model / config.d_model
         logits = self.at("final", x) @ self.weights["lm_head.weight"].T
@@ -174,10 +175,12 @@ class SlowNetwork:
         block, position = f"blocks.{layer}", self.config.norm_position
 
         def branch(x: Array, sublayer: str, function: Callable[[Array, str], Array]) -> Array:
-            seen = self.norm(x, f"{block}.{sublayer}_norm") if position in ("pre", "sandwich") else x
+            norm = "attention" if self.config.shared_norm else sublayer
+            seen = self.norm(x, f"{block}.{norm}_norm") if position in ("pre", "sandwich") else x
             found = function(self.at(f"{block}.{sublayer}_input", seen), f"{block}.{sublayer}")
             if position in ("sandwich", "output"):
                 found = self.norm(found, f"{block}.{sublayer}_output_norm")
+            found = found * self.config.residual_scale
             return self.at(f"{block}.{sublayer}_output", found)
 
         def after(total: Array, sublayer: str) -> Array:
@@ -202,8 +205,9 @@ class SlowNetwork:
         q = self.heads(x, f"{name}.q", config.num_heads, config.head_dim)
         k = self.heads(x, f"{name}.k", config.num_kv_heads, config.head_dim)
         v = self.heads(x, f"{name}.v", config.num_kv_heads, config.value_head_dim)
-        q = self.at(f"{name}.rotated_q", self.rotated(q, window))
-        k = self.at(f"{name}.rotated_k", self.rotated(k, window))
+        if config.rotary_layers is None or layer in config.rotary_layers:
+            q, k = self.rotated(q, window), self.rotated(k, window)
+        q, k = self.at(f"{name}.rotated_q", q), self.at(f"{name}.rotated_k", k)
         scale = config.attention_scale
         if scale is None and config.mup_base_head_dim is not None:
             scale = config.mup_base_head_dim**0.5 / config.head_dim

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.config import NgramConfig
+from sheepop.model.sections import NgramConfig
 from sheepop.model.ngrams import NgramEmbedding
 
 from .slow_network import ngram_row

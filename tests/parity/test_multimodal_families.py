@@ -101,7 +101,8 @@ def test_names_of_older_and_of_newer_versions_are_the_same_model(name, tmp_path)
     newer = any(key.startswith("model.language_model.") for key in tensors)
     renamed = {
         (key.replace("model.language_model.", "language_model.model.").replace("model.visual.", "visual.") if newer
-         else key.replace("language_model.lm_head.", "lm_head.").replace("language_model.model.", "model.language_model.")
+         else key.replace("language_model.lm_head.", "lm_head.")
+         .replace("language_model.model.", "model.language_model.")
          .replace("vision_tower", "model.vision_tower")): tensor
         for key, tensor in tensors.items()
     }  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sheepop.checkpoint.lazy_tensor import Shape
-from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
+from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.sections import ExpertsConfig
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -61,7 +62,7 @@ def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
     before = config.norm_position != "output"
     behind = config.norm_position in ("sandwich", "output")
     for sublayer, tensors in (("attention", _attention(config)), ("feed_forward", _feed_forward(config, layer))):
-        if before:
+        if before and not (config.shared_norm and sublayer == "feed_forward"):
             yield from _norm(config, f"{sublayer}_norm", config.d_model)
         for name, shape in tensors:
             yield f"{sublayer}.{name}", shape

@@ -235,13 +235,18 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "qk_norm": draw(st.sampled_from([None, "head", "width"])),
         "activation": draw(st.sampled_from(["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu_tanh"])),
         "attention_sinks": draw(st.booleans()),
-        "parallel_residual": draw(st.booleans()),
+        "residual_scale": draw(st.sampled_from([1.0, 1.0, 0.5])),
+        "logit_scale": draw(st.sampled_from([1.0, 1.0, 0.25])),
+        "embedding_scale": draw(st.sampled_from([None, None, 2.5])),
         "tie_weights": draw(st.booleans()),
         "sliding_window": window,
         "sliding_layers": None if window is None else draw(st.none() | some_layers),
     }
     keys |= {name: draw(st.booleans()) for name in ("attention_bias", "attention_output_bias", "feed_forward_bias")}
+    keys["parallel_residual"] = draw(st.booleans())
+    keys["shared_norm"] = keys["parallel_residual"] and keys["norm_position"] != "output" and draw(st.booleans())
     if rope:
+        keys["rotary_layers"] = draw(st.none() | some_layers)
         keys["rotary_fraction"] = draw(st.sampled_from([1.0] if head_dim == 2 else [1.0, 2 / head_dim]))
         keys["rotary_scaling"] = draw(st.sampled_from([None, {"kind": "linear", "factor": 2.0}]))
         keys["sliding_position_base"] = None if window is None else draw(st.sampled_from([None, 50.0]))
@@ -290,7 +295,7 @@ def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(co
         ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1 here, 0 there\)"),
         ({"ngrams": {"rows": 9}}, r"(?s)llama: ngrams.*train with model\.ngrams=null\."),
         ({"short_convolution": 3}, r"(?s)short_convolution \(3 here, none there\).*model\.short_convolution=null\."),
-        ({"initialization": "mup", "mup_base_d_model": 16}, r"llama: mup_base_d_model \(2.0 here, 1.0 there\)"),
+        ({"initialization": "mup", "mup_base_d_model": 16, "qk_norm": "head"}, r"llama: .*logit_scale \(0.5 here, 1.0"),
     ],
 )
 def test_what_no_family_expresses_is_refused_with_the_key_that_stands_in_the_way(changes, reason):

@@ -19,7 +19,7 @@ from sheepop.checkpoint.gguf.metadata import value_of
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model import ModelConfig
-from sheepop.model.config import ExpertsConfig
+from sheepop.model.sections import ExpertsConfig
 from sheepop.model.rotary_scaling import RotaryScaling
 
 # Fields that change neither logits nor tokens, with another value each.
@@ -80,6 +80,10 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "feed_forward_bias": (True, False),
     "experts": (None, {"count": 3}, {"count": 4, "per_token": 1}, {"count": 4, "per_token": 2, "d_ff": 48}),
     "parallel_residual": (True, False),
+    "shared_norm": (True,),
+    "residual_scale": (0.5,),
+    "logit_scale": (0.5,),
+    "rotary_layers": ((0,),),
     "attention_bias": (True, False),
     "attention_output_bias": (True, False),
     "attention_scale": (0.3,),

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheepop.model.config import ExpertsConfig, ModelConfig
+from sheepop.model.config import ModelConfig
+from sheepop.model.sections import ExpertsConfig
 from sheepop.model.probe import Probe
 
 
