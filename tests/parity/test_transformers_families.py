@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import random
 import shutil
@@ -112,15 +111,15 @@ def test_keys_that_transformers_does_not_have_change_neither_its_logits_nor_our_
     drawn = random.Random(pair.name)
     names = ["".join(drawn.choices("abcdefghijklmnopqrstuvwxyz_", k=12)) for _ in range(20)]
     extra = LEFT_BEHIND | {name: drawn.choice([0, 1.5, True, None, "x", [2], {"a": 1}]) for name in names}
-    declared = {field.name for field in dataclasses.fields(pair.theirs.config)}
-    assert declared.isdisjoint(extra)
+    extra = {name: value for name, value in extra.items() if not hasattr(pair.theirs.config, name)}
+    assert len(extra) > 40
     other = type(pair.theirs)(type(pair.theirs.config)(**{**keys, **extra, "attn_implementation": "eager"})).eval()
     other.load_state_dict(pair.theirs.state_dict())
     ids = random_ids(2, 30)
     assert torch.equal(other(ids).logits, pair.theirs(ids).logits)
     family = FAMILIES[keys["model_type"]]
-    config, ignored = family.read({**keys, **extra}, "config.json")
-    assert (config, set(ignored)) == (pair.ours.config, extra.keys())
+    reading = family.read({**keys, **extra}, "config.json")
+    assert (reading.config, set(reading.ignored)) == (pair.ours.config, extra.keys())
 
 
 @torch.no_grad()

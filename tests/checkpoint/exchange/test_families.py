@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family, obstacles
 from sheepop.checkpoint.exchange.equivalence import differences
 from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
-from sheepop.checkpoint.exchange.family import KNOWN_VERSION, READ_OF_ALL, SHARED, Family, read_keys
+from sheepop.checkpoint.exchange.family import KNOWN_VERSION, READ_OF_ALL, Family, read_keys, with_shared
 from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.checkpoint.given import Given
@@ -29,7 +29,10 @@ CONFIG_CLASSES = {
     "llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config",
     "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "phi3": "Phi3Config", "olmo2": "Olmo2Config",
     "mixtral": "MixtralConfig", "qwen3_moe": "Qwen3MoeConfig", "gpt2": "GPT2Config", "gpt_neox": "GPTNeoXConfig",
-    "bloom": "BloomConfig",
+    "bloom": "BloomConfig", "smollm3": "SmolLM3Config", "cohere2": "Cohere2Config", "exaone4": "Exaone4Config",
+    "granite": "GraniteConfig", "olmo3": "Olmo3Config", "glm4": "Glm4Config", "seed_oss": "SeedOssConfig",
+    "arcee": "ArceeConfig", "stablelm": "StableLmConfig", "starcoder2": "Starcoder2Config", "gemma": "GemmaConfig",
+    "cohere": "CohereConfig", "ernie4_5": "Ernie4_5Config",
 }  # fmt: skip
 
 
@@ -53,7 +56,7 @@ def keys_by_field(family: Family) -> list[set[str]]:
     """The keys that each field of a family reads."""
     settings: dict[str, Any] = {}
     found = []
-    for field in (*SHARED, *family.fields):
+    for field in with_shared(family.fields):
         keys = Given({}, "config.json")
         read_fields((field,), keys, settings)
         found.append(keys._read)
@@ -84,7 +87,7 @@ def test_every_key_around_and_inside_a_language_model_is_accounted_for(family):
 def test_an_empty_config_means_what_it_means_to_transformers(family):
     theirs = config_class(family)()
     ours = family.read_config({}, "config.json")
-    for field in (*family.fields, *SHARED):
+    for field in with_shared(family.fields):
         if isinstance(field, Value) and hasattr(theirs, field.theirs):
             assert field.default == getattr(theirs, field.theirs) or derived(field, theirs, ours), field
         if isinstance(field, Fixed):
@@ -109,7 +112,7 @@ def test_no_key_has_two_meanings(family):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_value_that_we_do_not_compute_is_refused_by_name(family):
-    for field in (*family.fields, *SHARED):
+    for field in with_shared(family.fields):
         if isinstance(field, Fixed | Refused):
             with pytest.raises(CheckpointError, match=f"{field.theirs} = "):
                 family.read_config({field.theirs: "another"}, "config.json")
@@ -120,7 +123,9 @@ def test_a_value_that_we_do_not_compute_is_refused_by_name(family):
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_key_that_transformers_does_not_read_is_ignored_and_named(family):
     keys = {"surprise": 0, "_name": "x", "limits": [0.0, float("inf")]}
-    assert family.read(keys, "config.json") == (family.read_config({}, "config.json"), ("_name", "limits", "surprise"))
+    reading = family.read(keys, "config.json")
+    assert reading.config == family.read_config({}, "config.json")
+    assert reading.ignored == ("_name", "limits", "surprise")
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -290,7 +295,7 @@ def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(co
         ({"rotary_scaling": {"kind": "ntk", "factor": 2.0}}, r"llama: rotary_scaling \(ntk here, none there, in"),
         ({"value_head_dim": 4}, r"llama: value_head_dim \(4 here, 8 there\)"),
         ({"attention_sinks": True}, r"llama: attention_sinks \(true here, false there\)"),
-        ({"attention_scale": 0.3}, r"llama: attention_scale \(0.3 here, 0.35"),
+        ({"attention_scale": 0.3, "qk_norm": "width"}, r"llama: .*attention_scale \(0.3 here, 0.35"),
         ({"experts": {"count": 4, "scores": "sigmoid"}}, r"mixtral: experts.scores \(sigmoid here, softmax there\)"),
         ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1 here, 0 there\)"),
         ({"ngrams": {"rows": 9}}, r"(?s)llama: ngrams.*train with model\.ngrams=null\."),

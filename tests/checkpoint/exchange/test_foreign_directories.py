@@ -62,7 +62,6 @@ def test_an_unknown_family(make, model_type) -> None:
         ({"hidden_act": "mish"}, ("hidden_act = 'mish'", "silu")),
         ({"hidden_act": ["silu"]}, ("hidden_act", "text")),
         ({"num_attention_heads": 3}, ("num_heads = 3",)),
-        ({"attention_dropout": 0.1}, ("attention_dropout = 0.1", "Set attention_dropout to 0")),
         ({"quantization_config": {"bits": 4}}, ("quantization_config", "quantised")),
         ({"per_layer_config": {"0": {"hidden_size": 4}}}, ("per_layer_config",)),
         ({"pruned_heads": {"0": [1]}}, ("pruned_heads",)),

@@ -59,9 +59,9 @@ def test_the_language_model_of_a_multimodal_model_has_the_published_number_of_pa
     }  # fmt: skip
     gemma = MULTIMODAL["gemma3"]
     text, _, notes = gemma.language_model(keys, {}, "config.json")
-    config, ignored = gemma.text.read(text, "config.json")
-    assert (notes, ignored) == ([], ())
-    assert parameters(config) == 4_300_079_472 - 416_866_032 - 2_950_272
+    reading = gemma.text.read(text, "config.json")
+    assert (notes, reading.ignored) == ([], ())
+    assert parameters(reading.config) == 4_300_079_472 - 416_866_032 - 2_950_272
 
 
 def read(published: Published) -> ModelConfig:

@@ -19,8 +19,8 @@ from sheepop.checkpoint.gguf.metadata import value_of
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model import ModelConfig
-from sheepop.model.sections import ExpertsConfig
 from sheepop.model.rotary_scaling import RotaryScaling
+from sheepop.model.sections import ExpertsConfig
 
 # Fields that change neither logits nor tokens, with another value each.
 WITHOUT_INFLUENCE: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -95,21 +95,28 @@ SHARED: tuple[Field, ...] = (
 )
 
 
+def with_shared(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Returns the fields of a family after those of any family, of which it may have replaced some by its own."""
+    own = {getattr(field, "theirs", None) for field in fields}
+    return (*(field for field in SHARED if getattr(field, "theirs", "") not in own), *fields, READ_OF_ALL)
+
+
 class Reading(NamedTuple):
-    """A network's configuration, and the keys of the file that were ignored because the family does not have them."""
+    """A network's configuration, the keys that were ignored because the family does not have them, and other notes."""
 
     config: ModelConfig
     ignored: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
-def read_keys(fields: Iterable[Field], given: Given, what: str) -> tuple[Settings, tuple[str, ...]]:
+def read_keys(fields: Sequence[Field], given: Given, what: str) -> tuple[Settings, tuple[str, ...]]:
     """Returns the settings of all fields, and the keys that transformers does not read, which nothing depends on.
 
     `what` names the kind of model in errors. Raises `CheckpointError` for the first unsupported value, and for unknown
     keys if code that comes with the model or a newer version of transformers may read them.
     """
     settings: Settings = {}
-    read_fields((*SHARED, *fields, READ_OF_ALL), given, settings)
+    read_fields(with_shared(fields), given, settings)
     ignored = given.unread()
     if given.take("auto_map", None):
         refuse_unread(given, what, "which the program code that comes with the model (auto_map) may read")
@@ -158,12 +165,12 @@ class Family:
         if classes is not None and not known:
             raise given.problem("architectures", f"is not the language model {self.architecture}")
         settings, ignored = read_keys(self.fields, given, self.model_type)
-        return Reading(described(settings, where), ignored)
+        return Reading(described(settings, where), ignored, tuple(given.notes))
 
     def write_config(self, config: ModelConfig) -> Settings:
         """Returns the keys of ``config.json``; reading them back reveals what this family cannot express."""
         named = {"model_type": self.model_type, "architectures": [self.architecture]}
-        return named | write_fields((*self.fields, *SHARED), config)
+        return named | write_fields(with_shared(self.fields), config)
 
     def tensor_groups(self, config: ModelConfig) -> list[TensorGroup]:
         """Returns all tensors of a model of this family, in network order.

@@ -54,7 +54,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
         family = multimodal.text
         keys, tensors, aside = multimodal.language_model(keys, open_weights(directory), where)
         where += ": text_config"
-    config, ignored = family.read(keys, where)
+    config, ignored, remarks = family.read(keys, where)
     found, left_out = canonical(tensors, family)
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
@@ -62,7 +62,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     _check(config, groups, found, directory)
     tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
-    notes += aside + _notes(keys, config, left_out, ignored)
+    notes += [*aside, *remarks, *_notes(keys, config, left_out, ignored)]
     source = {
         "format": "hugging face",
         "family": family.model_type,

@@ -84,16 +84,26 @@ class RopeParameters(Field):
 
 @dataclass(frozen=True)
 class LayerRopeParameters(Field):
-    """One base for layers with a sliding window, which are not scaled, and one for the other layers (Gemma 3)."""
+    """One base for layers with a sliding window, which are not scaled, and one for the other layers (Gemma 3).
+
+    `sliding_key` is the older key of the first base. Without it, only the table holds it, which is then written.
+    """
 
     base: float = 1_000_000.0
     sliding_base: float = 10_000.0
+    sliding_key: str | None = "rope_local_base_freq"
     scalings: tuple[str, ...] = ("linear", "yarn", "llama3")
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns both bases and the scaling of the layers without a window."""
         base = given.typed("rope_theta", float, None, optional=True)
-        sliding = given.typed("rope_local_base_freq", float, None, optional=True)
+        sliding = None if self.sliding_key is None else given.typed(self.sliding_key, float, None, optional=True)
+        if self.sliding_key is None and base not in (None, self.sliding_base):
+            raise given.problem(
+                "rope_theta",
+                "is the base of all layers in some versions of transformers, and in others only of those "
+                "without a window. Give rope_parameters with the base of full_attention and of sliding_attention",
+            )
         if given.has("rope_parameters"):
             nested = _one_spelling(given)
             full = nested.within("full_attention", nested.take("full_attention", None) or {})
@@ -113,12 +123,13 @@ class LayerRopeParameters(Field):
         return found
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns the spelling with `rope_theta`, `rope_local_base_freq` and `rope_scaling`."""
-        return {
-            "rope_theta": config.position_base,
-            "rope_local_base_freq": config.sliding_position_base or config.position_base,
-            "rope_scaling": _written_scaling(config, self.scalings),
-        }
+        """Returns the spelling with a key for each base and `rope_scaling`, or without such a key one table."""
+        sliding, scaling = config.sliding_position_base or config.position_base, _written_scaling(config, self.scalings)
+        if self.sliding_key is not None:
+            return {"rope_theta": config.position_base, self.sliding_key: sliding, "rope_scaling": scaling}
+        full = {"rope_theta": config.position_base, **(scaling or {"rope_type": "default"})}
+        tables = {"full_attention": full, "sliding_attention": {"rope_theta": sliding, "rope_type": "default"}}
+        return {"rope_parameters": tables}
 
 
 def _one_spelling(given: Given) -> Given:

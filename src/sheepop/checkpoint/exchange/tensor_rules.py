@@ -68,6 +68,25 @@ class Interleaved(Stacked):
         return [part.flatten(0, 1) for part in fused.unbind(1)]
 
 
+class RotaryPairs(Stacked):
+    """The rows of queries or keys, if theirs rotates the columns (2i, 2i + 1) of a head in pairs, ours (i, i + R/2)."""
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Puts the two rows of each pair side by side."""
+        return [_of_heads(ours[0], config, lambda turned: turned.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Puts the first rows of all pairs before the second ones."""
+        return [_of_heads(theirs[0], config, lambda turned: turned.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))]
+
+
+def _of_heads(rows: Tensor, config: ModelConfig, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Changes the rotated rows (H, R, ...) of all heads in `rows` (H C, ...)."""
+    heads = rows.unflatten(0, (-1, config.head_size))
+    turned, rest = heads[:, : config.rotary_dim], heads[:, config.rotary_dim :]
+    return torch.cat([change(turned), rest], dim=1).flatten(0, 1)
+
+
 class PerExpert:
     """One of our tensors, which stacks all experts in its first dimension, and one of theirs for each expert."""
 
@@ -105,6 +124,7 @@ class Absent:
 SAME = Stacked()
 TRANSPOSED = Stacked(transposed=True)
 INTERLEAVED = Interleaved()
+ROTARY_PAIRS = RotaryPairs()
 PER_EXPERT = PerExpert()
 ABSENT = Absent()
 QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter in "qkv")

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import GATED, ModelConfig
-from sheepop.model.sections import ExpertsConfig
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.experts.router import Router, Routing, count_choices
 from sheepop.model.feedforward import ACTIVATIONS, FeedForward, apply_gate
 from sheepop.model.probe import Probe
+from sheepop.model.sections import ExpertsConfig
 
 
 class Experts(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
-from sheepop.model.sections import ExpertsConfig
 from sheepop.model.probe import Probe
+from sheepop.model.sections import ExpertsConfig
 
 
 class Routing(NamedTuple):

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from sheepop.checkpoint.exchange.families.gemma import GEMMA3
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION_BIAS,
     ATTENTION_DROPOUT,
-    GEMMA3,
     IMPLIED,
     MISTRAL,
     QWEN3,
