@@ -44,6 +44,7 @@ def expert_keys(draw: st.DrawFn, num_layers: int) -> dict[str, Any]:
         "shared": draw(st.integers(0, 2)),
         "layers": draw(maybe(layers(num_layers))),
         "scores": draw(st.sampled_from(["softmax", "sigmoid"])),
+        "router_bias": draw(st.booleans()),
         "normalize": draw(st.booleans()),
     }
 
@@ -86,6 +87,7 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
         "experts": draw(maybe(expert_keys(num_layers))),
         "parallel_residual": draw(st.booleans()) if position != "post" else False,
         "shared_norm": False,
+        "head_bias": draw(st.booleans()),
         "residual_scale": draw(st.sampled_from([1.0, 0.4])),
         "logit_scale": draw(st.sampled_from([1.0, 0.4])),
         "attention_bias": draw(maybe(st.booleans())),

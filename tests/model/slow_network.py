@@ -40,6 +40,7 @@ ACTIVATIONS = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "swiglu": silu,
+    "swiglu_clamped": lambda x: min(x, 7.0) / (1 + math.exp(-1.702 * min(x, 7.0))),
     "geglu": gelu,
     "geglu_tanh": gelu_tanh,
 }
@@ -135,7 +136,7 @@ class SlowNetwork:
         x = x * config.logit_scale
         if config.mup_base_d_model is not None:
             x = x * config.mup_base_d_model / config.d_model
-        logits = self.at("final", x) @ self.weights["lm_head.weight"].T
+        logits = self.linear(self.at("final", x), "lm_head")
         if config.logit_soft_cap is not None:
             logits = config.logit_soft_cap * np.tanh(logits / config.logit_soft_cap)
         return self.at("logits", logits)
@@ -281,7 +282,11 @@ class SlowNetwork:
         if gated:
             up = self.at(f"{name}.up", up)
         hidden = self.bent(self.linear(x, f"{name}.gate_proj") if gated else up, name)
+        up = self.lifted(up)
         return self.linear(self.at(f"{name}.hidden", hidden * up if gated else hidden), f"{name}.down_proj")
+
+    def lifted(self, up: Array) -> Array:
+        return np.minimum(np.maximum(up, -7.0), 7.0) + 1.0 if self.config.activation == "swiglu_clamped" else up
 
     def bent(self, x: Array, name: str) -> Array:
         return np.vectorize(ACTIVATIONS[self.config.activation])(self.at(f"{name}.pre_activation", x))
@@ -289,7 +294,7 @@ class SlowNetwork:
     def route(self, x: Array, name: str) -> tuple[Array, Array]:
         """For every token the experts that it goes to, and their weights."""
         experts = self.config.experts
-        logits = self.at(f"{name}.router.logits", x @ self.weights[f"{name}.router.weight"].T)
+        logits = self.at(f"{name}.router.logits", self.linear(x, f"{name}.router"))
         all_scores, choices = [], []
         for row in logits:
             total = sum(math.exp(z) for z in row)
@@ -327,6 +332,7 @@ class SlowNetwork:
         if gated:
             up = self.at(f"{name}.experts.up", up)
         hidden = self.bent(apply(inputs, "gate") if gated else up, f"{name}.experts")
+        up = self.lifted(up)
         found = apply(self.at(f"{name}.experts.hidden", hidden * up if gated else hidden), "down")
         out = np.zeros_like(x)
         for (t, j), row in zip(rows, found, strict=True):

@@ -94,7 +94,7 @@ AXES: dict[str, dict[str, Any]] = {
     "qk-norm, zero-centred": {"qk_norm": "head", "norm": "rmsnorm_zero_centered"},
     **{
         f"activation {name}": {"activation": name, "bias": name != "geglu"}
-        for name in ("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh")
+        for name in ("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu", "geglu_tanh")
     },
     "grouped queries": {"num_kv_heads": 2},
     "one key-value head": {"num_kv_heads": 1, "head_dim": 6},
@@ -120,6 +120,14 @@ AXES: dict[str, dict[str, Any]] = {
     "residual scale": {"residual_scale": 0.3, "norm_position": "sandwich"},
     "residual scale, parallel": {"residual_scale": 0.3, "parallel_residual": True},
     "residual scale, post-norm": {"residual_scale": 0.3, "norm_position": "post"},
+    "head bias": {"head_bias": True},
+    "head bias, scaled and capped": {
+        "head_bias": True,
+        "logit_scale": 0.5,
+        "logit_soft_cap": 2.0,
+        "tie_weights": False,
+    },
+    "experts, router bias": {"experts": {**EXPERTS, "router_bias": True}},
     "logit scale, capped": {"logit_scale": 2.5, "logit_soft_cap": 1.5},
     "parallel, one norm": {"parallel_residual": True, "shared_norm": True},
     "parallel, one norm, sandwich": {
@@ -182,7 +190,8 @@ AXES: dict[str, dict[str, Any]] = {
         "sliding_layers": [0],
         "num_kv_heads": 2,
         "rotary_scaling": YARN,
-        "experts": EXPERTS,
+        "experts": {**EXPERTS, "router_bias": True},
+        "activation": "swiglu_clamped",
         "tie_weights": False,
     },
 }

@@ -221,6 +221,36 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "rope_parameters": LLAMA3,
     }),
     "ernie-tied": ("Ernie4_5ForCausalLM", "Ernie4_5Config", LLAMA | {"head_dim": 8, "num_key_value_heads": 4}),
+    "opt": ("OPTForCausalLM", "OPTConfig", {
+        "vocab_size": VOCAB, "hidden_size": 32, "ffn_dim": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "max_position_embeddings": 64, "dropout": 0.0, "init_std": 0.01,
+    }),
+    "opt-other": ("OPTForCausalLM", "OPTConfig", {
+        "vocab_size": VOCAB, "hidden_size": 36, "ffn_dim": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "max_position_embeddings": 64, "dropout": 0.0, "enable_bias": False, "tie_word_embeddings": False,
+        "activation_function": "gelu",
+    }),
+    "phi": ("PhiForCausalLM", "PhiConfig", LLAMA | {
+        "layer_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "relu", "head_dim": 12,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 2.0, "partial_rotary_factor": 0.5},
+    }),
+    "phi-untied": ("PhiForCausalLM", "PhiConfig", LLAMA),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", {
+        "vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64, "rotary_dim": 6,
+        "layer_norm_epsilon": 1e-3, "n_inner": 40, "activation_function": "relu",
+    }),
+    "gptj-tied": ("GPTJForCausalLM", "GPTJConfig", {
+        "vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8,
+        "tie_word_embeddings": True,
+    }),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", LLAMA | {
+        "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5, "rms_norm_eps": 1e-3,
+        "layer_types": [FULL, SLIDING, SLIDING], "tie_word_embeddings": True, "attention_bias": False,
+        "router_aux_loss_coef": 0.02, "rope_parameters": YARN,
+    }),
+    "gpt-oss-default": ("GptOssForCausalLM", "GptOssConfig", LLAMA | {
+        "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 3,
+    }),
     "bloom-tied": ("BloomForCausalLM", "BloomConfig", {
         "vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4,
     }),
@@ -245,6 +275,8 @@ def randomised(model: nn.Module) -> nn.Module:
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             centre = parameter.mean().round() if is_norm else 0.0  # Gemma's norms are centred at 0, all others at 1
             parameter.copy_(centre + 0.3 * noise if is_norm else 0.2 * noise)
+            if name.endswith("embed_positions.weight"):
+                parameter[:2] = 0.0  # OPT never reads these rows
     return model
 
 

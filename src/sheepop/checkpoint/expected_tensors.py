@@ -56,6 +56,8 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield from _norm(config, "final_norm", width)
     if not config.tie_weights:
         yield "lm_head.weight", (config.vocabulary, width)
+    if config.head_bias:
+        yield "lm_head.bias", (config.vocabulary,)
 
 
 def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -107,6 +109,8 @@ def _dense(config: ModelConfig, prefix: str, inner: int) -> Iterator[tuple[str, 
 def _experts(config: ModelConfig, experts: ExpertsConfig) -> Iterator[tuple[str, Shape]]:
     count, width, inner = experts.count, config.d_model, experts.d_ff or config.ffn_size
     yield "router.weight", (count, width)
+    if experts.router_bias:
+        yield "router.bias", (count,)
     yield "router.balance", (count,)
     inward = ("gate", "up") if config.activation in GATED else ("up",)
     for name in inward:

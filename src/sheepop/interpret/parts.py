@@ -191,6 +191,9 @@ def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | 
     parts = parts_of(trace, position)
     parts.normalise(trace.model.final_norm, "final norm")
     values = (torch.stack(parts.vectors) @ direction * trace.config.output_scale).tolist()
+    if (bias := trace.model.lm_head.bias) is not None:
+        parts.names.append("output bias")
+        values.append(float(bias[token_id].double() - (0.0 if rival is None else bias[rival].double())))
     return Attribution(position, token_id, rival, parts.names, values)
 
 

@@ -20,13 +20,13 @@ PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
 NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_zero_centered"]
 NormPosition = Literal["pre", "post", "sandwich", "output"]
 QueryKeyNorm = Literal["head", "width"]
-ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh")
+ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu", "geglu_tanh")
 Activation = Annotated[str, ACTIVATION_NAMES]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
 Initialization = Literal[
     "gpt2", "normal", "xavier_uniform", "xavier_normal", "fan_in_uniform", "fan_in_normal", "he", "mup"
 ]
-GATED = {"swiglu", "geglu", "geglu_tanh"}
+GATED = {"swiglu", "swiglu_clamped", "geglu", "geglu_tanh"}
 _WITH_STD = frozenset({"gpt2", "normal", "mup"})
 LayerCount = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 
@@ -98,7 +98,8 @@ class ModelConfig(Config):
     """Norm of queries and keys, over each `head` or over the `width` of all heads together; `null` is none."""
 
     activation: Activation = "gelu"
-    """Activation of the feed-forward layer; `swiglu`, `geglu` and `geglu_tanh` are gated, `_tanh` approximates GELU."""
+    """Activation of the feed-forward layer; `swiglu`, `swiglu_clamped`, `geglu` and `geglu_tanh` are gated, `_tanh`
+    approximates GELU, and `swiglu_clamped` is that of gpt-oss."""
     feed_forward_bias: bool | None = None
     """Whether the feed-forward layer has biases; `null` is `bias`."""
     experts: ExpertsConfig | None = None
@@ -138,10 +139,12 @@ class ModelConfig(Config):
     """Share of activations and attention weights that training sets to zero."""
     tie_weights: bool = True
     """Whether the output projection shares the embedding's weight."""
+    head_bias: bool = False
+    """Whether the output projection has a bias."""
     logit_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
     """Caps the logits z softly at this number c: c tanh(z / c); `null` does not cap them."""
     logit_scale: float = Field(1.0, gt=0.0, le=1e6)
-    """Factor for the logits, before the soft cap; `mup` divides them by its width multiplier as well."""
+    """Factor for the logits, before their bias and the soft cap; `mup` divides them by its width multiplier as well."""
 
     initialization: Initialization = "gpt2"
     """How matrices are initialised; `gpt2` is `normal` with a smaller deviation at the end of residual branches,

@@ -30,6 +30,8 @@ class ExpertsConfig(Config):
     """Indices of the layers with experts, counted from 0; `null` is all layers."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """How the router turns logits into scores: a `softmax` over the experts, or a `sigmoid` of each."""
+    router_bias: bool = False
+    """Whether a learned bias is added to the router's logits."""
     normalize: bool = True
     """Whether the weights of the chosen experts are divided by their sum."""
     load_balancing_loss: float = Field(0.01, ge=0.0)

@@ -61,7 +61,7 @@ class Transformer(nn.Module):
         crosses = config.architecture == "encoder_decoder"
         self.blocks = nn.ModuleList(Block(config, layer, cross_attention=crosses) for layer in range(config.num_layers))
         self.final_norm = build_norm(config) if config.final_norm else None
-        self.lm_head = OutputHead(config.d_model, config.vocabulary, config.logit_soft_cap)
+        self.lm_head = OutputHead(config.d_model, config.vocabulary, config.logit_soft_cap, bias=config.head_bias)
         # Layers of one kind share their inputs: the number of keys that a query sees, and whether positions rotate it.
         self.kinds = tuple((config.window(layer), config.rotates(layer)) for layer in range(config.num_layers))
         self.compiled = False
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
         Rounding a router would change its choices, and casting a table would convert rows that no batch reads.
         """
         tables = [] if self.ngrams is None else [self.ngrams.table]
-        return [*(mixture.router.weight for mixture in self.mixtures.values()), *tables]
+        return [*(weight for mixture in self.mixtures.values() for weight in mixture.router.parameters()), *tables]
 
     def hidden_states(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Returns the hidden states (B, T, D) of `run` with the same arguments."""

@@ -668,4 +668,61 @@ PUBLISHED: dict[str, Published] = {
             "vocab_size": 103424,
         },
     ),
+    "opt-125m": Published(
+        125_239_296 - 2 * 768,  # without the two rows of positions that nothing reads
+        {"d_ff": 3072, "max_seq_len": 2048, "activation": "relu", "dropout": 0.0},
+        {
+            "_name_or_path": "opt-125m", "activation_dropout": 0.0, "activation_function": "relu", "architectures":
+            ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": True,
+            "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 3072, "hidden_size": 768, "init_std": 0.02, "layerdrop":
+            0.0, "max_position_embeddings": 2048, "model_type": "opt", "num_attention_heads": 12,
+            "num_hidden_layers": 12, "pad_token_id": 1, "prefix": "</s>", "torch_dtype": "float16",
+            "transformers_version": "4.21.0.dev0", "use_cache": True, "vocab_size": 50272, "word_embed_proj_dim":
+            768,
+        },
+    ),
+    "phi-2": Published(
+        2_779_683_840,
+        {"rotary_dim": 32, "shared_norm": True, "head_bias": True, "dropout": 0.0},
+        {
+            "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 50256, "embd_pdrop": 0.0,
+            "eos_token_id": 50256, "hidden_act": "gelu_new", "hidden_size": 2560, "initializer_range": 0.02,
+            "intermediate_size": 10240, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type":
+            "phi", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "partial_rotary_factor": 0.4, "qk_layernorm": False, "resid_pdrop": 0.1, "rope_scaling": None,
+            "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version":
+            "4.37.0", "use_cache": True, "vocab_size": 51200,
+        },
+    ),
+    "gpt-j-6b": Published(
+        6_050_882_784,
+        {"rotary_dim": 64, "shared_norm": True, "head_bias": True, "attention_bias": False, "d_ff": 16384},
+        {
+            "activation_function": "gelu_new", "architectures": ["GPTJForCausalLM"], "attn_pdrop": 0.0,
+            "bos_token_id": 50256, "embd_pdrop": 0.0, "eos_token_id": 50256, "gradient_checkpointing": False,
+            "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head":
+            16, "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True,
+            "rotary_dim": 64, "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
+            "tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "transformers_version": "4.18.0.dev0",
+            "use_cache": True, "vocab_size": 50400,
+        },
+    ),
+    "gpt-oss-20b": Published(
+        20_914_757_184,
+        {"attention_sinks": True, "sliding_layers": tuple(range(0, 24, 2)), "activation": "swiglu_clamped"},
+        {
+            "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+            "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size":
+            2880, "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+            "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+            "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+            "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id":
+            199999, "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False}, "rope_theta": 150000,
+            "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+            "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+        },
+    ),
 }  # fmt: skip

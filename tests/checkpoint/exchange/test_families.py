@@ -33,6 +33,7 @@ CONFIG_CLASSES = {
     "granite": "GraniteConfig", "olmo3": "Olmo3Config", "glm4": "Glm4Config", "seed_oss": "SeedOssConfig",
     "arcee": "ArceeConfig", "stablelm": "StableLmConfig", "starcoder2": "Starcoder2Config", "gemma": "GemmaConfig",
     "cohere": "CohereConfig", "ernie4_5": "Ernie4_5Config",
+    "opt": "OPTConfig", "phi": "PhiConfig", "gptj": "GPTJConfig", "gpt_oss": "GptOssConfig",
 }  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def test_the_tables_were_compared_with_the_transformers_that_is_installed():
 # Files of transformers whose code reads the configuration of every language model.
 SHARED_CODE = ("cache_utils", "masking_utils", "modeling_rope_utils", "integrations.sdpa_attention")
 # Derived from keys that are handled, or without an effect on a model that runs on one device.
-NOT_FROM_A_FILE = {"_attn_implementation", "num_labels", "default_theta", "is_heterogeneous"}
+NOT_FROM_A_FILE = {"_attn_implementation", "_is_quantized", "num_labels", "default_theta", "is_heterogeneous"}
 # Keys of heads for other tasks and of images, in whose module the language model stands, and of rotary positions.
 OF_OTHERS = {
     "classifier_dropout",
@@ -240,6 +241,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "qk_norm": draw(st.sampled_from([None, "head", "width"])),
         "activation": draw(st.sampled_from(["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu_tanh"])),
         "attention_sinks": draw(st.booleans()),
+        "head_bias": draw(st.booleans()),
         "residual_scale": draw(st.sampled_from([1.0, 1.0, 0.5])),
         "logit_scale": draw(st.sampled_from([1.0, 1.0, 0.25])),
         "embedding_scale": draw(st.sampled_from([None, None, 2.5])),
@@ -259,6 +261,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         keys["experts"] = {
             "count": 3, "per_token": draw(sizes), "d_ff": draw(st.none() | sizes), "shared": draw(st.integers(0, 2)),
             "layers": draw(st.none() | some_layers), "normalize": draw(st.booleans()),
+            "router_bias": draw(st.booleans()),
         }  # fmt: skip
     return ModelConfig(**keys)
 

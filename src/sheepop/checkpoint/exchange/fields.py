@@ -55,6 +55,20 @@ class Activation(Field):
 
 
 @dataclass(frozen=True)
+class Derived(Field):
+    """A key that must be null or equal to one of our settings, which an earlier field has read."""
+
+    theirs: str
+    ours: str
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Refuses another number."""
+        if given.typed(self.theirs, int, None, optional=True) not in (None, settings[self.ours]):
+            raise given.problem(self.theirs, f"differs from {self.ours} = {settings[self.ours]}")
+        return {}
+
+
+@dataclass(frozen=True)
 class Dropouts(Field):
     """A family's keys for the dropout rates of three places, None without dropout; we have one rate for all three."""
 

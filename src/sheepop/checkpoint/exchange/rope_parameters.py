@@ -10,7 +10,9 @@ table: it uses the short one, with which both programs agree up to the original 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from sheepop.checkpoint.given import LARGEST_CONTEXT, Given
@@ -42,7 +44,8 @@ class RopeParameters(Field):
     """One base for all layers. `fraction` is the default of the rotated fraction, None if a family rotates whole heads.
 
     `original` is the default of the original context length, if it has a key outside the table. `for_images` are keys
-    of the table that matter only for images and video. Writing uses the first of several keys for one value.
+    of the table that matter only for images and video, and `missing` is the table if there is none. Writing uses the
+    first of several keys for one value.
     """
 
     base: float = 10000.0
@@ -52,13 +55,14 @@ class RopeParameters(Field):
     fraction_keys: tuple[str, ...] = ("partial_rotary_factor",)
     original: int | None = None
     for_images: tuple[str, ...] = ()
+    missing: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns base, fraction and scaling."""
         base, fraction = (
             given.typed(keys[0], float, None, *keys[1:], optional=True) for keys in (self.base_keys, self.fraction_keys)
         )
-        parameters = _one_spelling(given)
+        parameters = _one_spelling(given, self.missing)
         original = None if self.original is None else given.typed(ORIGINAL, int, self.original)
         found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings, original)
         fraction = _agreed(parameters, "partial_rotary_factor", fraction)
@@ -132,12 +136,12 @@ class LayerRopeParameters(Field):
         return {"rope_parameters": tables}
 
 
-def _one_spelling(given: Given) -> Given:
+def _one_spelling(given: Given, missing: Mapping[str, Any] = MappingProxyType({})) -> Given:
     new, old = given.take("rope_parameters", None), given.take("rope_scaling", None)
     if new is not None and old is not None:
         raise given.problem("rope_scaling", "is given together with rope_parameters. Keep only one of them")
     if new is None and old is None:
-        return Given({}, given.where)
+        return Given(missing, given.where)
     return given.within("rope_scaling", old) if new is None else given.within("rope_parameters", new)
 
 
