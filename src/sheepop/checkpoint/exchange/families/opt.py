@@ -40,7 +40,9 @@ OPT = Family(
         TensorRule(("added_positions.table",), "model.decoder.embed_positions.weight", Behind(skipped=2)),
         *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.self_attn_layer_norm"),
         *(
-            rule for name in "qkv" for rule in same(f"{_BLOCK}.attention.{name}_proj", f"{_LAYER}.self_attn.{name}_proj")
+            rule
+            for name in ("q_proj", "k_proj", "v_proj")
+            for rule in same(f"{_BLOCK}.attention.{name}", f"{_LAYER}.self_attn.{name}")
         ),
         *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.self_attn.out_proj"),
         *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.final_layer_norm"),
