@@ -39,7 +39,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     Raises `CheckpointError` for an unknown family or key, for tensors that are missing, unexpected or of the wrong
     shape (each named), for a file that is damaged or outside the directory, and for a tokenizer that does not fit.
     """
-    keys = read_table(directory, CONFIG)
+    keys: Mapping[str, Any] | None = read_table(directory, CONFIG)
     if keys is None:
         raise CheckpointError(
             f"{directory} is not a model in the Hugging Face format: it has no {CONFIG}. Give the directory that "
@@ -47,12 +47,11 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
         )
     where = str(directory / CONFIG)
     multimodal = MULTIMODAL.get(str(keys.get("model_type")))
-    if multimodal is None:
-        family = family_of(keys, directory)
-        tensors, aside = open_weights(directory), []
-    else:
-        family = multimodal.text
-        keys, tensors, aside = multimodal.language_model(keys, open_weights(directory), where)
+    family = family_of(keys, directory) if multimodal is None else multimodal.text
+    tensors: Mapping[str, LazyTensor] = open_weights(directory)
+    aside: list[str] = []
+    if multimodal is not None:
+        keys, tensors, aside = multimodal.language_model(keys, tensors, where)
         where += ": text_config"
     config, ignored, remarks = family.read(keys, where)
     found, left_out = canonical(tensors, family)

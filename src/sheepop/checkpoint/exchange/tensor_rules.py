@@ -73,18 +73,19 @@ class RotaryPairs(Stacked):
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
         """Puts the two rows of each pair side by side."""
-        return [_of_heads(ours[0], config, lambda turned: turned.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))]
+        return [_regrouped(ours[0], config, 2, config.rotary_dim // 2)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
         """Puts the first rows of all pairs before the second ones."""
-        return [_of_heads(theirs[0], config, lambda turned: turned.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))]
+        return [_regrouped(theirs[0], config, config.rotary_dim // 2, 2)]
 
 
-def _of_heads(rows: Tensor, config: ModelConfig, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Changes the rotated rows (H, R, ...) of all heads in `rows` (H C, ...)."""
-    heads = rows.unflatten(0, (-1, config.head_size))
+def _regrouped(rows: Tensor, config: ModelConfig, groups: int, size: int) -> Tensor:
+    """Takes the rotated rows of each head, in `groups` of `size`, in turn from all groups; `rows` are (H C, ...)."""
+    heads = rows.reshape(-1, config.head_size, *rows.shape[1:])
     turned, rest = heads[:, : config.rotary_dim], heads[:, config.rotary_dim :]
-    return torch.cat([change(turned), rest], dim=1).flatten(0, 1)
+    turned = turned.reshape(-1, groups, size, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
+    return torch.cat([turned, rest], dim=1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class StackedExperts:
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
         """Separates the projections."""
-        return list(theirs[0].transpose(1, -1).unflatten(1, (-1, len(shapes))).unbind(2))
+        whole = theirs[0].transpose(1, -1)
+        return list(whole.reshape(len(whole), -1, len(shapes), *whole.shape[2:]).unbind(2))
 
 
 class PerExpert:
