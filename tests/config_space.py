@@ -44,6 +44,7 @@ def expert_keys(draw: st.DrawFn, num_layers: int) -> dict[str, Any]:
         "shared": draw(st.integers(0, 2)),
         "layers": draw(maybe(layers(num_layers))),
         "scores": draw(st.sampled_from(["softmax", "sigmoid"])),
+        "router_bias": draw(st.booleans()),
         "normalize": draw(st.booleans()),
     }
 
@@ -85,6 +86,10 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
         "feed_forward_bias": draw(maybe(st.booleans())),
         "experts": draw(maybe(expert_keys(num_layers))),
         "parallel_residual": draw(st.booleans()) if position != "post" else False,
+        "shared_norm": False,
+        "head_bias": draw(st.booleans()),
+        "residual_scale": draw(st.sampled_from([1.0, 0.4])),
+        "logit_scale": draw(st.sampled_from([1.0, 0.4])),
         "attention_bias": draw(maybe(st.booleans())),
         "attention_output_bias": draw(maybe(st.booleans())),
         "attention_soft_cap": soft_cap,
@@ -98,10 +103,13 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
         "logit_soft_cap": draw(maybe(st.just(3.0))),
         "initialization": initialization,
     }
+    if keys["parallel_residual"] and position != "output":
+        keys["shared_norm"] = draw(st.booleans())
     if encoding in ("rope", "sinusoidal"):
         keys["position_base"] = draw(st.sampled_from([50.0, 10000.0]))
     if encoding == "rope":
         keys |= draw(rotary_keys(head_dim))
+        keys["rotary_layers"] = draw(maybe(layers(num_layers)))
         keys["sliding_position_base"] = draw(maybe(st.just(20.0))) if window else None
     if initialization == "mup":
         keys["mup_base_d_model"] = draw(st.sampled_from([4, 8, 32]))

@@ -38,6 +38,7 @@ READ_AS = {
     ("model", "rotary_fraction"): ("rotary_dim",),
     ("model", "attention_scale"): ("score_scale",),
     ("model", "mup_base_head_dim"): ("score_scale",),
+    ("model", "logit_scale"): ("output_scale",),
     ("model", "sliding_window"): ("window",),
     ("model", "sliding_layers"): ("window",),
     ("training", "batch_size_warmup"): ("batch_sizes",),

@@ -80,7 +80,7 @@ def test_the_lens_is_what_a_network_without_the_later_blocks_says(traced: Callab
     last = trace["logits"].log_softmax(-1)
     for layer in range(4):
         short = trace.model.sharing_copy()
-        short.blocks, short.windows = short.blocks[:layer], short.windows[:layer]
+        short.blocks, short.kinds = short.blocks[:layer], short.kinds[:layer]
         log_p = short(torch.tensor([trace.token_ids]))[0].log_softmax(-1)
         for t in range(trace.num_tokens):
             divergence = sum(float(last[t, v].exp() * (last[t, v] - log_p[t, v])) for v in range(128))

@@ -13,8 +13,8 @@ from sheepop.jobs import recipe
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.config_help import all_settings, render
 from sheepop.jobs.recipe import SIZES, Completed, choose_size, choose_tokenizer, complete
-from sheepop.model.config import NgramConfig
 from sheepop.model.presets import PRESETS
+from sheepop.model.sections import NgramConfig
 from sheepop.train import TrainingConfig
 
 Completer = Callable[..., Completed]

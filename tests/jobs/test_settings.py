@@ -10,7 +10,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.core.keys import keys
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.config_help import all_settings, in_words, render
-from sheepop.model.config import ExpertsConfig
+from sheepop.model.sections import ExpertsConfig
 
 
 def test_every_key_has_a_meaning():

@@ -25,6 +25,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         "olmo": {**_LLAMA, "norm_position": "output", "qk_norm": "width", "num_kv_heads": 1},
         "bloom": {"position_encoding": "alibi", "embedding_norm": True, "num_heads": 3, "head_dim": 8},
         "neox": {"position_encoding": "rope", "rotary_fraction": 0.5, "parallel_residual": True, "activation": "relu"},
+        "phi": {
+            **_LLAMA, "num_layers": 3, "parallel_residual": True, "shared_norm": True, "rotary_layers": (0, 2),
+            "residual_scale": 0.5, "logit_scale": 0.25, "head_bias": True, "sliding_window": 4,
+            "sliding_layers": (1, 2),
+        },
         "post": {"norm_position": "post", "position_encoding": "none", "activation": "relu_squared"},
         "mistral": {**_LLAMA, "sliding_window": 3, "num_kv_heads": 2},
         "sinks": {"attention_sinks": True, "sliding_window": 6, "sliding_layers": (1,)},
@@ -33,6 +38,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         "deepseek": {
             **_LLAMA, "num_layers": 3,
             "experts": {"count": 6, "per_token": 3, "d_ff": 16, "shared": 2, "scores": "sigmoid", "layers": (1, 2)},
+        },
+        "gpt-oss": {
+            **_LLAMA, "attention_sinks": True, "sliding_window": 5, "sliding_layers": (0,), "feed_forward_bias": True,
+            "activation": "swiglu_clamped", "experts": {"count": 4, "router_bias": True}, "tie_weights": False,
+            "head_bias": True,
         },
         "switch": {"experts": {"count": 4, "per_token": 1, "layers": (1,)}, "tie_weights": False},
         "convolved": {**_LLAMA, "short_convolution": 3, "num_kv_heads": 2, "value_head_dim": 12, "qk_norm": "head"},

@@ -40,6 +40,7 @@ ACTIVATIONS = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "swiglu": silu,
+    "swiglu_clamped": lambda x: min(x, 7.0) / (1 + math.exp(-1.702 * min(x, 7.0))),
     "geglu": gelu,
     "geglu_tanh": gelu_tanh,
 }
@@ -132,9 +133,10 @@ class SlowNetwork:
             x = self.block(x, layer)
         if config.final_norm:
             x = self.norm(x, "final_norm")
+        x = x * config.logit_scale
         if config.mup_base_d_model is not None:
             x = x * config.mup_base_d_model / config.d_model
-        logits = self.at("final", x) @ self.weights["lm_head.weight"].T
+        logits = self.linear(self.at("final", x), "lm_head")
         if config.logit_soft_cap is not None:
             logits = config.logit_soft_cap * np.tanh(logits / config.logit_soft_cap)
         return self.at("logits", logits)
@@ -174,10 +176,12 @@ class SlowNetwork:
         block, position = f"blocks.{layer}", self.config.norm_position
 
         def branch(x: Array, sublayer: str, function: Callable[[Array, str], Array]) -> Array:
-            seen = self.norm(x, f"{block}.{sublayer}_norm") if position in ("pre", "sandwich") else x
+            norm = "attention" if self.config.shared_norm else sublayer
+            seen = self.norm(x, f"{block}.{norm}_norm") if position in ("pre", "sandwich") else x
             found = function(self.at(f"{block}.{sublayer}_input", seen), f"{block}.{sublayer}")
             if position in ("sandwich", "output"):
                 found = self.norm(found, f"{block}.{sublayer}_output_norm")
+            found = found * self.config.residual_scale
             return self.at(f"{block}.{sublayer}_output", found)
 
         def after(total: Array, sublayer: str) -> Array:
@@ -202,8 +206,9 @@ class SlowNetwork:
         q = self.heads(x, f"{name}.q", config.num_heads, config.head_dim)
         k = self.heads(x, f"{name}.k", config.num_kv_heads, config.head_dim)
         v = self.heads(x, f"{name}.v", config.num_kv_heads, config.value_head_dim)
-        q = self.at(f"{name}.rotated_q", self.rotated(q, window))
-        k = self.at(f"{name}.rotated_k", self.rotated(k, window))
+        if config.rotary_layers is None or layer in config.rotary_layers:
+            q, k = self.rotated(q, window), self.rotated(k, window)
+        q, k = self.at(f"{name}.rotated_q", q), self.at(f"{name}.rotated_k", k)
         scale = config.attention_scale
         if scale is None and config.mup_base_head_dim is not None:
             scale = config.mup_base_head_dim**0.5 / config.head_dim
@@ -277,7 +282,11 @@ class SlowNetwork:
         if gated:
             up = self.at(f"{name}.up", up)
         hidden = self.bent(self.linear(x, f"{name}.gate_proj") if gated else up, name)
+        up = self.lifted(up)
         return self.linear(self.at(f"{name}.hidden", hidden * up if gated else hidden), f"{name}.down_proj")
+
+    def lifted(self, up: Array) -> Array:
+        return np.minimum(np.maximum(up, -7.0), 7.0) + 1.0 if self.config.activation == "swiglu_clamped" else up
 
     def bent(self, x: Array, name: str) -> Array:
         return np.vectorize(ACTIVATIONS[self.config.activation])(self.at(f"{name}.pre_activation", x))
@@ -285,7 +294,7 @@ class SlowNetwork:
     def route(self, x: Array, name: str) -> tuple[Array, Array]:
         """For every token the experts that it goes to, and their weights."""
         experts = self.config.experts
-        logits = self.at(f"{name}.router.logits", x @ self.weights[f"{name}.router.weight"].T)
+        logits = self.at(f"{name}.router.logits", self.linear(x, f"{name}.router"))
         all_scores, choices = [], []
         for row in logits:
             total = sum(math.exp(z) for z in row)
@@ -323,6 +332,7 @@ class SlowNetwork:
         if gated:
             up = self.at(f"{name}.experts.up", up)
         hidden = self.bent(apply(inputs, "gate") if gated else up, f"{name}.experts")
+        up = self.lifted(up)
         found = apply(self.at(f"{name}.experts.hidden", hidden * up if gated else hidden), "down")
         out = np.zeros_like(x)
         for (t, j), row in zip(rows, found, strict=True):

@@ -102,6 +102,11 @@ def test_biases_are_left_out_everywhere_however_no_is_written(no):
         ({"experts": {"count": 2, "layers": [9]}}, "experts.layers names layer 9"),
         ({"norm": "rmsnorm", "norm_bias": True}, "norm_bias applies to norm: layernorm; rmsnorm has no bias"),
         ({"parallel_residual": True, "norm_position": "post"}, "parallel_residual adds both branches in one sum"),
+        ({"shared_norm": True}, "shared_norm needs parallel_residual, and norm_position: pre or sandwich"),
+        ({"shared_norm": True, "parallel_residual": True, "norm_position": "output"}, "shared_norm needs"),
+        ({"rotary_layers": [0]}, "rotary_layers applies to position_encoding: rope, not to sinusoidal"),
+        ({"position_encoding": "rope", "rotary_layers": [6]}, "rotary_layers names layer 6, but the layers are 0 to 5"),
+        ({"residual_scale": 0.0}, "residual_scale = 0.0: input should be greater than 0"),
         (
             {"attention_backend": "sdpa", "attention_soft_cap": 30.0},
             "attention_backend: sdpa has no soft cap; use eager or flex",

@@ -104,6 +104,8 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     ),
     "sliding_layers": ([0], [9], [0, 0]),
     "sliding_position_base": (50.0, 1.0),
+    "rotary_layers": ([0], [9], [0, 0]),
+    "shared_norm": (True,),
     "experts": ({"count": 2, "per_token": 3}, {"count": 3, "layers": [8]}, {"count": 1}, {"number": 3}),
     "norm": get_args(NormKind),
     "norm_position": get_args(NormPosition),
@@ -156,5 +158,8 @@ def _small(config: ModelConfig) -> bool:
 
 def _extreme(config: ModelConfig) -> bool:
     """Whether a number is allowed that drowns or explodes what float32 can hold."""
-    numbers = (config.embedding_scale, config.norm_eps, config.attention_scale, config.initial_std)
+    numbers = (
+        config.embedding_scale, config.norm_eps, config.attention_scale, config.initial_std, config.residual_scale,
+        config.logit_scale,
+    )  # fmt: skip
     return any(number is not None and not 1e-6 <= number <= 1e3 for number in numbers)

@@ -308,6 +308,7 @@ def test_a_deeper_encoder_has_branches_that_are_smaller_by_the_root_of_the_depth
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"position_encoding": "rope", "rotary_layers": [0]}, "rotary_layers applies to architecture: decoder"),
         ({"parallel_residual": True}, "parallel_residual applies to architecture: decoder"),
         ({"sliding_window": 4}, "sliding_window applies to architecture: decoder"),
         ({"experts": {"count": 4}}, "experts applies to architecture: decoder"),

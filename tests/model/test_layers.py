@@ -50,3 +50,17 @@ def test_activations(activation, expected):
             layer.gate_proj.weight.fill_(5.0)
     found = layer(torch.tensor([[-2.0], [0.0], [3.0]]))
     torch.testing.assert_close(found[:, 0], torch.tensor(expected), atol=1e-6, rtol=1e-6)
+
+
+def test_the_clamped_swiglu_of_gpt_oss_by_hand() -> None:
+    """Gates 1, 9 and -2, the second cut to 7; ups 2, 0.5 and -8, the last cut to -7."""
+    config = ModelConfig(vocab_size=2, d_model=3, num_heads=1, d_ff=3, activation="swiglu_clamped", bias=False)
+    layer = FeedForward(config)
+    with torch.no_grad():
+        layer.gate_proj.weight.copy_(torch.eye(3))
+        layer.up_proj.weight.copy_(torch.diag(torch.tensor([2.0, 0.5 / 9, 4.0])))
+        layer.down_proj.weight.copy_(torch.eye(3))
+    gates, ups = [1.0, 7.0, -2.0], [2.0, 0.5, -7.0]
+    expected = [g / (1 + math.exp(-1.702 * g)) * (1 + up) for g, up in zip(gates, ups, strict=True)]
+    found = layer.eval()(torch.tensor([[[1.0, 9.0, -2.0]]]))
+    assert found.flatten().tolist() == pytest.approx(expected, rel=1e-6)

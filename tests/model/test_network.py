@@ -94,7 +94,7 @@ AXES: dict[str, dict[str, Any]] = {
     "qk-norm, zero-centred": {"qk_norm": "head", "norm": "rmsnorm_zero_centered"},
     **{
         f"activation {name}": {"activation": name, "bias": name != "geglu"}
-        for name in ("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh")
+        for name in ("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu", "geglu_tanh")
     },
     "grouped queries": {"num_kv_heads": 2},
     "one key-value head": {"num_kv_heads": 1, "head_dim": 6},
@@ -108,6 +108,34 @@ AXES: dict[str, dict[str, Any]] = {
         "num_layers": 3,
         "sliding_position_base": 5.0,
         "rotary_scaling": {"kind": "linear", "factor": 2.0},
+    },
+    "rope in some layers": {**FAST, "num_layers": 3, "rotary_layers": [0, 2]},
+    "rope in the layers without a window": {
+        **FAST,
+        "sliding_window": 3,
+        "sliding_layers": [0, 2],
+        "num_layers": 3,
+        "rotary_layers": [1, 2],
+    },
+    "residual scale": {"residual_scale": 0.3, "norm_position": "sandwich"},
+    "residual scale, parallel": {"residual_scale": 0.3, "parallel_residual": True},
+    "residual scale, post-norm": {"residual_scale": 0.3, "norm_position": "post"},
+    "head bias": {"head_bias": True},
+    "head bias, scaled and capped": {
+        "head_bias": True,
+        "logit_scale": 0.5,
+        "logit_soft_cap": 2.0,
+        "tie_weights": False,
+    },
+    "experts, router bias": {"experts": {**EXPERTS, "router_bias": True}},
+    "logit scale, capped": {"logit_scale": 2.5, "logit_soft_cap": 1.5},
+    "parallel, one norm": {"parallel_residual": True, "shared_norm": True},
+    "parallel, one norm, sandwich": {
+        "parallel_residual": True,
+        "shared_norm": True,
+        "norm_position": "sandwich",
+        "norm": "rmsnorm",
+        "residual_scale": 0.6,
     },
     "soft cap": {"attention_soft_cap": 0.7},
     "sinks": {"attention_sinks": True},
@@ -162,7 +190,8 @@ AXES: dict[str, dict[str, Any]] = {
         "sliding_layers": [0],
         "num_kv_heads": 2,
         "rotary_scaling": YARN,
-        "experts": EXPERTS,
+        "experts": {**EXPERTS, "router_bias": True},
+        "activation": "swiglu_clamped",
         "tie_weights": False,
     },
 }

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.config import NgramConfig
 from sheepop.model.ngrams import NgramEmbedding
+from sheepop.model.sections import NgramConfig
 
 from .slow_network import ngram_row
 

@@ -146,6 +146,111 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "vocab_size": VOCAB, "hidden_size": 36, "n_layer": 3, "n_head": 6, "layer_norm_epsilon": 1e-3,
         "tie_word_embeddings": False,
     }),
+    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", LLAMA | {
+        "rope_parameters": YARN, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 5,
+        "head_dim": 12, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3, "hidden_act": "gelu",
+        "tie_word_embeddings": False,
+    }),
+    "smollm3-full": ("SmolLM3ForCausalLM", "SmolLM3Config", LLAMA | {
+        "no_rope_layer_interval": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    }),
+    "cohere2": ("Cohere2ForCausalLM", "Cohere2Config", LLAMA | {
+        "layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 5, "logit_scale": 0.5, "layer_norm_eps": 1e-3,
+        "tie_word_embeddings": False, "attention_bias": True, "hidden_act": "gelu", "rope_parameters": LLAMA3,
+    }),
+    "cohere": ("CohereForCausalLM", "CohereConfig", LLAMA | {
+        "logit_scale": 0.25, "layer_norm_eps": 1e-3, "attention_bias": True, "hidden_act": "gelu",
+        "tie_word_embeddings": False, "rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0},
+        "head_dim": 12,
+    }),
+    "aya": ("CohereForCausalLM", "CohereConfig", LLAMA | {"num_key_value_heads": 4}),
+    "exaone4": ("Exaone4ForCausalLM", "Exaone4Config", LLAMA | {
+        "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING], "rms_norm_eps": 1e-3, "hidden_act": "gelu",
+        "tie_word_embeddings": True, "head_dim": 12, "rope_parameters": LLAMA3,
+    }),
+    "exaone4-full": ("Exaone4ForCausalLM", "Exaone4Config", LLAMA | {
+        "sliding_window": None, "layer_types": [FULL, FULL, FULL],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 90.0},
+    }),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", LLAMA | {
+        "embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+        "mlp_bias": True, "attention_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
+        "hidden_act": "gelu", "head_dim": 12, "rope_parameters": LLAMA3,
+    }),
+    "olmo3": ("Olmo3ForCausalLM", "Olmo3Config", LLAMA | {
+        "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING], "attention_bias": True, "rms_norm_eps": 1e-3,
+        "tie_word_embeddings": True, "head_dim": 12, "hidden_act": "gelu", "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 500_000.0},
+            FULL: YARN | {"truncate": True, "rope_theta": 500_000.0},
+        },
+    }),
+    "glm4": ("Glm4ForCausalLM", "Glm4Config", LLAMA | {
+        "head_dim": 12, "attention_bias": False, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
+        "hidden_act": "gelu",
+        "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
+    }),
+    "glm4-bias": ("Glm4ForCausalLM", "Glm4Config", LLAMA | {"head_dim": 8, "num_key_value_heads": 1}),
+    "seed-oss": ("SeedOssForCausalLM", "SeedOssConfig", LLAMA | {
+        "head_dim": 12, "attention_out_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3, "hidden_act": "gelu",
+        "tie_word_embeddings": True, "attention_bias": False, "rope_parameters": LLAMA3, "attention_dropout": 0.0,
+        "residual_dropout": 0.0,
+    }),
+    "arcee": ("ArceeForCausalLM", "ArceeConfig", LLAMA | {
+        "head_dim": 12, "mlp_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "attention_bias": True,
+        "rope_parameters": YARN,
+    }),
+    "arcee-gelu": ("ArceeForCausalLM", "ArceeConfig", LLAMA | {"hidden_act": "gelu"}),
+    "stablelm": ("StableLmForCausalLM", "StableLmConfig", LLAMA | {
+        "use_qkv_bias": True, "use_parallel_residual": True, "layer_norm_eps": 1e-3, "tie_word_embeddings": True,
+        "hidden_act": "gelu",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 2.0, "partial_rotary_factor": 0.5},
+    }),
+    "stablelm-serial": ("StableLmForCausalLM", "StableLmConfig", LLAMA),
+    "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", LLAMA | {
+        "use_bias": False, "sliding_window": 5, "norm_epsilon": 1e-3, "tie_word_embeddings": False, "head_dim": 12,
+        "hidden_act": "relu", "initializer_range": 0.03, "rope_parameters": LLAMA3,
+    }),
+    "starcoder2-bias": ("Starcoder2ForCausalLM", "Starcoder2Config", LLAMA | {"num_key_value_heads": 1}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", LLAMA | {
+        "head_dim": 10, "attention_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": False,
+        "hidden_act": "silu", "rope_parameters": YARN,
+    }),
+    "gemma-gelu": ("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 8, "hidden_act": "gelu"}),
+    "ernie": ("Ernie4_5ForCausalLM", "Ernie4_5Config", LLAMA | {
+        "head_dim": 12, "use_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": False, "hidden_act": "gelu",
+        "rope_parameters": LLAMA3,
+    }),
+    "ernie-tied": ("Ernie4_5ForCausalLM", "Ernie4_5Config", LLAMA | {"head_dim": 8, "num_key_value_heads": 4}),
+    "opt": ("OPTForCausalLM", "OPTConfig", {
+        "vocab_size": VOCAB, "hidden_size": 32, "ffn_dim": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "max_position_embeddings": 64, "dropout": 0.0, "init_std": 0.01,
+    }),
+    "opt-other": ("OPTForCausalLM", "OPTConfig", {
+        "vocab_size": VOCAB, "hidden_size": 36, "ffn_dim": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "max_position_embeddings": 64, "dropout": 0.0, "enable_bias": False, "tie_word_embeddings": False,
+        "activation_function": "gelu",
+    }),
+    "phi": ("PhiForCausalLM", "PhiConfig", LLAMA | {
+        "layer_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "relu", "head_dim": 12,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 2.0, "partial_rotary_factor": 0.5},
+    }),
+    "phi-untied": ("PhiForCausalLM", "PhiConfig", LLAMA),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", {
+        "vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64, "rotary_dim": 6,
+        "layer_norm_epsilon": 1e-3, "n_inner": 40, "activation_function": "relu",
+    }),
+    "gptj-tied": ("GPTJForCausalLM", "GPTJConfig", {
+        "vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8,
+        "tie_word_embeddings": True,
+    }),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", LLAMA | {
+        "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5, "rms_norm_eps": 1e-3,
+        "layer_types": [FULL, SLIDING, SLIDING], "tie_word_embeddings": True, "attention_bias": False,
+        "router_aux_loss_coef": 0.02, "rope_parameters": YARN,
+    }),
+    "gpt-oss-default": ("GptOssForCausalLM", "GptOssConfig", LLAMA | {
+        "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 3,
+    }),
     "bloom-tied": ("BloomForCausalLM", "BloomConfig", {
         "vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4,
     }),
@@ -170,6 +275,8 @@ def randomised(model: nn.Module) -> nn.Module:
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             centre = parameter.mean().round() if is_norm else 0.0  # Gemma's norms are centred at 0, all others at 1
             parameter.copy_(centre + 0.3 * noise if is_norm else 0.2 * noise)
+            if name.endswith("embed_positions.weight"):
+                parameter[:2] = 0.0  # OPT never reads these rows
     return model
 
 

@@ -30,7 +30,11 @@ def random_ids() -> torch.Tensor:
 def test_a_model_that_was_imported_goes_back_to_its_family(pair, tmp_path):
     result = export_model(pair.ours.directory, tmp_path / "back", max_shard_size="20KB")
     assert result["family"] == pair.theirs.config.model_type
-    assert result["parameters"] == sum(weight.numel() for weight in pair.theirs.parameters())
+    # The first two rows of OPT's positions are never read.
+    unread = sum(
+        2 * pair.ours.config.d_model for name, _ in pair.theirs.named_parameters() if "embed_positions" in name
+    )
+    assert result["parameters"] == sum(weight.numel() for weight in pair.theirs.parameters()) - unread
     back = loaded(tmp_path / "back")
     assert type(back) is type(pair.theirs)
     for (name, weight), (theirs, expected) in zip(back.named_parameters(), pair.theirs.named_parameters(), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -92,6 +93,33 @@ def test_weights_are_read_under_the_names_of_the_published_files(pair, prefix, b
     import_model(theirs, tmp_path / "ours")
     for name, tensor in load_model(tmp_path / "ours").model.state_dict().items():
         assert torch.equal(tensor, pair.ours.model.state_dict()[name]), name
+
+
+# Keys that people and programs leave in published files, with values that would change much if anyone read them.
+LEFT_BEHIND = {
+    "_model_name_or_path": "x", "_rope_scaling_validation": True, "model_name": "x", "neftune_noise_alpha": 5,
+    "num_logits_to_keep": 1, "use_flash_attn": False, "qkv_bias": True, "use_qk_norm": True, "use_rotary": False,
+    "shared_expert_intermediate_size": 7, "time_step_limit": [0.0, float("inf")], "logit_scale": 9.0, "seq_len": 3,
+    "rotary_scale": float("nan"), "max_sequence": 2, "norm_type": "none", "causal": False, "softcap": 0.1,
+    "parallel_block": True, "mup_scale": 3.0, "emb_scale": 3.0, "dim": 1, "layers": 1, "trainer": {"lr": 1},
+}  # fmt: skip
+
+
+@torch.no_grad()
+def test_keys_that_transformers_does_not_have_change_neither_its_logits_nor_our_network(pair):
+    keys = json.loads((pair.ours.directory.parent / "theirs" / "config.json").read_text())
+    drawn = random.Random(pair.name)
+    names = ["".join(drawn.choices("abcdefghijklmnopqrstuvwxyz_", k=12)) for _ in range(20)]
+    extra = LEFT_BEHIND | {name: drawn.choice([0, 1.5, True, None, "x", [2], {"a": 1}]) for name in names}
+    extra = {name: value for name, value in extra.items() if not hasattr(pair.theirs.config, name)}
+    assert len(extra) > 40
+    other = type(pair.theirs)(type(pair.theirs.config)(**{**keys, **extra, "attn_implementation": "eager"})).eval()
+    other.load_state_dict(pair.theirs.state_dict())
+    ids = random_ids(2, 30)
+    assert torch.equal(other(ids).logits, pair.theirs(ids).logits)
+    family = FAMILIES[keys["model_type"]]
+    reading = family.read({**keys, **extra}, "config.json")
+    assert (reading.config, set(reading.ignored)) == (pair.ours.config, extra.keys())
 
 
 @torch.no_grad()

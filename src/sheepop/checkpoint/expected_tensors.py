@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sheepop.checkpoint.lazy_tensor import Shape
-from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
+from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.sections import ExpertsConfig
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -55,13 +56,15 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield from _norm(config, "final_norm", width)
     if not config.tie_weights:
         yield "lm_head.weight", (config.vocabulary, width)
+    if config.head_bias:
+        yield "lm_head.bias", (config.vocabulary,)
 
 
 def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
     before = config.norm_position != "output"
     behind = config.norm_position in ("sandwich", "output")
     for sublayer, tensors in (("attention", _attention(config)), ("feed_forward", _feed_forward(config, layer))):
-        if before:
+        if before and not (config.shared_norm and sublayer == "feed_forward"):
             yield from _norm(config, f"{sublayer}_norm", config.d_model)
         for name, shape in tensors:
             yield f"{sublayer}.{name}", shape
@@ -106,6 +109,8 @@ def _dense(config: ModelConfig, prefix: str, inner: int) -> Iterator[tuple[str, 
 def _experts(config: ModelConfig, experts: ExpertsConfig) -> Iterator[tuple[str, Shape]]:
     count, width, inner = experts.count, config.d_model, experts.d_ff or config.ffn_size
     yield "router.weight", (count, width)
+    if experts.router_bias:
+        yield "router.bias", (count,)
     yield "router.balance", (count,)
     inward = ("gate", "up") if config.activation in GATED else ("up",)
     for name in inward:

@@ -35,6 +35,7 @@ class Given:
     ) -> None:
         self._keys, self.where, self.prefix, self.tensors = keys, where, prefix, tensors
         self._read: set[str] = set()
+        self.notes: list[str] = []  # for the user, about what was read otherwise than it stands there
 
     def take(self, name: str, default: Any = REQUIRED, *aliases: str) -> Any:
         """Returns the value of `name` or of one of its aliases, or `default` if all are absent.

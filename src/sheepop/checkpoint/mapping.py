@@ -1,7 +1,7 @@
 """Maps the settings of other programs to our `ModelConfig` and back, independent of the file format.
 
-A family of transformers, or an architecture of llama.cpp, lists a field for every key that it can have, so that each
-key is read, known to have no effect, or refused by name.
+A family of transformers, or an architecture of llama.cpp, lists a field for every key that the other program reads, so
+that each key is read, known to have no effect, or refused by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from sheepop.checkpoint.given import LARGEST_CONTEXT, LARGEST_COUNT, LARGEST_NUMBER, REQUIRED, Given, shown
 from sheepop.core.config import validate
-from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.errors import CheckpointError, ConfigError, first_few
 from sheepop.model.config import ModelConfig
 
 Settings = dict[str, Any]
@@ -47,20 +47,20 @@ class Field:
         return iter(())
 
 
-def read_fields(fields: Iterable[Field], given: Given, settings: Settings, what: str) -> None:
-    """Adds the settings that all fields read to `settings`; `what` names the kind of model in errors.
-
-    Raises `CheckpointError` for a key that no field knows.
-    """
+def read_fields(fields: Iterable[Field], given: Given, settings: Settings) -> None:
+    """Adds the settings that all fields read to `settings`."""
     for field in fields:
         for name, value in field.read(given, settings).items():
             section, _, key = name.rpartition(".")
             (settings.setdefault(section, {}) if section else settings)[key] = value
+
+
+def refuse_unread(given: Given, what: str, reason: str) -> None:
+    """Raises `CheckpointError` if a key was not read; `what` names the kind of model, and `reason` why it matters."""
     if left := given.unread():
-        named = ", ".join(given.prefix + name for name in left[:20])
+        named = first_few(left, 20, written=lambda name: given.prefix + name)
         raise CheckpointError(
-            f"{given.where}: SheepOp does not know the key {named} of {what}, which might change what the network "
-            "computes. Remove it if it has no effect."
+            f"{given.where}: SheepOp does not know the key {named} of {what}, {reason}. Remove it if it has no effect."
         )
 
 

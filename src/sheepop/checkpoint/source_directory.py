@@ -52,6 +52,7 @@ def source_file(directory: Path, name: str) -> Path | None:
 def read_table(directory: Path, name: str) -> dict[str, Any] | None:
     """Returns the JSON object in the file `name`, or None if there is no such file.
 
+    NaN and Infinity, which are no JSON but which Python programs write, are read as floats.
     Raises `CheckpointError` if the file is too large, not JSON, not an object, or has a duplicate key.
     """
     path = source_file(directory, name)
@@ -63,7 +64,7 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
                 f"{directory / name} is larger than {_LARGEST_JSON // 2**20} MiB; it is not a {name}."
             )
         text = path.read_text(encoding="utf-8")
-        table = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        table = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{directory / name} is damaged: it is not valid JSON ({error}). Copy or download it again."
@@ -111,7 +112,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         raise ValueError("a key occurs twice")
     return table
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")

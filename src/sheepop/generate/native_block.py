@@ -140,6 +140,8 @@ def _is_supported(block: Block) -> bool:
         all(type(module) in known for module in block.modules())
         and isinstance(feed_forward, FeedForward)
         and block.cross_attention is None
+        and not block.shared_norm
+        and block.residual_scale == 1.0
         and attention.convolutions is None
         and all(isinstance(layer.weight, StoredWeight) and layer.weight.kernel is not None for layer in linear)
         and all(parameter.dtype == torch.float32 for parameter in block.parameters())

@@ -134,7 +134,7 @@ def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts
             if attended.vectors:
                 attended.normalise(getattr(block, f"{kind}_output_norm"), f"{cross}attention norm {layer}")
             parts.names += attended.names
-            parts.vectors += attended.vectors
+            parts.vectors += [vector * block.residual_scale for vector in attended.vectors]
             if block.position == "post":
                 parts.normalise(getattr(block, f"{kind}_norm"), f"{cross}attention norm {layer}")
         parts.add(f"feed-forward {layer}", values[f"{path}.feed_forward_output"])
@@ -190,7 +190,10 @@ def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | 
         direction = direction - weight[vocabulary[rival]].double()
     parts = parts_of(trace, position)
     parts.normalise(trace.model.final_norm, "final norm")
-    values = (torch.stack(parts.vectors) @ direction / trace.config.width_multiplier).tolist()
+    values = (torch.stack(parts.vectors) @ direction * trace.config.output_scale).tolist()
+    if (bias := trace.model.lm_head.bias) is not None:
+        parts.names.append("output bias")
+        values.append(float(bias[token_id].double() - (0.0 if rival is None else bias[rival].double())))
     return Attribution(position, token_id, rival, parts.names, values)
 
 

@@ -263,8 +263,8 @@ class Trace:
         for stream in self.streams:
             for layer, (block, _) in enumerate(stream.paths()):
                 if path == f"{block}.attention":
-                    window = self.model.windows[layer] if stream.causal else None
-                    if (turned := self.model.angles(window, stream.num_tokens)) is not None:
+                    window, rotates = self.model.kinds[layer] if stream.causal else (None, True)
+                    if rotates and (turned := self.model.angles(window, stream.num_tokens)) is not None:
                         return torch.atan2(turned[1], turned[0])
         raise KeyError(f"no attention layer at {path!r} turns its queries and keys")
 

@@ -35,12 +35,14 @@ class Block(nn.Module):
     """The sublayers f of the residual stream x, (B, T, D) to (B, T, D): attention, cross-attention, feed-forward.
 
     `config.norm_position` places the norms: before a sublayer, ``x + f(norm(x))``, after it,
-    ``x + output_norm(f(x))``, both, or after the sum, ``norm(x + f(x))``. Parallel branches both read the same x.
+    ``x + output_norm(f(x))``, both, or after the sum, ``norm(x + f(x))``. Parallel branches both read the same x, with
+    a `shared_norm` the same norm(x). `residual_scale` multiplies what each branch adds.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, cross_attention: bool = False) -> None:
         super().__init__()
         self.position, self.parallel = config.norm_position, config.parallel_residual
+        self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
         self.attention_norm, self.attention_output_norm = self._norms(config)
         self.attention = Attention(config, layer)
         if cross_attention:
@@ -49,6 +51,8 @@ class Block(nn.Module):
             self.upper_middle = Probe()
         self.cross_attention = Attention(config, layer) if cross_attention else None
         self.feed_forward_norm, self.feed_forward_output_norm = self._norms(config)
+        if self.shared_norm:
+            self.feed_forward_norm = None
         self.feed_forward: FeedForward | MixtureOfExperts
         if config.experts is not None and config.has_experts(layer):
             self.feed_forward = MixtureOfExperts(config, config.experts)
@@ -69,7 +73,7 @@ class Block(nn.Module):
         )
         attended_BTD = self.attention_output(self._behind(attended_BTD, self.attention_output_norm))
         if self.parallel:
-            found_BTD, routing = self._feed_forward(x_BTD)
+            found_BTD, routing = self._feed_forward(normed_BTD if self.shared_norm else x_BTD)
             return self.output(x_BTD + attended_BTD + found_BTD), routing
         x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
         if self.cross_attention is not None:
@@ -103,7 +107,8 @@ class Block(nn.Module):
         return x_BTD if norm is None or self.position == "post" else norm(x_BTD)
 
     def _behind(self, x_BTD: Tensor, output_norm: nn.Module | None) -> Tensor:
-        return self.dropout(x_BTD if output_norm is None else output_norm(x_BTD))
+        x_BTD = self.dropout(x_BTD if output_norm is None else output_norm(x_BTD))
+        return x_BTD if self.residual_scale == 1.0 else x_BTD * self.residual_scale
 
     def _sum(self, x_BTD: Tensor, found_BTD: Tensor, norm: nn.Module | None) -> Tensor:
         x_BTD = x_BTD + found_BTD

@@ -13,76 +13,22 @@ from sheepop.core.names import Names
 from sheepop.model.attention.features import BACKEND_FEATURES, FEATURES
 from sheepop.model.presets import PRESETS
 from sheepop.model.rotary_scaling import RotaryScaling
+from sheepop.model.sections import LARGEST_SIZE, ExpertsConfig, Layers, NgramConfig, PositiveInt
 
 Architecture = Literal["decoder", "encoder_decoder"]
 PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
 NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_zero_centered"]
 NormPosition = Literal["pre", "post", "sandwich", "output"]
 QueryKeyNorm = Literal["head", "width"]
-ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh")
+ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu", "geglu_tanh")
 Activation = Annotated[str, ACTIVATION_NAMES]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
 Initialization = Literal[
     "gpt2", "normal", "xavier_uniform", "xavier_normal", "fan_in_uniform", "fan_in_normal", "he", "mup"
 ]
-GATED = {"swiglu", "geglu", "geglu_tanh"}
+GATED = {"swiglu", "swiglu_clamped", "geglu", "geglu_tanh"}
 _WITH_STD = frozenset({"gpt2", "normal", "mup"})
-# Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers. Bounded, because a
-# configuration may come from an untrusted file.
-_LARGEST = 2**31 - 1
-PositiveInt = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
 LayerCount = Annotated[int, Field(ge=1, le=10_000, strict=True)]
-Layers = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1)]
-
-
-class ExpertsConfig(Config):
-    """A mixture of experts that replaces the feed-forward network of some layers (Shazeer et al. 2017)."""
-
-    count: Annotated[int, Field(ge=2, le=2**16, strict=True)]
-    """Number of experts in a layer."""
-    per_token: PositiveInt = 2
-    """Number of experts that the router chooses for each token; at most `count`."""
-    d_ff: PositiveInt | None = None
-    """Hidden width of one expert; `null` is `model.d_ff`."""
-    shared: Annotated[int, Field(ge=0, le=2**16, strict=True)] = 0
-    """Number of shared experts, which process every token in addition to those chosen."""
-    layers: Layers | None = None
-    """Indices of the layers with experts, counted from 0; `null` is all layers."""
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    """How the router turns logits into scores: a `softmax` over the experts, or a `sigmoid` of each."""
-    normalize: bool = True
-    """Whether the weights of the chosen experts are divided by their sum."""
-    load_balancing_loss: float = Field(0.01, ge=0.0)
-    """Coefficient of the loss that balances the experts' loads (Fedus et al. 2021, equation 4)."""
-    router_z_loss: float = Field(0.001, ge=0.0)
-    """Coefficient of the loss that keeps the router's logits small (Zoph et al. 2022, equation 5)."""
-    bias_update_rate: float = Field(0.0, ge=0.0)
-    """Step by which each update moves the router's biases towards even loads (Wang et al. 2024); 0 keeps them at 0."""
-
-    @model_validator(mode="after")
-    def _check(self) -> ExpertsConfig:
-        if self.per_token > self.count:
-            raise ValueError(f"experts.per_token = {self.per_token} exceeds experts.count = {self.count}")
-        return self
-
-
-class NgramConfig(Config):
-    """Vectors of n-grams, looked up by hash and added to the embedding of the n-gram's last token.
-
-    They cost no matrix products and spare a small network the layers that would learn n-grams (Pagnoni et al. 2024,
-    section 3.2.1).
-    """
-
-    orders: Annotated[tuple[Annotated[int, Field(ge=2, le=8, strict=True)], ...], Field(min_length=1)] = (2, 3)
-    """The n-gram lengths in tokens; each length has its own table of vectors."""
-    rows: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 65_536
-    """Vectors in each table; n-grams whose hashes collide share one."""
-
-    @model_validator(mode="after")
-    def _check(self) -> NgramConfig:
-        if list(self.orders) != sorted(set(self.orders)):
-            raise ValueError(f"orders = {list(self.orders)}: give each number once, in ascending order")
-        return self
 
 
 class ModelConfig(Config):
@@ -128,6 +74,9 @@ class ModelConfig(Config):
     sliding_position_base: float | None = Field(None, gt=1.0, le=1e15)
     """`rope` only: base for layers with a sliding window, whose angles are then not scaled; `null` treats them like
     the other layers."""
+    rotary_layers: Layers | None = None
+    """`rope` only: indices of the layers that rotate queries and keys, counted from 0; `null` is all layers. The other
+    layers do not encode positions."""
     embedding_scale: float | None = Field(None, gt=0.0, le=1e6)
     """Factor for the embeddings; `null` is the root of `d_model` with `sinusoidal` positions (with `mup` that of
     `mup_base_d_model`), otherwise 1."""
@@ -149,7 +98,8 @@ class ModelConfig(Config):
     """Norm of queries and keys, over each `head` or over the `width` of all heads together; `null` is none."""
 
     activation: Activation = "gelu"
-    """Activation of the feed-forward layer; `swiglu`, `geglu` and `geglu_tanh` are gated, `_tanh` approximates GELU."""
+    """Activation of the feed-forward layer; `swiglu`, `swiglu_clamped`, `geglu` and `geglu_tanh` are gated, `_tanh`
+    approximates GELU, and `swiglu_clamped` is that of gpt-oss."""
     feed_forward_bias: bool | None = None
     """Whether the feed-forward layer has biases; `null` is `bias`."""
     experts: ExpertsConfig | None = None
@@ -157,6 +107,10 @@ class ModelConfig(Config):
     parallel_residual: bool = False
     """Whether both sublayers read the same input and their outputs are added: x + attention(norm(x)) +
     feed_forward(norm'(x))."""
+    shared_norm: bool = False
+    """`parallel_residual` only: whether both sublayers read the same normalised input, norm' being norm."""
+    residual_scale: float = Field(1.0, gt=0.0, le=1e6)
+    """Factor for the output of each sublayer before it is added to the residual stream."""
 
     short_convolution: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
     """Width in tokens of a causal convolution over each channel of queries, keys and values before attention; `null`
@@ -185,8 +139,12 @@ class ModelConfig(Config):
     """Share of activations and attention weights that training sets to zero."""
     tie_weights: bool = True
     """Whether the output projection shares the embedding's weight."""
+    head_bias: bool = False
+    """Whether the output projection has a bias."""
     logit_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
     """Caps the logits z softly at this number c: c tanh(z / c); `null` does not cap them."""
+    logit_scale: float = Field(1.0, gt=0.0, le=1e6)
+    """Factor for the logits, before their bias and the soft cap; `mup` divides them by its width multiplier as well."""
 
     initialization: Initialization = "gpt2"
     """How matrices are initialised; `gpt2` is `normal` with a smaller deviation at the end of residual branches,
@@ -249,7 +207,8 @@ class ModelConfig(Config):
                 "head must serve the same number of query heads"
             )
         experts = None if self.experts is None else self.experts.layers
-        for name, layers in (("sliding_layers", self.sliding_layers), ("experts.layers", experts)):
+        listed = {name: getattr(self, name) for name in ("sliding_layers", "rotary_layers")}
+        for name, layers in {**listed, "experts.layers": experts}.items():
             if layers is not None and max(layers) >= self.num_layers:
                 yield f"{name} names layer {max(layers)}, but the layers are 0 to {self.num_layers - 1}"
             if layers is not None and len(set(layers)) < len(layers):
@@ -268,7 +227,7 @@ class ModelConfig(Config):
                 f"rotary_scaling.pair_factors has {len(factors)} numbers; it needs one for each of the "
                 f"{self.rotary_dim // 2} rotated pairs of columns"
             )
-        for name in ("rotary_scaling", "sliding_position_base"):
+        for name in ("rotary_scaling", "sliding_position_base", "rotary_layers"):
             if getattr(self, name) is not None and not rotary:
                 yield f"{name} applies to position_encoding: rope, not to {self.position_encoding}"
         for name, unread in (("rotary_fraction", not rotary), ("position_base", not (rotary or sinusoidal))):
@@ -287,6 +246,8 @@ class ModelConfig(Config):
                 "parallel_residual adds both branches in one sum, but norm_position: post puts a norm after each "
                 "branch; choose another norm_position"
             )
+        if self.shared_norm and not (self.parallel_residual and self.norm_position in ("pre", "sandwich")):
+            yield "shared_norm needs parallel_residual, and norm_position: pre or sandwich"
         drawn_with_std = self.initialization in _WITH_STD or self.position_encoding != "sinusoidal"
         if not drawn_with_std and self.initial_std != type(self).model_fields["initial_std"].default:
             yield (
@@ -312,7 +273,7 @@ class ModelConfig(Config):
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
             yield "num_encoder_layers applies to architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
-            for name in ("sliding_window", "experts", "ngrams", "short_convolution"):
+            for name in ("sliding_window", "rotary_layers", "experts", "ngrams", "short_convolution"):
                 if getattr(self, name) is not None:
                     yield f"{name} applies to architecture: decoder; an encoder-decoder does not support it"
             if self.parallel_residual:
@@ -360,6 +321,11 @@ class ModelConfig(Config):
         return 1.0 if self.mup_base_d_model is None else self.d_model / self.mup_base_d_model
 
     @property
+    def output_scale(self) -> float:
+        """The factor of the final hidden states, which scales the logits."""
+        return self.logit_scale / self.width_multiplier
+
+    @property
     def score_scale(self) -> float | None:
         """The factor of the scores; None is 1 / sqrt(C). With muP it falls with 1 / C (Yang et al. 2022)."""
         if self.attention_scale is None and self.mup_base_head_dim is not None:
@@ -370,6 +336,10 @@ class ModelConfig(Config):
         """The number of keys that a query of `layer` attends to, its own included; None is all."""
         slides = self.sliding_layers is None or layer in self.sliding_layers
         return self.sliding_window if slides else None
+
+    def rotates(self, layer: int) -> bool:
+        """Whether `layer` rotates queries and keys by their positions."""
+        return self.position_encoding == "rope" and (self.rotary_layers is None or layer in self.rotary_layers)
 
     def has_experts(self, layer: int) -> bool:
         """Whether `layer` has a mixture of experts instead of a feed-forward network."""
@@ -384,4 +354,4 @@ def _fill(values: dict[str, Any], name: str, derived: Any) -> None:
 def _size(cls: type[ModelConfig], values: dict[str, Any], name: str) -> int | None:
     """The size, or None if it is not a valid integer (field validation then reports the key)."""
     value = values.get(name, cls.model_fields[name].default)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_SIZE else None

@@ -18,6 +18,17 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def clamped_silu(gate: Tensor) -> Tensor:
+    """``g sigmoid(1.702 g)`` of the gate g, at most 7 (gpt-oss, 2025)."""
+    gate = gate.clamp(max=7.0)
+    return gate * (1.702 * gate).sigmoid()
+
+
+def clamped_plus_one(up: Tensor) -> Tensor:
+    """``1 + up``, where up is limited to between -7 and 7 (gpt-oss, 2025)."""
+    return up.clamp(-7.0, 7.0) + 1.0
+
+
 _gelu_tanh: Callable[[Tensor], Tensor] = partial(F.gelu, approximate="tanh")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,18 +38,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": _gelu_tanh,
     # Activations of the gate (Shazeer 2020).
     "swiglu": F.silu,
+    "swiglu_clamped": clamped_silu,
     "geglu": F.gelu,
     "geglu_tanh": _gelu_tanh,
 }
 
 
-def apply_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """``gate * up``, computed in place in `gate` if no backward pass needs it."""
+# What becomes of the projection that the gate multiplies, if it does not stay as it is.
+UP_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu_clamped": clamped_plus_one}
+
+
+def apply_gate(gate: Tensor, up: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """``gate * change(up)``, computed in place in `gate` if no backward pass needs it."""
+    up = up if change is None else change(up)
     return gate * up if torch.is_grad_enabled() else gate.mul_(up)
 
 
 class FeedForward(nn.Module):
-    """``down(act(up(x)))``, or with a gate ``down(act(gate(x)) * up(x))``, of (B, T, D) to (B, T, D)."""
+    """``down(act(up(x)))``, or with a gate ``down(act(gate(x)) * up(x))``, of (B, T, D) to (B, T, D).
+
+    One of `UP_CHANGES` may change ``up(x)`` before the gate multiplies it.
+    """
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
@@ -48,7 +68,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(config.d_model, width, bias=bias) if gated else None
         self.up_proj = nn.Linear(config.d_model, width, bias=bias)
         self.down_proj = nn.Linear(width, config.d_model, bias=bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation, self.up_change = ACTIVATIONS[config.activation], UP_CHANGES.get(config.activation)
         self.dropout = nn.Dropout(config.dropout)
         self.pre_activation, self.hidden = Probe(), Probe()
         if gated:
@@ -60,5 +80,5 @@ class FeedForward(nn.Module):
             hidden_BTF = self.activation(self.pre_activation(self.up_proj(x_BTD)))
         else:
             gate_BTF = self.activation(self.pre_activation(self.gate_proj(x_BTD)))
-            hidden_BTF = apply_gate(gate_BTF, self.up(self.up_proj(x_BTD)))
+            hidden_BTF = apply_gate(gate_BTF, self.up(self.up_proj(x_BTD)), self.up_change)
         return self.down_proj(self.dropout(self.hidden(hidden_BTF)))

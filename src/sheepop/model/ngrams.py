@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sheepop.model.cache import Cache, shifted
-from sheepop.model.config import NgramConfig
+from sheepop.model.sections import NgramConfig
 
 # The golden ratio's fractional part times 2^62, made odd so that multiplying loses no bit of a token.
 _MULTIPLIER = 0x278DDE6E5FD29F05

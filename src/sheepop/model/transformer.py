@@ -61,8 +61,9 @@ class Transformer(nn.Module):
         crosses = config.architecture == "encoder_decoder"
         self.blocks = nn.ModuleList(Block(config, layer, cross_attention=crosses) for layer in range(config.num_layers))
         self.final_norm = build_norm(config) if config.final_norm else None
-        self.lm_head = OutputHead(config.d_model, config.vocabulary, config.logit_soft_cap)
-        self.windows = tuple(config.window(layer) for layer in range(config.num_layers))
+        self.lm_head = OutputHead(config.d_model, config.vocabulary, config.logit_soft_cap, bias=config.head_bias)
+        # Layers of one kind share their inputs: the number of keys that a query sees, and whether positions rotate it.
+        self.kinds = tuple((config.window(layer), config.rotates(layer)) for layer in range(config.num_layers))
         self.compiled = False
         self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
         self.tie()
@@ -105,6 +106,11 @@ class Transformer(nn.Module):
         return tuple(cast(Block, block) for block in self.blocks)
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None is all keys."""
+        return tuple(window for window, _ in self.kinds)
+
+    @property
     def mixtures(self) -> dict[int, MixtureOfExperts]:
         """The mixtures of experts, by layer index."""
         layers = {layer: block.feed_forward for layer, block in enumerate(self.blocks)}
@@ -117,7 +123,7 @@ class Transformer(nn.Module):
         Rounding a router would change its choices, and casting a table would convert rows that no batch reads.
         """
         tables = [] if self.ngrams is None else [self.ngrams.table]
-        return [*(mixture.router.weight for mixture in self.mixtures.values()), *tables]
+        return [*(weight for mixture in self.mixtures.values() for weight in mixture.router.parameters()), *tables]
 
     def hidden_states(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Returns the hidden states (B, T, D) of `run` with the same arguments."""
@@ -164,18 +170,20 @@ class Transformer(nn.Module):
         positions = behind if positions is None else positions
         documents = document_ids if document_ids is None or cache is not None else number_documents(document_ids)
         x_BTD = self.enter(input_ids, positions, documents, cache)
-        inputs = {}
+        attending = {}
         for window in set(self.windows):
             kind = self.attention_kind(window, cached=cache is not None)
             if cache is None:
-                attending = prepare_attention(kind, kind.sight(num_tokens, document_ids=document_ids))
+                attending[window] = prepare_attention(kind, kind.sight(num_tokens, document_ids=document_ids))
             else:
-                attending = cache.prepare(kind)
-            rotary = self.angles(window, num_tokens, positions)
-            inputs[window] = BlockInputs(attending, rotary, memory, memory_attending, documents)
+                attending[window] = cache.prepare(kind)
+        inputs = {}
+        for window, rotates in set(self.kinds):
+            rotary = self.angles(window, num_tokens, positions) if rotates else None
+            inputs[window, rotates] = BlockInputs(attending[window], rotary, memory, memory_attending, documents)
         routings: list[Routing] = []
-        for block, window in zip(self.blocks, self.windows, strict=True):
-            x_BTD, routing = block(x_BTD, inputs[window], cache)
+        for block, kind_of_layer in zip(self.blocks, self.kinds, strict=True):
+            x_BTD, routing = block(x_BTD, inputs[kind_of_layer], cache)
             if routing is not None:
                 routings.append(routing)
         return Outputs(self.finish(x_BTD), tuple(routings))
@@ -194,10 +202,10 @@ class Transformer(nn.Module):
 
         `memory` and `memory_attending` are those of `BlockInputs`.
         """
-        window, num_tokens = self.windows[layer], x_BTD.shape[1]
+        (window, rotates), num_tokens = self.kinds[layer], x_BTD.shape[1]
         kind = self.attention_kind(window)
         attending = prepare_attention(kind, kind.sight(num_tokens))
-        angles = self.angles(window, num_tokens, None)
+        angles = self.angles(window, num_tokens, None) if rotates else None
         found_BTD, _ = self.blocks[layer](x_BTD, BlockInputs(attending, angles, memory, memory_attending))
         return cast(Tensor, found_BTD)
 
@@ -266,11 +274,14 @@ class Transformer(nn.Module):
         )
 
     def finish(self, x_BTD: Tensor) -> Tensor:
-        """Applies the final norm; muP then divides by the width multiplier (Yang et al. 2022, table 8)."""
+        """Applies the final norm and the factor of the logits; with muP, that includes one over the width multiplier.
+
+        Yang et al. 2022, table 8.
+        """
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)
-        if self.config.width_multiplier != 1.0:
-            x_BTD = x_BTD / self.config.width_multiplier
+        if self.config.output_scale != 1.0:
+            x_BTD = x_BTD * self.config.output_scale
         return self.final(x_BTD)
 
     def forward(

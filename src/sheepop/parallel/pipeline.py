@@ -114,7 +114,7 @@ class Stage(Transformer):
         stage.layers_here = layers
         stage.is_first, stage.is_last = layers.start == 0, layers.stop == len(network.blocks)
         stage.blocks = nn.ModuleList(network.blocks[layer] for layer in layers)
-        stage.windows = network.windows[layers.start : layers.stop]
+        stage.kinds = network.kinds[layers.start : layers.stop]
         for name in [*(() if stage.is_first else OF_THE_FIRST), *(() if stage.is_last else OF_THE_LAST)]:
             setattr(stage, name, None)
         return stage

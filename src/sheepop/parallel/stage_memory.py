@@ -270,7 +270,7 @@ def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]
 
 def _split_outside(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
     """As `_split_in_block`, for a parameter outside blocks."""
-    is_split = name in ("embedding.weight", "lm_head.weight") and parameter.shape[0] % count == 0
+    is_split = name in ("embedding.weight", "lm_head.weight", "lm_head.bias") and parameter.shape[0] % count == 0
     return (count if is_split else 1), 1
 
 

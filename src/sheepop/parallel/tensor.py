@@ -89,7 +89,8 @@ def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
         if is_split:
             _split_changes(model.embedding, ranks, _ColumnChange)
     if has_head(model) and is_split:
-        give_part(model.lm_head, _SomeLogits, ranks, {} if tied else {"weight": 0})
+        bias = {} if model.lm_head.bias is None else {"bias": 0}
+        give_part(model.lm_head, _SomeLogits, ranks, bias if tied else {"weight": 0, **bias})
         if tied:
             model.lm_head.weight = model.embedding.weight
         for head in (getattr(model, name, None) for name in (REWARD_HEAD, VALUE_HEAD)):
@@ -277,9 +278,14 @@ class _SomeLogits(LayerPart):
         """This rank's rows (V / n, D)."""
         return here(cast(Tensor, self.weight))
 
+    @property
+    def own_bias(self) -> Tensor | None:
+        """This rank's numbers of the bias (V / n,)."""
+        return None if self.bias is None else here(cast(Tensor, self.bias))
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns the logits of the whole vocabulary, gathered, with which every rank computes the same."""
-        logits = cap(nn.functional.linear(hidden, self.own_weight), self.soft_cap)
+        logits = cap(nn.functional.linear(hidden, self.own_weight, self.own_bias), self.soft_cap)
         return whole(logits.flatten(0, -2), self.ranks.group).view(*hidden.shape[:-1], -1)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, LossTerms, ModelConfig, Outputs
-from sheepop.model.config import ExpertsConfig
 from sheepop.model.experts import Routing
+from sheepop.model.sections import ExpertsConfig
 from sheepop.train.config import TrainingConfig
 from sheepop.train.placement import Network, Placement
 from sheepop.train.tensor_batch import TensorBatch

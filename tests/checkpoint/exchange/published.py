@@ -462,4 +462,267 @@ PUBLISHED: dict[str, Published] = {
             "architectures": ["BloomForCausalLM"],
         },
     ),
+    "SmolLM3-3B": Published(
+        3_075_098_624,
+        {
+            "d_model": 2048, "num_layers": 36, "position_base": 5000000.0, "tie_weights": True, "rotary_layers":
+            tuple(layer for layer in range(36) if layer % 4 != 3),
+        },
+        {
+            "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": None, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 11008, "layer_types": ["full_attention"] * 36,
+            "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
+            "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16,
+            "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+            "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": False,
+            "use_sliding_window": False, "vocab_size": 128256,
+        },
+    ),
+    "c4ai-command-r7b-12-2024": Published(
+        8_028_033_024,
+        {
+            "num_heads": 32, "kv_heads": 8, "logit_scale": 0.25, "shared_norm": True, "sliding_window": 4096,
+            "rotary_layers": tuple(layer for layer in range(32) if layer % 4 != 3), "sliding_layers": tuple(layer for
+            layer in range(32) if layer % 4 != 3),
+        },
+        {
+            "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 5, "cache_implementation": "hybrid", "eos_token_id": 255001, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+            "layer_norm_eps": 1e-05, "layer_switch": 4, "logit_scale": 0.25, "max_position_embeddings": 132096,
+            "model_type": "cohere2", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0, "position_embedding_type":
+            "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 4096,
+            "sliding_window_pattern": 4, "torch_dtype": "bfloat16", "transformers_version": "4.48.0.dev0",
+            "use_cache": True, "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block":
+            True, "use_parallel_embedding": True, "vocab_size": 256000,
+        },
+    ),
+    "EXAONE-4.0-1.2B": Published(
+        1_279_391_488,
+        {
+            "norm_position": "output", "qk_norm": "head", "rotary_layers": None, "sliding_window": None,
+        },
+        {
+            "architectures": ["Exaone4ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 361,
+            "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size":
+            4096, "layer_types": ["full_attention"] * 30, "max_position_embeddings": 65536, "model_type": "exaone4",
+            "num_attention_heads": 32, "num_hidden_layers": 30, "num_key_value_heads": 8, "pad_token_id": 0,
+            "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 1000000, "sliding_window":
+            None, "sliding_window_pattern": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers_version": "4.54.0.dev0", "use_cache": True, "vocab_size": 102400,
+        },
+    ),
+    "granite-3.1-2b-instruct": Published(
+        2_533_531_648,
+        {
+            "embedding_scale": 12.0, "residual_scale": 0.22, "attention_scale": 0.015625, "logit_scale": 0.125,
+        },
+        {
+            "architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,
+            "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+            "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+            "logits_scaling": 8.0, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "granite",
+            "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0,
+            "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 5000000.0,
+            "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.47.0.dev0",
+            "use_cache": True, "vocab_size": 49155,
+        },
+    ),
+    "Olmo-3-1025-7B": Published(
+        7_298_011_136,
+        {
+            "sliding_window": 4096, "position_base": 500000.0, "sliding_position_base": 500000.0, "norm_position":
+            "output", "qk_norm": "width",
+        },
+        {
+            "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id":
+            100257, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8, "max_position_embeddings": 65536,
+            "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_scaling": {"attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0, "original_max_position_embeddings": 8192, "rope_type":
+            "yarn"}, "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
+            "transformers_version": "4.57.0", "use_cache": False, "vocab_size": 100278,
+        },
+    ),
+    "GLM-4-9B-0414": Published(
+        9_400_279_040,
+        {
+            "norm_position": "sandwich", "rotary_dim": 64, "attention_bias": True, "attention_output_bias": False,
+        },
+        {
+            "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "eos_token_id":
+            [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range":
+            0.02, "intermediate_size": 13696, "max_position_embeddings": 32768, "model_type": "glm4",
+            "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329,
+            "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.52.0.dev0", "use_cache": True, "vocab_size": 151552,
+        },
+    ),
+    "Seed-OSS-36B-Base": Published(
+        36_151_104_512,
+        {
+            "head_size": 128, "num_heads": 80, "attention_bias": True, "dropout": 0.0,
+        },
+        {
+            "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1,
+            "attention_out_bias": False, "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 27648, "max_position_embeddings":
+            524288, "mlp_bias": False, "model_type": "seed_oss", "num_attention_heads": 80, "num_hidden_layers": 64,
+            "num_key_value_heads": 8, "pad_token_id": 1, "residual_dropout": 0.1, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.55.0", "use_cache": True, "vocab_size": 155136,
+        },
+    ),
+    "AFM-4.5B": Published(
+        4_619_184_640,
+        {
+            "activation": "relu_squared", "num_heads": 20, "max_seq_len": 65536,
+        },
+        {
+            "architectures": ["ArceeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id":
+            128000, "eos_token_id": 128003, "head_dim": 128, "hidden_act": "relu2", "hidden_size": 2560,
+            "initializer_range": 0.02, "intermediate_size": 18432, "max_position_embeddings": 65536, "mlp_bias":
+            False, "model_type": "arcee", "num_attention_heads": 20, "num_hidden_layers": 36, "num_key_value_heads":
+            4, "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 20.0, "mscale":
+            1.0, "original_max_position_embeddings": 4096, "rope_type": "yarn", "type": "yarn"}, "rope_theta":
+            10000.0, "torch_dtype": "bfloat16", "transformers_version": "4.53.2", "use_cache": True, "vocab_size":
+            128004,
+        },
+    ),
+    "stablelm-2-1_6b": Published(
+        1_644_515_328,
+        {
+            "rotary_dim": 16, "norm_bias": True, "attention_bias": True, "feed_forward_bias": False, "shared_norm":
+            False,
+        },
+        {
+            "architectures": ["StableLmForCausalLM"], "bos_token_id": 100257, "eos_token_id": 100257, "hidden_act":
+            "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632, "layer_norm_eps":
+            1e-05, "max_position_embeddings": 4096, "model_type": "stablelm", "num_attention_heads": 32,
+            "num_hidden_layers": 24, "num_key_value_heads": 32, "partial_rotary_factor": 0.25, "rope_theta": 10000,
+            "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.38.0", "use_cache":
+            True, "use_qkv_bias": True, "vocab_size": 100352,
+        },
+    ),
+    "starcoder2-3b": Published(
+        3_030_371_328,
+        {
+            "sliding_window": 4096, "dropout": 0.1, "initial_std": 0.018042, "tie_weights": True,
+        },
+        {
+            "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "attention_softmax_in_fp32": True,
+            "bos_token_id": 0, "embedding_dropout": 0.1, "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 3072, "initializer_range": 0.018042, "intermediate_size": 12288, "layer_norm_epsilon":
+            1e-05, "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2",
+            "norm_epsilon": 1e-05, "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30,
+            "num_key_value_heads": 2, "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+            "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "sliding_window": 4096,
+            "torch_dtype": "bfloat16", "transformers_version": "4.39.0.dev0", "use_bias": True, "use_cache": True,
+            "vocab_size": 49152,
+        },
+    ),
+    "gemma-2b": Published(
+        2_506_172_416,
+        {
+            "activation": "geglu_tanh", "kv_heads": 1, "tie_weights": True,
+        },
+        {
+            "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id":
+            2, "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 16384, "max_position_embeddings":
+            8192, "model_type": "gemma", "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1,
+            "pad_token_id": 0, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000.0, "torch_dtype":
+            "bfloat16", "transformers_version": "4.38.0.dev0", "use_cache": True, "vocab_size": 256000,
+        },
+    ),
+    "aya-23-8B": Published(
+        8_028_033_024,
+        {
+            "shared_norm": True, "logit_scale": 0.0625, "norm_bias": False, "rotary_layers": None,
+        },
+        {
+            "architectures": ["CohereForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id":
+            5, "eos_token_id": 255001, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+            "intermediate_size": 14336, "layer_norm_eps": 1e-05, "logit_scale": 0.0625, "max_position_embeddings":
+            8192, "model_type": "cohere", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads":
+            8, "pad_token_id": 0, "rope_theta": 10000, "torch_dtype": "float16", "transformers_version":
+            "4.40.0.dev0", "use_cache": True, "use_qk_norm": False, "vocab_size": 256000,
+        },
+    ),
+    "ERNIE-4.5-0.3B-PT": Published(
+        360_748_032,
+        {
+            "head_size": 128, "num_layers": 18, "bias": False,
+        },
+        {
+            "architectures": ["Ernie4_5ForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131072,
+            "model_type": "ernie4_5", "num_attention_heads": 16, "num_hidden_layers": 18, "num_key_value_heads": 2,
+            "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_bias": False, "use_cache": False,
+            "vocab_size": 103424,
+        },
+    ),
+    "opt-125m": Published(
+        125_239_296 - 2 * 768,  # without the two rows of positions that nothing reads
+        {"d_ff": 3072, "max_seq_len": 2048, "activation": "relu", "dropout": 0.0},
+        {
+            "_name_or_path": "opt-125m", "activation_dropout": 0.0, "activation_function": "relu", "architectures":
+            ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": True,
+            "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 3072, "hidden_size": 768, "init_std": 0.02, "layerdrop":
+            0.0, "max_position_embeddings": 2048, "model_type": "opt", "num_attention_heads": 12,
+            "num_hidden_layers": 12, "pad_token_id": 1, "prefix": "</s>", "torch_dtype": "float16",
+            "transformers_version": "4.21.0.dev0", "use_cache": True, "vocab_size": 50272, "word_embed_proj_dim":
+            768,
+        },
+    ),
+    "phi-2": Published(
+        2_779_683_840,
+        {"rotary_dim": 32, "shared_norm": True, "head_bias": True, "dropout": 0.0},
+        {
+            "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 50256, "embd_pdrop": 0.0,
+            "eos_token_id": 50256, "hidden_act": "gelu_new", "hidden_size": 2560, "initializer_range": 0.02,
+            "intermediate_size": 10240, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type":
+            "phi", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "partial_rotary_factor": 0.4, "qk_layernorm": False, "resid_pdrop": 0.1, "rope_scaling": None,
+            "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version":
+            "4.37.0", "use_cache": True, "vocab_size": 51200,
+        },
+    ),
+    "gpt-j-6b": Published(
+        6_050_882_784,
+        {"rotary_dim": 64, "shared_norm": True, "head_bias": True, "attention_bias": False, "d_ff": 16384},
+        {
+            "activation_function": "gelu_new", "architectures": ["GPTJForCausalLM"], "attn_pdrop": 0.0,
+            "bos_token_id": 50256, "embd_pdrop": 0.0, "eos_token_id": 50256, "gradient_checkpointing": False,
+            "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head":
+            16, "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True,
+            "rotary_dim": 64, "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
+            "tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "transformers_version": "4.18.0.dev0",
+            "use_cache": True, "vocab_size": 50400,
+        },
+    ),
+    "gpt-oss-20b": Published(
+        20_914_757_184,
+        {"attention_sinks": True, "sliding_layers": tuple(range(0, 24, 2)), "activation": "swiglu_clamped"},
+        {
+            "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+            "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size":
+            2880, "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+            "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+            "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+            "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id":
+            199999, "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False}, "rope_theta": 150000,
+            "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+            "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+        },
+    ),
 }  # fmt: skip

@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 130, "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 32},
     "gpt_neox": {**LLAMA, "model_type": "gpt_neox", "intermediate_size": 64},
     "phi3": {**LLAMA, "model_type": "phi3", "pad_token_id": 0, "num_key_value_heads": 2},
+    "cohere": {**LLAMA, "model_type": "cohere", "num_key_value_heads": 2, "logit_scale": 1.0, "eos_token_id": 3},
 }
 READ: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"target_modules": "all-linear", "r": 4, "lora_alpha": 12}),
@@ -44,6 +45,7 @@ READ: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}),
     ("gpt_neox", {"target_modules": ["query_key_value", "dense"], "use_dora": True}),
     ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"], "use_dora": True}),
+    ("cohere", {"target_modules": ["q_proj", "k_proj"], "use_dora": True}),
 ]
 WRITTEN: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -53,6 +55,7 @@ WRITTEN: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"targets": ("v_proj", "down_proj"), "rank_stabilised": True}),
     ("gpt_neox", {"targets": ("q_proj", "v_proj"), "dora": True}),
     ("phi3", {"targets": ("k_proj", "gate_proj", "o_proj"), "dora": True}),
+    ("cohere", {"targets": ("q_proj", "k_proj"), "rank": 2}),
 ]
 IDS = torch.randint(5, 130, (2, 11), generator=torch.Generator().manual_seed(1))
 

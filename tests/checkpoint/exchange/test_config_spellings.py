@@ -147,11 +147,17 @@ def test_no_scaling_in_all_its_spellings():
         ("mixtral", {"num_experts_per_tok": 9}, ("experts.per_token",)),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx",)),
         ("gpt2", {"n_layer": 2, "num_hidden_layers": 3}, ("contradicts n_layer",)),
-        ("gpt2", {"resid_pdrop": 0.2}, ("resid_pdrop = 0.2", "Set embd_pdrop, attn_pdrop, resid_pdrop to 0")),
         ("gpt2", {"add_cross_attention": True}, ("add_cross_attention",)),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, ("apply_residual_connection_post_layernorm",)),
         ("bloom", {"slow_but_exact": True}, ("slow_but_exact",)),
-        ("bloom", {"hidden_dropout": 0.1}, ("hidden_dropout",)),
+        ("cohere2", {"layer_types": [FULL] * 40}, ("layer_types", "no layer that encodes positions")),
+        ("olmo3", {"rope_theta": 7e4}, ("rope_theta = 70000.0", "Give rope_parameters")),
+        ("smollm3", {"no_rope_layers": [1]}, ("no_rope_layers", "1 entries for 36 layers")),
+        ("smollm3", {"no_rope_layer_interval": 0}, ("no_rope_layer_interval", "number of layers")),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, ("sliding_window_pattern", "whole number")),
+        ("granite", {"logits_scaling": 0}, ("logits_scaling = 0", "factor above 0")),
+        ("cohere", {"use_qk_norm": True}, ("use_qk_norm",)),
+        ("stablelm", {"qk_layernorm": True}, ("qk_layernorm",)),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_or_is_not_computed_is_refused(family, keys, parts):
@@ -159,6 +165,17 @@ def test_what_contradicts_itself_or_is_not_computed_is_refused(family, keys, par
         read(family, **keys)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_rates_of_dropout_that_differ_are_left_out_with_a_note():
+    for family, keys in (
+        ("gpt2", {"resid_pdrop": 0.2}), ("bloom", {"hidden_dropout": 0.1}), ("granite", {"attention_dropout": 0.1}),
+    ):  # fmt: skip
+        reading = FAMILIES[family].read(keys, "config.json")
+        (note,) = reading.notes
+        assert reading.config.dropout == 0.0
+        assert all(f"{key} = {rate}" in note for key, rate in keys.items())
+    assert FAMILIES["gpt2"].read({}, "config.json").notes == ()
 
 
 def windows(config: ModelConfig) -> list[int | None]:

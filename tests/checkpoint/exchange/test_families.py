@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +16,9 @@ from hypothesis import strategies as st
 
 from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family, obstacles
 from sheepop.checkpoint.exchange.equivalence import differences
-from sheepop.checkpoint.exchange.family import SHARED, Family
+from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
+from sheepop.checkpoint.exchange.family import KNOWN_VERSION, READ_OF_ALL, Family, read_keys, with_shared
+from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import Fixed, Refused, Value, WithoutInfluence, read_fields
@@ -23,7 +29,11 @@ CONFIG_CLASSES = {
     "llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config",
     "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "phi3": "Phi3Config", "olmo2": "Olmo2Config",
     "mixtral": "MixtralConfig", "qwen3_moe": "Qwen3MoeConfig", "gpt2": "GPT2Config", "gpt_neox": "GPTNeoXConfig",
-    "bloom": "BloomConfig",
+    "bloom": "BloomConfig", "smollm3": "SmolLM3Config", "cohere2": "Cohere2Config", "exaone4": "Exaone4Config",
+    "granite": "GraniteConfig", "olmo3": "Olmo3Config", "glm4": "Glm4Config", "seed_oss": "SeedOssConfig",
+    "arcee": "ArceeConfig", "stablelm": "StableLmConfig", "starcoder2": "Starcoder2Config", "gemma": "GemmaConfig",
+    "cohere": "CohereConfig", "ernie4_5": "Ernie4_5Config",
+    "opt": "OPTConfig", "phi": "PhiConfig", "gptj": "GPTJConfig", "gpt_oss": "GptOssConfig",
 }  # fmt: skip
 
 
@@ -47,18 +57,38 @@ def keys_by_field(family: Family) -> list[set[str]]:
     """The keys that each field of a family reads."""
     settings: dict[str, Any] = {}
     found = []
-    for field in (*SHARED, *family.fields):
+    for field in with_shared(family.fields):
         keys = Given({}, "config.json")
-        read_fields((field,), keys, settings, family.model_type)
+        read_fields((field,), keys, settings)
         found.append(keys._read)
     return found
+
+
+@pytest.mark.parametrize("family", MULTIMODAL.values(), ids=MULTIMODAL)
+def test_every_key_around_and_inside_a_language_model_is_accounted_for(family):
+    transformers = pytest.importorskip("transformers")
+    outer = transformers.AutoConfig.for_model(family.model_type)
+    inner = outer.text_config
+    for config, fields, elsewhere in (
+        (outer, family.fields, {"text_config", "tie_word_embeddings"}),
+        (inner, family.text.fields, set()),
+    ):
+        given = Given({}, "config.json")
+        read_keys(fields, given, family.model_type)
+        declared = {field.name for field in dataclasses.fields(config)} | type(config).attribute_map.keys()
+        assert declared - given._read - elsewhere - {"model_type", "architectures"} == set()
+    ours = family.text.read_config({}, "config.json")
+    theirs = type(inner)() if family.model_type != "mistral3" else transformers.MistralConfig()
+    for field in family.text.fields:
+        if isinstance(field, Value) and hasattr(theirs, field.theirs) and field.theirs != "tie_word_embeddings":
+            assert field.default == getattr(theirs, field.theirs) or derived(field, theirs, ours), field
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_an_empty_config_means_what_it_means_to_transformers(family):
     theirs = config_class(family)()
     ours = family.read_config({}, "config.json")
-    for field in (*family.fields, *SHARED):
+    for field in with_shared(family.fields):
         if isinstance(field, Value) and hasattr(theirs, field.theirs):
             assert field.default == getattr(theirs, field.theirs) or derived(field, theirs, ours), field
         if isinstance(field, Fixed):
@@ -83,7 +113,7 @@ def test_no_key_has_two_meanings(family):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_value_that_we_do_not_compute_is_refused_by_name(family):
-    for field in (*family.fields, *SHARED):
+    for field in with_shared(family.fields):
         if isinstance(field, Fixed | Refused):
             with pytest.raises(CheckpointError, match=f"{field.theirs} = "):
                 family.read_config({field.theirs: "another"}, "config.json")
@@ -92,9 +122,81 @@ def test_a_value_that_we_do_not_compute_is_refused_by_name(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_key_that_nobody_reads_is_refused_by_name(family):
-    with pytest.raises(CheckpointError, match="surprise"):
-        family.read_config({"surprise": 0}, "config.json")
+def test_a_key_that_transformers_does_not_read_is_ignored_and_named(family):
+    keys = {"surprise": 0, "_name": "x", "limits": [0.0, float("inf")]}
+    reading = family.read(keys, "config.json")
+    assert reading.config == family.read_config({}, "config.json")
+    assert reading.ignored == ("_name", "limits", "surprise")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"auto_map": {"AutoConfig": "code.Config"}}, r"surprise of .* program code that comes with the model"),
+        ({"transformers_version": "99.1.0.dev0"}, r"surprise of .*, which transformers 99\.1\.0\.dev0 may read"),
+        ({"attention_chunk_size": 8}, "attention_chunk_size = 8 is no key of this family, but transformers reads it"),
+        ({"is_causal": False}, "is_causal = False"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_name_if_something_may_read_it(family, keys, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        family.read({"surprise": 0, **keys}, "config.json")
+    family.read({"auto_map": {"AutoConfig": "code.Config"}, "transformers_version": "99.1.0"}, "config.json")
+
+
+def test_the_tables_were_compared_with_the_transformers_that_is_installed():
+    version = pytest.importorskip("transformers").__version__
+    assert tuple(map(int, version.split(".")[:2])) <= KNOWN_VERSION
+
+
+# Files of transformers whose code reads the configuration of every language model.
+SHARED_CODE = ("cache_utils", "masking_utils", "modeling_rope_utils", "integrations.sdpa_attention")
+# Derived from keys that are handled, or without an effect on a model that runs on one device.
+NOT_FROM_A_FILE = {"_attn_implementation", "_is_quantized", "num_labels", "default_theta", "is_heterogeneous"}
+# Keys of heads for other tasks and of images, in whose module the language model stands, and of rotary positions.
+OF_OTHERS = {
+    "classifier_dropout",
+    "hidden_dropout",
+    "image_token_id",
+    "mm_tokens_per_image",
+    "text_config",
+    "vision_config",
+}
+OF_ROTARY = {"rope_parameters", "max_position_embeddings"}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_key_that_the_code_of_transformers_reads_is_accounted_for(family):
+    """The code also reads keys that the class of the configuration does not declare, by `getattr`."""
+    theirs = config_class(family)
+    modules = [importlib.import_module(f"transformers.{name}") for name in SHARED_CODE]
+    modules.append(importlib.import_module(theirs.__module__.replace(".configuration_", ".modeling_")))
+    read = set().union(*map(keys_read_in, modules)) | theirs.attribute_map.keys()
+    given = Given({}, "config.json")
+    read_keys(family.fields, given, family.model_type)
+    handled = given._read | set(READ_OF_ALL.keys)
+    methods = {name for name in dir(theirs) if callable(getattr(theirs, name, None))}
+    turns = any(isinstance(field, RopeParameters | LayerRopeParameters) for field in family.fields)
+    assert sorted(read - handled - methods - NOT_FROM_A_FILE - OF_OTHERS - (set() if turns else OF_ROTARY)) == []
+
+
+def keys_read_in(module: ModuleType) -> set[str]:
+    """The attributes of anything called `config`, or ending in it, that a module's code reads."""
+
+    def is_config(node: ast.AST) -> bool:
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        return name in ("config", "layer_config", "effective_config", "text_config", "decoder_config")
+
+    found = set()
+    for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_config(node.value):
+            found.add(node.attr)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            holder, name = node.args[:2]
+            if is_config(holder) and isinstance(name, ast.Constant):
+                found.add(str(name.value))
+    return found
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -139,13 +241,19 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "qk_norm": draw(st.sampled_from([None, "head", "width"])),
         "activation": draw(st.sampled_from(["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu_tanh"])),
         "attention_sinks": draw(st.booleans()),
-        "parallel_residual": draw(st.booleans()),
+        "head_bias": draw(st.booleans()),
+        "residual_scale": draw(st.sampled_from([1.0, 1.0, 0.5])),
+        "logit_scale": draw(st.sampled_from([1.0, 1.0, 0.25])),
+        "embedding_scale": draw(st.sampled_from([None, None, 2.5])),
         "tie_weights": draw(st.booleans()),
         "sliding_window": window,
         "sliding_layers": None if window is None else draw(st.none() | some_layers),
     }
     keys |= {name: draw(st.booleans()) for name in ("attention_bias", "attention_output_bias", "feed_forward_bias")}
+    keys["parallel_residual"] = draw(st.booleans())
+    keys["shared_norm"] = keys["parallel_residual"] and keys["norm_position"] != "output" and draw(st.booleans())
     if rope:
+        keys["rotary_layers"] = draw(st.none() | some_layers)
         keys["rotary_fraction"] = draw(st.sampled_from([1.0] if head_dim == 2 else [1.0, 2 / head_dim]))
         keys["rotary_scaling"] = draw(st.sampled_from([None, {"kind": "linear", "factor": 2.0}]))
         keys["sliding_position_base"] = None if window is None else draw(st.sampled_from([None, 50.0]))
@@ -153,6 +261,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         keys["experts"] = {
             "count": 3, "per_token": draw(sizes), "d_ff": draw(st.none() | sizes), "shared": draw(st.integers(0, 2)),
             "layers": draw(st.none() | some_layers), "normalize": draw(st.booleans()),
+            "router_bias": draw(st.booleans()),
         }  # fmt: skip
     return ModelConfig(**keys)
 
@@ -189,12 +298,12 @@ def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(co
         ({"rotary_scaling": {"kind": "ntk", "factor": 2.0}}, r"llama: rotary_scaling \(ntk here, none there, in"),
         ({"value_head_dim": 4}, r"llama: value_head_dim \(4 here, 8 there\)"),
         ({"attention_sinks": True}, r"llama: attention_sinks \(true here, false there\)"),
-        ({"attention_scale": 0.3}, r"llama: attention_scale \(0.3 here, 0.35"),
+        ({"attention_scale": 0.3, "qk_norm": "width"}, r"llama: .*attention_scale \(0.3 here, 0.35"),
         ({"experts": {"count": 4, "scores": "sigmoid"}}, r"mixtral: experts.scores \(sigmoid here, softmax there\)"),
         ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1 here, 0 there\)"),
         ({"ngrams": {"rows": 9}}, r"(?s)llama: ngrams.*train with model\.ngrams=null\."),
         ({"short_convolution": 3}, r"(?s)short_convolution \(3 here, none there\).*model\.short_convolution=null\."),
-        ({"initialization": "mup", "mup_base_d_model": 16}, r"llama: mup_base_d_model \(2.0 here, 1.0 there\)"),
+        ({"initialization": "mup", "mup_base_d_model": 16, "qk_norm": "head"}, r"llama: .*logit_scale \(0.5 here, 1.0"),
     ],
 )
 def test_what_no_family_expresses_is_refused_with_the_key_that_stands_in_the_way(changes, reason):

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheepop.checkpoint.exchange.tensor_rules import ABSENT, INTERLEAVED, PER_EXPERT, SAME, TRANSPOSED, Layout, Stacked
+from sheepop.checkpoint.exchange.tensor_rules import (
+    ABSENT,
+    INTERLEAVED,
+    PER_EXPERT,
+    ROTARY_PAIRS,
+    SAME,
+    STACKED_EXPERTS,
+    TRANSPOSED,
+    Behind,
+    Layout,
+    Stacked,
+)
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig
 
@@ -47,6 +58,37 @@ def test_interleaved_heads_hold_queries_keys_and_values_in_turn(columns):
     assert row == len(fused)
 
 
+@pytest.mark.parametrize("columns", [(), (4,)])
+def test_neighbouring_rows_of_a_head_are_the_two_rows_of_a_pair(columns):
+    config = ModelConfig(
+        vocab_size=5, d_model=6, num_heads=HEADS, head_dim=5, position_encoding="rope", rotary_fraction=0.8
+    )
+    ours = numbered(HEADS * 5, *columns)
+    (theirs,) = ROTARY_PAIRS.to_theirs([ours], config)
+    for head in range(HEADS):
+        for pair in range(2):
+            for part in range(2):
+                assert torch.equal(theirs[head * 5 + 2 * pair + part], ours[head * 5 + pair + 2 * part])
+        assert torch.equal(theirs[head * 5 + 4], ours[head * 5 + 4])  # the column that does not rotate
+    assert torch.equal(ROTARY_PAIRS.to_ours([theirs], [tuple(ours.shape)], config)[0], ours)
+
+
+@pytest.mark.parametrize("columns", [(), (4,)])
+def test_projections_of_stacked_experts_alternate_in_the_outputs(columns):
+    gate, up = numbered(2, 3, *columns), numbered(2, 3, *columns, start=1000)
+    (theirs,) = STACKED_EXPERTS.to_theirs([gate, up], CONFIG)
+    for expert in range(2):
+        for output in range(3):
+            assert torch.equal(theirs[expert, ..., 2 * output], gate[expert, output])
+            assert torch.equal(theirs[expert, ..., 2 * output + 1], up[expert, output])
+
+
+def test_rows_that_nothing_reads_are_left_out_and_written_as_zeros():
+    layout = Behind(skipped=2)
+    (theirs,) = layout.to_theirs([numbered(3, 2)], CONFIG)
+    assert theirs.tolist() == [[0, 0], [0, 0], [0, 1], [2, 3], [4, 5]]
+
+
 def test_experts_are_stored_one_by_one():
     whole = numbered(3, 2, 4)
     assert [expert.tolist() for expert in PER_EXPERT.to_theirs([whole], CONFIG)] == whole.tolist()
@@ -56,13 +98,20 @@ rows = st.integers(1, 4)
 
 
 @settings(max_examples=60)
-@given(st.sampled_from([SAME, TRANSPOSED, INTERLEAVED, PER_EXPERT]), rows, rows, st.booleans())
+@given(
+    st.sampled_from([SAME, TRANSPOSED, INTERLEAVED, PER_EXPERT, STACKED_EXPERTS, Behind(skipped=2)]),
+    rows,
+    rows,
+    st.booleans(),
+)
 def test_every_layout_is_reversible_and_tells_its_shapes(layout: Layout, a: int, b: int, is_bias: bool):
     columns = () if is_bias else (b,)
     if layout is INTERLEAVED:
         ours = [torch.randn(HEADS * a, *columns) for _ in range(3)]
-    elif layout is PER_EXPERT:
+    elif layout is PER_EXPERT or isinstance(layout, Behind):
         ours = [torch.randn(a, b, *columns)]
+    elif layout is STACKED_EXPERTS:
+        ours = [torch.randn(a, b, *columns) for _ in range(2)]
     else:
         ours = [torch.randn(size, *columns) for size in (a, b, a)]
     shapes = [tuple(tensor.shape) for tensor in ours]

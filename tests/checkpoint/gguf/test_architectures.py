@@ -19,8 +19,8 @@ from sheepop.checkpoint.gguf.metadata import value_of
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model import ModelConfig
-from sheepop.model.config import ExpertsConfig
 from sheepop.model.rotary_scaling import RotaryScaling
+from sheepop.model.sections import ExpertsConfig
 
 # Fields that change neither logits nor tokens, with another value each.
 WITHOUT_INFLUENCE: dict[str, Any] = {
@@ -80,6 +80,11 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "feed_forward_bias": (True, False),
     "experts": (None, {"count": 3}, {"count": 4, "per_token": 1}, {"count": 4, "per_token": 2, "d_ff": 48}),
     "parallel_residual": (True, False),
+    "shared_norm": (True,),
+    "residual_scale": (0.5,),
+    "logit_scale": (0.5,),
+    "head_bias": (True,),
+    "rotary_layers": ((0,),),
     "attention_bias": (True, False),
     "attention_output_bias": (True, False),
     "attention_scale": (0.3,),
@@ -95,6 +100,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "experts.per_token": (1,),
     "experts.d_ff": (48,),
     "experts.shared": (1,),
+    "experts.router_bias": (True,),
     "experts.layers": ((0, 2),),
     "experts.scores": ("sigmoid",),
     "experts.normalize": (False,),

@@ -6,16 +6,39 @@ from typing import Any
 
 from sheepop.checkpoint.exchange.equivalence import differences
 from sheepop.checkpoint.exchange.families.bloom import BLOOM
+from sheepop.checkpoint.exchange.families.descendants import (
+    ARCEE,
+    ERNIE4_5,
+    EXAONE4,
+    GLM4,
+    GRANITE,
+    SEED_OSS,
+    SMOLLM3,
+)
+from sheepop.checkpoint.exchange.families.gemma import GEMMA, GEMMA2, GEMMA3
 from sheepop.checkpoint.exchange.families.gpt2 import GPT2
 from sheepop.checkpoint.exchange.families.gpt_neox import GPT_NEOX
-from sheepop.checkpoint.exchange.families.llama import LLAMA_AND_DESCENDANTS
+from sheepop.checkpoint.exchange.families.gpt_oss import GPT_OSS
+from sheepop.checkpoint.exchange.families.gptj import GPTJ
+from sheepop.checkpoint.exchange.families.layer_norm import COHERE, COHERE2, STABLELM, STARCODER2
+from sheepop.checkpoint.exchange.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
+from sheepop.checkpoint.exchange.families.olmo import OLMO2, OLMO3
+from sheepop.checkpoint.exchange.families.opt import OPT
+from sheepop.checkpoint.exchange.families.phi import PHI, PHI3
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
 
 # An export tries them in this order.
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (*LLAMA_AND_DESCENDANTS, GPT2, GPT_NEOX, BLOOM)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE, GPT2, GPT_NEOX, BLOOM, SMOLLM3,
+        COHERE2, EXAONE4, GRANITE, OLMO3, GLM4, SEED_OSS, ARCEE, STABLELM, STARCODER2, GEMMA, COHERE, ERNIE4_5,
+        OPT, PHI, GPTJ, GPT_OSS,
+    )
+}  # fmt: skip
 
 
 def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:

@@ -18,7 +18,7 @@ _EXPERT_TRAINING = frozenset({"load_balancing_loss", "router_z_loss", "bias_upda
 _BY_EFFECT = frozenset(
     {
         "position_base", "sliding_position_base", "rotary_scaling", "rotary_fraction", "sliding_window",
-        "sliding_layers", "attention_scale", "experts", "d_ff", "mup_base_d_model",
+        "sliding_layers", "rotary_layers", "attention_scale", "experts", "d_ff", "mup_base_d_model", "logit_scale",
     }
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ def _effects(config: ModelConfig) -> dict[str, Any]:
     layers = range(config.num_layers)
     effects["sliding_window"] = [config.window(layer) for layer in layers]
     effects["attention_scale"] = score_scale(config)
-    effects["mup_base_d_model"] = config.width_multiplier
+    effects["logit_scale"] = config.output_scale
     effects["experts.layers"] = [config.has_experts(layer) for layer in layers]
     if config.experts is not None:
         for name, value in config.experts.model_dump(mode="json").items():
@@ -70,10 +70,15 @@ def _positions(config: ModelConfig) -> Iterator[tuple[str, Any]]:
         return
     yield "rotary_fraction", config.rotary_dim
     own = config.sliding_position_base
-    apart = [own is not None and config.window(layer) is not None for layer in range(config.num_layers)]
+    layers = range(config.num_layers)
+    yield "rotary_layers", [config.rotates(layer) for layer in layers]
+    # The angles of a layer that does not rotate do not matter.
+    apart = [own is not None and config.window(layer) is not None for layer in layers]
     scaling = None if config.rotary_scaling is None else config.rotary_scaling.model_dump(mode="json")
-    yield "position_base", [own if alone else config.position_base for alone in apart]
-    yield "rotary_scaling", [None if alone else scaling for alone in apart]
+    bases = [own if alone else config.position_base for alone in apart]
+    yield "position_base", [base if config.rotates(layer) else None for layer, base in enumerate(bases)]
+    scalings = [None if alone else scaling for alone in apart]
+    yield "rotary_scaling", [found if config.rotates(layer) else None for layer, found in enumerate(scalings)]
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, TensorRule, groups
 from sheepop.checkpoint.expected_tensors import expected_tensors
@@ -17,6 +18,7 @@ from sheepop.checkpoint.mapping import (
     fixed,
     number,
     read_fields,
+    refuse_unread,
     unread,
     write_fields,
 )
@@ -45,6 +47,35 @@ _WITHOUT_EFFECT = unread(
     "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
     "begin_suppress_tokens",
 )  # fmt: skip
+# The version of transformers with whose classes the tables were compared: a file of a newer one may have new keys.
+KNOWN_VERSION = (5, 23)
+
+
+@dataclass(frozen=True)
+class ReadOfAll(Field):
+    """Keys that transformers' shared code reads from every configuration, also where the family has no such key.
+
+    This field must follow the fields of the family, which may have some of these keys.
+    """
+
+    keys: tuple[str, ...]
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Refuses each of these keys that no field has read and that is not null."""
+        for name in self.keys:
+            if name in given.unread() and given.take(name) is not None:
+                raise given.problem(name, "is no key of this family, but transformers reads it from every model")
+        return {}
+
+
+READ_OF_ALL = ReadOfAll(
+    # The shared code of caches, masks, rotary positions, configurations and loading.
+    (
+        "layer_types", "sliding_window", "attention_chunk_size", "kv_sharing_modes", "number_of_conv_states",
+        "head_dim", "qk_head_dim", "original_max_position_embeddings", "attribute_map", "fusion_config",
+        "transformers_weights",
+    )
+)  # fmt: skip
 
 # Keys that any family may have.
 SHARED: tuple[Field, ...] = (
@@ -60,7 +91,44 @@ SHARED: tuple[Field, ...] = (
     fixed("cross_attention_hidden_size", None),
     fixed("tie_encoder_decoder", False),
     fixed("chunk_size_feed_forward", 0),
+    fixed("is_causal", True, None),
 )
+
+
+def with_shared(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Returns the fields of a family after those of any family, of which it may have replaced some by its own."""
+    own = {getattr(field, "theirs", None) for field in fields}
+    return (*(field for field in SHARED if getattr(field, "theirs", "") not in own), *fields, READ_OF_ALL)
+
+
+class Reading(NamedTuple):
+    """A network's configuration, the keys that were ignored because the family does not have them, and other notes."""
+
+    config: ModelConfig
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_keys(fields: Sequence[Field], given: Given, what: str) -> tuple[Settings, tuple[str, ...]]:
+    """Returns the settings of all fields, and the keys that transformers does not read, which nothing depends on.
+
+    `what` names the kind of model in errors. Raises `CheckpointError` for the first unsupported value, and for unknown
+    keys if code that comes with the model or a newer version of transformers may read them.
+    """
+    settings: Settings = {}
+    read_fields(with_shared(fields), given, settings)
+    ignored = given.unread()
+    if given.take("auto_map", None):
+        refuse_unread(given, what, "which the program code that comes with the model (auto_map) may read")
+    if _is_newer(version := given.take("transformers_version", None)):
+        known = ".".join(map(str, KNOWN_VERSION))
+        refuse_unread(given, what, f"which transformers {version} may read, of which SheepOp knows {known}")
+    return settings, tuple(ignored)
+
+
+def _is_newer(version: Any) -> bool:
+    found = re.match(r"(\d{1,9})\.(\d{1,9})", version) if isinstance(version, str) else None
+    return found is not None and (int(found[1]), int(found[2])) > KNOWN_VERSION
 
 
 @dataclass(frozen=True)
@@ -83,9 +151,12 @@ class Family:
     whole_heads: bool = False
 
     def read_config(self, keys: Mapping[str, Any], where: str) -> ModelConfig:
-        """Returns our configuration. Raises `CheckpointError` naming all unknown keys, or the first unsupported one."""
+        """Returns the configuration that `read` finds."""
+        return self.read(keys, where).config
+
+    def read(self, keys: Mapping[str, Any], where: str) -> Reading:
+        """Returns our configuration and the ignored keys; raises `CheckpointError` like `read_keys`."""
         given = Given(keys, where)
-        settings: Settings = {}
         given.take("model_type", None)
         classes = given.take("architectures", None)
         # With a tied output projection, the bare model has all weights of the language model.
@@ -93,13 +164,13 @@ class Family:
         known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
         if classes is not None and not known:
             raise given.problem("architectures", f"is not the language model {self.architecture}")
-        read_fields((*SHARED, *self.fields), given, settings, self.model_type)
-        return described(settings, where)
+        settings, ignored = read_keys(self.fields, given, self.model_type)
+        return Reading(described(settings, where), ignored, tuple(given.notes))
 
     def write_config(self, config: ModelConfig) -> Settings:
         """Returns the keys of ``config.json``; reading them back reveals what this family cannot express."""
         named = {"model_type": self.model_type, "architectures": [self.architecture]}
-        return named | write_fields((*self.fields, *SHARED), config)
+        return named | write_fields(with_shared(self.fields), config)
 
     def tensor_groups(self, config: ModelConfig) -> list[TensorGroup]:
         """Returns all tensors of a model of this family, in network order.

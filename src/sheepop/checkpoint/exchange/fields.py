@@ -55,6 +55,20 @@ class Activation(Field):
 
 
 @dataclass(frozen=True)
+class Derived(Field):
+    """A key that must be null or equal to one of our settings, which an earlier field has read."""
+
+    theirs: str
+    ours: str
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Refuses another number."""
+        if given.typed(self.theirs, int, None, optional=True) not in (None, settings[self.ours]):
+            raise given.problem(self.theirs, f"differs from {self.ours} = {settings[self.ours]}")
+        return {}
+
+
+@dataclass(frozen=True)
 class Dropouts(Field):
     """A family's keys for the dropout rates of three places, None without dropout; we have one rate for all three."""
 
@@ -68,17 +82,17 @@ class Dropouts(Field):
         return list(dict.fromkeys(key for key in (self.embedding, self.attention, self.residual) if key))
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the rate if it is the same in all places; refuses different rates."""
+        """Returns the rate if it is the same in all places, otherwise 0 with a note, as it affects only training."""
         rates = {key: given.typed(key, float, self.default, optional=True) or 0.0 for key in self._keys}
         places = [0.0 if key is None else rates[key] for key in (self.embedding, self.attention, self.residual)]
-        if len(set(places)) > 1:
-            key = max(rates, key=lambda name: rates[name])
-            raise given.problem(
-                key,
-                "differs between embedding, attention and residual dropout, for which SheepOp has a single rate. "
-                f"Set {', '.join(self._keys)} to 0 in the file; this affects only training",
-            )
-        return {"dropout": places[0]}
+        if len(set(places)) == 1:
+            return {"dropout": places[0]}
+        named = ", ".join(f"{key} = {rate:g}" for key, rate in rates.items())
+        given.notes.append(
+            f"{named}: dropout matters only in training, and SheepOp has a single rate for embedding, attention and "
+            "residual branches, which it sets to 0."
+        )
+        return {"dropout": 0.0}
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns our rate if every place has a key, otherwise 0, since dropout in only some places would differ."""
@@ -112,19 +126,34 @@ class Window(Field):
         return {"sliding_window": config.sliding_window, **switch}
 
 
+# Which layers rotate queries and keys, given the window and the layers that have it.
+Rotation = Callable[[Given, int | None, list[bool]], list[bool]]
+
+
+def everywhere(given: Given, window: int | None, slides: list[bool]) -> list[bool]:
+    """All layers rotate."""
+    return [True] * len(slides)
+
+
+def where_it_slides(given: Given, window: int | None, slides: list[bool]) -> list[bool]:
+    """Layers with a window rotate (Cohere 2)."""
+    return slides
+
+
 @dataclass(frozen=True)
 class LayerTypes(Field):
     """A window for the layers that `layer_types` names, or without that key, for those that the family's rule selects.
 
-    The rule maps the keys and the number of layers to a boolean for each layer.
+    The rule maps the keys and the number of layers to a boolean for each layer. `rotation` says which layers rotate.
     """
 
-    default: int
+    default: int | None
     rule: Callable[[Given, int], list[bool]]
     switched_by: str | None = None
+    rotation: Rotation = everywhere
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the window and its layers."""
+        """Returns the window and its layers, and the layers that rotate."""
         window = given.typed("sliding_window", int, self.default, optional=True)
         off = self.switched_by is not None and not given.typed(self.switched_by, bool, False)
         slides = self.rule(given, settings["num_layers"])
@@ -132,10 +161,16 @@ class LayerTypes(Field):
         if kinds is not None:
             slides = _by_kind(given, kinds, settings["num_layers"])
         elif self.switched_by is not None and (off or window is None):
-            return {}
+            slides = [False] * len(slides)
         if any(slides) and (off or window is None):
             raise given.problem("sliding_window", f"is not a window, but layer {slides.index(True)} must have one")
-        return window_settings(window, slides)
+        found = window_settings(window, slides)
+        rotating = self.rotation(given, window, slides)
+        if not any(rotating):
+            raise given.problem("layer_types", "leaves no layer that encodes positions, which SheepOp does not support")
+        if not all(rotating):
+            found["rotary_layers"] = tuple(layer for layer, rotates in enumerate(rotating) if rotates)
+        return found
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns the window, the type of each layer and the switch; the rule's key is omitted, as it has no effect."""
@@ -159,7 +194,7 @@ def _by_kind(given: Given, kinds: Any, num_layers: int) -> list[bool]:
     return [kind == _SLIDING for kind in kinds]
 
 
-def windows_by_period(default: int, period: int, key: str | None = None) -> LayerTypes:
+def windows_by_period(default: int, period: int, key: str | None = None, rotation: Rotation = everywhere) -> LayerTypes:
     """Returns a field with a window in all layers except every `period`-th, which `key` may change (Gemma)."""
 
     def rule(given: Given, num_layers: int) -> list[bool]:
@@ -168,7 +203,7 @@ def windows_by_period(default: int, period: int, key: str | None = None) -> Laye
             raise given.problem(str(key), "is not a number of layers")
         return all_but_every(every, num_layers)
 
-    return LayerTypes(default, rule)
+    return LayerTypes(default, rule, rotation=rotation)
 
 
 def windows_from_layer(default: int, first: int) -> LayerTypes:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sheepop.checkpoint.exchange.choice import FAMILIES
+from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.rope_parameters import longrope_note
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, to_ours
@@ -22,7 +23,7 @@ from sheepop.checkpoint.safetensors_file import pieces
 from sheepop.checkpoint.source_directory import CONFIG, check_tokenizer_files, read_table
 from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed, open_weights
-from sheepop.core.errors import CheckpointError, TokenizerError
+from sheepop.core.errors import CheckpointError, TokenizerError, first_few
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -38,22 +39,29 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     Raises `CheckpointError` for an unknown family or key, for tensors that are missing, unexpected or of the wrong
     shape (each named), for a file that is damaged or outside the directory, and for a tokenizer that does not fit.
     """
-    keys = read_table(directory, CONFIG)
+    keys: Mapping[str, Any] | None = read_table(directory, CONFIG)
     if keys is None:
         raise CheckpointError(
             f"{directory} is not a model in the Hugging Face format: it has no {CONFIG}. Give the directory that "
             "contains it and the weights."
         )
-    family = family_of(keys, directory)
-    config = family.read_config(keys, str(directory / CONFIG))
-    found, left_out = canonical(open_weights(directory), family)
+    where = str(directory / CONFIG)
+    multimodal = MULTIMODAL.get(str(keys.get("model_type")))
+    family = family_of(keys, directory) if multimodal is None else multimodal.text
+    tensors: Mapping[str, LazyTensor] = open_weights(directory)
+    aside: list[str] = []
+    if multimodal is not None:
+        keys, tensors, aside = multimodal.language_model(keys, tensors, where)
+        where += ": text_config"
+    config, ignored, remarks = family.read(keys, where)
+    found, left_out = canonical(tensors, family)
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
     _check(config, groups, found, directory)
     tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
-    notes += _notes(keys, config, left_out)
+    notes += [*aside, *remarks, *_notes(keys, config, left_out, ignored)]
     source = {
         "format": "hugging face",
         "family": family.model_type,
@@ -65,9 +73,14 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     )
 
 
-def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str]) -> list[str]:
+def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str], ignored: Sequence[str]) -> list[str]:
     """Returns notes on parts of the source that were not imported."""
     notes = [f"Left out, because they are derived from the configuration: {listed(left_out, 3)}."] if left_out else []
+    if ignored:
+        notes.append(
+            f"Ignored keys of {CONFIG}, which transformers does not read for {keys['model_type']}: "
+            f"{first_few(ignored, 20)}."
+        )
     notes += longrope_note(config, keys.get("max_position_embeddings"))
     if keys.get("auto_map"):
         notes.append(
@@ -91,9 +104,8 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
-    hint = " Of gemma3, only the text model, gemma3_text, is supported." if model_type == "gemma3" else ""
     raise CheckpointError(
-        f"{directory / CONFIG}: {found}.{hint} Choose a model of a supported family: {', '.join(FAMILIES)}."
+        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*FAMILIES, *MULTIMODAL))}."
     )
 
 

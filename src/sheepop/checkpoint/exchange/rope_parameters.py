@@ -10,7 +10,9 @@ table: it uses the short one, with which both programs agree up to the original 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from sheepop.checkpoint.given import LARGEST_CONTEXT, Given
@@ -41,8 +43,9 @@ _ALIASES = {"su": "longrope"}
 class RopeParameters(Field):
     """One base for all layers. `fraction` is the default of the rotated fraction, None if a family rotates whole heads.
 
-    `original` is the default of the original context length, if it has a key outside the table. Writing uses the first
-    of several keys for one value.
+    `original` is the default of the original context length, if it has a key outside the table. `for_images` are keys
+    of the table that matter only for images and video, and `missing` is the table if there is none. Writing uses the
+    first of several keys for one value.
     """
 
     base: float = 10000.0
@@ -51,16 +54,20 @@ class RopeParameters(Field):
     base_keys: tuple[str, ...] = ("rope_theta",)
     fraction_keys: tuple[str, ...] = ("partial_rotary_factor",)
     original: int | None = None
+    for_images: tuple[str, ...] = ()
+    missing: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns base, fraction and scaling."""
         base, fraction = (
             given.typed(keys[0], float, None, *keys[1:], optional=True) for keys in (self.base_keys, self.fraction_keys)
         )
-        parameters = _one_spelling(given)
+        parameters = _one_spelling(given, self.missing)
         original = None if self.original is None else given.typed(ORIGINAL, int, self.original)
         found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings, original)
         fraction = _agreed(parameters, "partial_rotary_factor", fraction)
+        for name in self.for_images:
+            parameters.take(name, None)
         _refuse_the_rest(parameters)
         if self.fraction is None and fraction not in (None, 1.0):
             raise given.problem(self.fraction_keys[0], "does not apply to this family, which rotates whole heads")
@@ -81,16 +88,26 @@ class RopeParameters(Field):
 
 @dataclass(frozen=True)
 class LayerRopeParameters(Field):
-    """One base for layers with a sliding window, which are not scaled, and one for the other layers (Gemma 3)."""
+    """One base for layers with a sliding window, which are not scaled, and one for the other layers (Gemma 3).
+
+    `sliding_key` is the older key of the first base. Without it, only the table holds it, which is then written.
+    """
 
     base: float = 1_000_000.0
     sliding_base: float = 10_000.0
+    sliding_key: str | None = "rope_local_base_freq"
     scalings: tuple[str, ...] = ("linear", "yarn", "llama3")
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns both bases and the scaling of the layers without a window."""
         base = given.typed("rope_theta", float, None, optional=True)
-        sliding = given.typed("rope_local_base_freq", float, None, optional=True)
+        sliding = None if self.sliding_key is None else given.typed(self.sliding_key, float, None, optional=True)
+        if self.sliding_key is None and base not in (None, self.sliding_base):
+            raise given.problem(
+                "rope_theta",
+                "is the base of all layers in some versions of transformers, and in others only of those "
+                "without a window. Give rope_parameters with the base of full_attention and of sliding_attention",
+            )
         if given.has("rope_parameters"):
             nested = _one_spelling(given)
             full = nested.within("full_attention", nested.take("full_attention", None) or {})
@@ -110,20 +127,21 @@ class LayerRopeParameters(Field):
         return found
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns the spelling with `rope_theta`, `rope_local_base_freq` and `rope_scaling`."""
-        return {
-            "rope_theta": config.position_base,
-            "rope_local_base_freq": config.sliding_position_base or config.position_base,
-            "rope_scaling": _written_scaling(config, self.scalings),
-        }
+        """Returns the spelling with a key for each base and `rope_scaling`, or without such a key one table."""
+        sliding, scaling = config.sliding_position_base or config.position_base, _written_scaling(config, self.scalings)
+        if self.sliding_key is not None:
+            return {"rope_theta": config.position_base, self.sliding_key: sliding, "rope_scaling": scaling}
+        full = {"rope_theta": config.position_base, **(scaling or {"rope_type": "default"})}
+        tables = {"full_attention": full, "sliding_attention": {"rope_theta": sliding, "rope_type": "default"}}
+        return {"rope_parameters": tables}
 
 
-def _one_spelling(given: Given) -> Given:
+def _one_spelling(given: Given, missing: Mapping[str, Any] = MappingProxyType({})) -> Given:
     new, old = given.take("rope_parameters", None), given.take("rope_scaling", None)
     if new is not None and old is not None:
         raise given.problem("rope_scaling", "is given together with rope_parameters. Keep only one of them")
     if new is None and old is None:
-        return Given({}, given.where)
+        return Given(missing, given.where)
     return given.within("rope_scaling", old) if new is None else given.within("rope_parameters", new)
 
 

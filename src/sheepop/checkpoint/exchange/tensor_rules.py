@@ -68,6 +68,65 @@ class Interleaved(Stacked):
         return [part.flatten(0, 1) for part in fused.unbind(1)]
 
 
+class RotaryPairs(Stacked):
+    """The rows of queries or keys, if theirs rotates the columns (2i, 2i + 1) of a head in pairs, ours (i, i + R/2)."""
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Puts the two rows of each pair side by side."""
+        return [_regrouped(ours[0], config, 2, config.rotary_dim // 2)]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Puts the first rows of all pairs before the second ones."""
+        return [_regrouped(theirs[0], config, config.rotary_dim // 2, 2)]
+
+
+def _regrouped(rows: Tensor, config: ModelConfig, groups: int, size: int) -> Tensor:
+    """Takes the rotated rows of each head, in `groups` of `size`, in turn from all groups; `rows` are (H C, ...)."""
+    heads = rows.reshape(-1, config.head_size, *rows.shape[1:])
+    turned, rest = heads[:, : config.rotary_dim], heads[:, config.rotary_dim :]
+    turned = turned.reshape(-1, groups, size, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
+    return torch.cat([turned, rest], dim=1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Behind(Stacked):
+    """Rows that follow `skipped` rows which nothing reads, and which are written as zeros (OPT's positions)."""
+
+    skipped: int = 0
+
+    def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Returns the shape with the skipped rows."""
+        return [(ours[0][0] + self.skipped, *ours[0][1:])]
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Puts zeros before the rows."""
+        return [torch.cat([ours[0].new_zeros(self.skipped, *ours[0].shape[1:]), ours[0]])]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Leaves the skipped rows out."""
+        return [theirs[0][self.skipped :]]
+
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """Experts in one tensor with the inputs before the outputs; several projections alternate in the outputs."""
+
+    def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Returns (E, inputs, outputs), of a bias (E, outputs)."""
+        count, outputs, *inputs = ours[0]
+        return [(count, *inputs, len(ours) * outputs)]
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Alternates the outputs of the projections."""
+        whole = torch.stack(list(ours), dim=2).flatten(1, 2)
+        return [whole.transpose(1, -1)]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Separates the projections."""
+        whole = theirs[0].transpose(1, -1)
+        return list(whole.reshape(len(whole), -1, len(shapes), *whole.shape[2:]).unbind(2))
+
+
 class PerExpert:
     """One of our tensors, which stacks all experts in its first dimension, and one of theirs for each expert."""
 
@@ -105,7 +164,9 @@ class Absent:
 SAME = Stacked()
 TRANSPOSED = Stacked(transposed=True)
 INTERLEAVED = Interleaved()
+ROTARY_PAIRS = RotaryPairs()
 PER_EXPERT = PerExpert()
+STACKED_EXPERTS = StackedExperts()
 ABSENT = Absent()
 QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter in "qkv")
 
@@ -154,14 +215,20 @@ def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: M
     return (found[name] for name in expected if name in found)
 
 
+EXPERTS = "blocks.{layer}.feed_forward"
+
+
+def router(theirs: str) -> tuple[TensorRule, ...]:
+    """Returns rules for a router; only SheepOp has a balance of the loads."""
+    return (*same(f"{EXPERTS}.router", theirs), TensorRule((f"{EXPERTS}.router.balance",), "", ABSENT))
+
+
 def experts(place: str, names: Mapping[str, str]) -> tuple[TensorRule, ...]:
     """Returns rules for a mixture of experts; `names` maps our names of the projections (gate, up, down) to theirs."""
-    here = "blocks.{layer}.feed_forward"
     return (
-        TensorRule((f"{here}.router.weight",), f"{place}.gate.weight"),
-        TensorRule((f"{here}.router.balance",), "", ABSENT),
+        *router(f"{place}.gate"),
         *(
-            TensorRule((f"{here}.experts.{ours}_proj",), f"{place}.experts.{{expert}}.{theirs}.weight", PER_EXPERT)
+            TensorRule((f"{EXPERTS}.experts.{ours}_proj",), f"{place}.experts.{{expert}}.{theirs}.weight", PER_EXPERT)
             for ours, theirs in names.items()
         ),
     )

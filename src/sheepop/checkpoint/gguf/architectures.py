@@ -65,7 +65,10 @@ _SIZES: tuple[Field, ...] = (
     size("embedding_length", "d_model"),
 )
 _NO_CAPS = implied(attention_soft_cap=None, logit_soft_cap=None)
-_USUAL = implied(final_norm=True, attention_sinks=False, ngrams=None, short_convolution=None)
+_USUAL = implied(
+    final_norm=True, attention_sinks=False, ngrams=None, short_convolution=None, shared_norm=False, residual_scale=1.0,
+    logit_scale=1.0, rotary_layers=None, head_bias=False,
+)  # fmt: skip
 _LAYER_NORM = (Implied("norm", ("layernorm",)), number("attention.layer_norm_epsilon", "norm_eps"))
 _RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
 # Reading gives the first kind; a scale of 1 + weight is written as that sum.

@@ -15,7 +15,7 @@ from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
 from sheepop.checkpoint.gguf.rotary import DIVISORS
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
-from sheepop.checkpoint.mapping import Fixed, described, read_fields, write_fields
+from sheepop.checkpoint.mapping import Fixed, described, read_fields, refuse_unread, write_fields
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model.config import ModelConfig
@@ -85,7 +85,8 @@ def _read_settings(container: Container, architecture: Architecture, rows: int) 
     settings: dict[str, Any] = {"vocab_size": rows, "dropout": 0.0}
     if metadata.typed("vocab_size", int, rows) != rows:
         raise metadata.problem("vocab_size", f"contradicts the {rows:,} rows of the embedding")
-    read_fields((*architecture.fields, _CAUSAL), metadata, settings, architecture.name)
+    read_fields((*architecture.fields, _CAUSAL), metadata, settings)
+    refuse_unread(metadata, architecture.name, "which might change what the network computes")
     settings["bias"] = settings["attention_bias"]
     if DIVISORS in container.tensors:
         scaling = _read_divisors(container, settings)

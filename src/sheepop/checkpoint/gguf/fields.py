@@ -227,6 +227,8 @@ class Experts(Field):
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
+        if experts.router_bias:
+            yield "experts.router_bias = True, but its router has no bias"
         if not experts.normalize:
             yield "experts.normalize = False, but it normalises the weights of the chosen experts"
         if config.feed_forward_bias:

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
+from sheepop.model.config import GATED, ModelConfig
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.experts.router import Router, Routing, count_choices
-from sheepop.model.feedforward import ACTIVATIONS, FeedForward, apply_gate
+from sheepop.model.feedforward import ACTIVATIONS, UP_CHANGES, FeedForward, apply_gate
 from sheepop.model.probe import Probe
+from sheepop.model.sections import ExpertsConfig
 
 
 class Experts(nn.Module):
@@ -26,7 +27,7 @@ class Experts(nn.Module):
         self.gate_bias = nn.Parameter(torch.empty(count, width)) if gated and bias else None
         self.up_bias = nn.Parameter(torch.empty(count, width)) if bias else None
         self.down_bias = nn.Parameter(torch.empty(count, d_model)) if bias else None
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation, self.up_change = ACTIVATIONS[config.activation], UP_CHANGES.get(config.activation)
         self.dropout = nn.Dropout(config.dropout)
         self.pre_activation, self.hidden = Probe(), Probe()
         if gated:
@@ -52,7 +53,7 @@ class Experts(nn.Module):
             hidden_MF = self.activation(self.pre_activation(up_MF))
         else:
             gate_MF = self.pre_activation(apply(x_MD, self.gate_proj, self.gate_bias))
-            hidden_MF = apply_gate(self.activation(gate_MF), self.up(up_MF))
+            hidden_MF = apply_gate(self.activation(gate_MF), self.up(up_MF), self.up_change)
         return apply(self.dropout(self.hidden(hidden_MF)), self.down_proj, self.down_bias)
 
 

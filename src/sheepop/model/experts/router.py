@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheepop.model.config import ExpertsConfig, ModelConfig
+from sheepop.model.config import ModelConfig
 from sheepop.model.probe import Probe
+from sheepop.model.sections import ExpertsConfig
 
 
 class Routing(NamedTuple):
@@ -64,6 +65,7 @@ class Router(nn.Module):
     def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts.count, config.d_model))
+        self.bias = nn.Parameter(torch.zeros(experts.count)) if experts.router_bias else None
         self.register_buffer("balance", torch.zeros(experts.count))
         self.per_token, self.normalize, self.scores = experts.per_token, experts.normalize, experts.scores
         self.logits, self.chosen, self.weights = Probe(), Probe(), Probe()
@@ -72,7 +74,8 @@ class Router(nn.Module):
         """Returns logits (N, E), the weights of the chosen experts (N, k), and their indices (N, k)."""
         exact, device = torch.promote_types(x_ND.dtype, torch.float32), x_ND.device.type
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            logits_NE = self.logits(F.linear(x_ND.to(exact), self.weight.to(exact)))
+            logits_NE = F.linear(x_ND.to(exact), self.weight.to(exact))
+            logits_NE = self.logits(logits_NE if self.bias is None else logits_NE + self.bias.to(exact))
         scores_NE = logits_NE.softmax(-1) if self.scores == "softmax" else logits_NE.sigmoid()
         chosen_Nk = self.chosen((scores_NE.detach() + self.balance).topk(self.per_token, dim=-1).indices)
         weights_Nk = scores_NE.gather(1, chosen_Nk)

@@ -1,12 +1,12 @@
-"""Llama and its descendants: RMSNorm, gated feed-forward networks and rotary positions; and the tables they share.
+"""Llama, Mistral and Qwen: RMSNorm, gated feed-forward networks and rotary positions; and the tables they share.
 
 Mistral has a sliding window in every layer, and Mixtral also experts. Qwen 2 has biases of queries, keys and values,
-Qwen 3 norms of queries and keys. Phi-3 has fused tensors for queries, keys and values, and for gate and up projection.
-OLMo 2 has norms only after the sublayers, and norms over the whole width of queries and keys. Gemma 2 and 3 (text) have
-norms before and after every sublayer, which scale by 1 + weight, and scaled embeddings.
+Qwen 3 norms of queries and keys.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import (
@@ -14,30 +14,26 @@ from sheepop.checkpoint.exchange.fields import (
     Activation,
     Dropouts,
     Window,
-    windows_by_period,
     windows_from_layer,
 )
-from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
-from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TensorRule, experts, fused, same
+from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
+from sheepop.checkpoint.exchange.tensor_rules import ROTARY_PAIRS, TensorRule, experts, fused, same
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
-    EmbeddingRoot,
     Field,
-    Fixed,
     Settings,
     context,
     count,
     fixed,
     implied,
     number,
-    score_scale,
     size,
     switch,
     unread,
 )
 from sheepop.model.config import ModelConfig
 
-_BLOCK, _LAYER = "blocks.{layer}", "model.layers.{layer}"
+BLOCK, LAYER = "blocks.{layer}", "model.layers.{layer}"
 IMPLIED = implied(position_encoding="rope", norm="rmsnorm", norm_position="pre", bias=False)
 
 
@@ -48,43 +44,62 @@ def llama_keys(
     d_ff: int,
     d_model: int = 4096,
     num_layers: int = 32,
+    num_heads: int = 32,
     num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
+    norm_key: str = "rms_norm_eps",
+    activation: Activation = Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
+    tied: bool = False,
 ) -> tuple[Field, ...]:
     """Returns the keys that all descendants of Llama share, except head and position keys, with these defaults."""
     return (
         size("vocab_size", "vocab_size", vocab_size),
         size("hidden_size", "d_model", d_model),
         count("num_hidden_layers", "num_layers", num_layers),
-        size("num_attention_heads", "num_heads", 32),
+        size("num_attention_heads", "num_heads", num_heads),
         size("num_key_value_heads", "num_kv_heads", num_kv_heads, optional=True),
         context("max_position_embeddings", max_seq_len),
         size("intermediate_size", "d_ff", d_ff),
-        Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
-        number("rms_norm_eps", "norm_eps", norm_eps),
-        switch("tie_word_embeddings", "tie_weights", default=False),
+        activation,
+        number(norm_key, "norm_eps", norm_eps),
+        switch("tie_word_embeddings", "tie_weights", default=tied),
     )
 
 
 HEAD_DIM = size("head_dim", "head_dim", None, optional=True)
 ATTENTION_BIAS = switch("attention_bias", "attention_bias", "attention_output_bias", default=False)
+QUERY_BIAS = switch("attention_bias", "attention_bias", default=False)
 ATTENTION_DROPOUT = Dropouts(None, "attention_dropout", None)
 
 EMBEDDING = (TensorRule(("embedding.weight",), "model.embed_tokens.weight"),)
 HEAD = (*same("final_norm", "model.norm"), TensorRule(("lm_head.weight",), "lm_head.weight"))
 PRE_NORMS = (
-    *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.input_layernorm"),
-    *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.post_attention_layernorm"),
+    *same(f"{BLOCK}.attention_norm", f"{LAYER}.input_layernorm"),
+    *same(f"{BLOCK}.feed_forward_norm", f"{LAYER}.post_attention_layernorm"),
 )
 ATTENTION = tuple(
     rule
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-    for rule in same(f"{_BLOCK}.attention.{name}", f"{_LAYER}.self_attn.{name}")
+    for rule in same(f"{BLOCK}.attention.{name}", f"{LAYER}.self_attn.{name}")
 )
 FEED_FORWARD = tuple(
     rule
     for name in ("gate_proj", "up_proj", "down_proj")
-    for rule in same(f"{_BLOCK}.feed_forward.{name}", f"{_LAYER}.mlp.{name}")
+    for rule in same(f"{BLOCK}.feed_forward.{name}", f"{LAYER}.mlp.{name}")
+)
+OUTPUT_NORMS = (
+    *same(f"{BLOCK}.attention_output_norm", f"{LAYER}.post_attention_layernorm"),
+    *same(f"{BLOCK}.feed_forward_output_norm", f"{LAYER}.post_feedforward_layernorm"),
+)
+_GATE_UP = (f"{BLOCK}.feed_forward.gate_proj", f"{BLOCK}.feed_forward.up_proj")
+FUSED_FEED_FORWARD = (
+    *fused(_GATE_UP, f"{LAYER}.mlp.gate_up_proj"),
+    *same(f"{BLOCK}.feed_forward.down_proj", f"{LAYER}.mlp.down_proj"),
+)
+# Queries and keys whose columns (2i, 2i + 1) rotate as a pair.
+PAIRED_ATTENTION = tuple(
+    replace(rule, layout=ROTARY_PAIRS) if ".q_proj" in rule.theirs or ".k_proj" in rule.theirs else rule
+    for rule in ATTENTION
 )
 TENSORS = (*EMBEDDING, *PRE_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
 
@@ -143,7 +158,7 @@ MIXTRAL = Family(
         *EMBEDDING,
         *PRE_NORMS,
         *ATTENTION,
-        *experts(f"{_LAYER}.block_sparse_moe", {"gate": "w1", "down": "w2", "up": "w3"}),
+        *experts(f"{LAYER}.block_sparse_moe", {"gate": "w1", "down": "w2", "up": "w3"}),
         *HEAD,
     ),
 )
@@ -229,137 +244,5 @@ QWEN3_MOE = Family(
         unread("output_router_logits"),
         SparseLayers(),
     ),
-    tensors=(*TENSORS, *experts(f"{_LAYER}.mlp", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})),
+    tensors=(*TENSORS, *experts(f"{LAYER}.mlp", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})),
 )
-
-_GATE_UP = (f"{_BLOCK}.feed_forward.gate_proj", f"{_BLOCK}.feed_forward.up_proj")
-_FUSED = (*QUERY_KEY_VALUE, *_GATE_UP)
-
-PHI3 = Family(
-    model_type="phi3",
-    architecture="Phi3ForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(vocab_size=32064, max_seq_len=4096, d_ff=8192, d_model=3072, norm_eps=1e-5),
-        HEAD_DIM,
-        Window(default=None),
-        Dropouts("embd_pdrop", "attention_dropout", "resid_pdrop"),
-        RopeParameters(fraction=1.0, scalings=("longrope",), original=4096),
-        fixed("attention_bias", False),
-        fixed("mlp_bias", False),
-        fixed("lm_head_bias", False),
-        # Keys of the program code of Phi-4-mini, at values without an effect.
-        fixed("full_attn_mod", 1),
-        fixed("interpolate_factor", 1),
-    ),
-    tensors=(
-        *EMBEDDING,
-        *PRE_NORMS,
-        *fused(QUERY_KEY_VALUE, f"{_LAYER}.self_attn.qkv_proj"),
-        *fused(_GATE_UP, f"{_LAYER}.mlp.gate_up_proj"),
-        *(rule for rule in (*ATTENTION, *FEED_FORWARD) if rule.ours[0].removesuffix(".weight") not in _FUSED),
-        *HEAD,
-    ),
-)
-
-OLMO2 = Family(
-    model_type="olmo2",
-    architecture="Olmo2ForCausalLM",
-    fields=(
-        *implied(position_encoding="rope", norm="rmsnorm", norm_position="output", qk_norm="width", bias=False),
-        *llama_keys(vocab_size=50304, max_seq_len=2048, d_ff=11008, norm_eps=1e-5),
-        HEAD_DIM,
-        ATTENTION_BIAS,
-        ATTENTION_DROPOUT,
-        RopeParameters(),
-    ),
-    tensors=(
-        *EMBEDDING,
-        *same(f"{_BLOCK}.attention_output_norm", f"{_LAYER}.post_attention_layernorm"),
-        *same(f"{_BLOCK}.feed_forward_output_norm", f"{_LAYER}.post_feedforward_layernorm"),
-        *ATTENTION,
-        *FEED_FORWARD,
-        *HEAD,
-    ),
-)
-
-
-class ScoreDivisor(Field):
-    """`query_pre_attn_scalar`, an integer; scores are divided by its root (Gemma)."""
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns one over the root as the scale."""
-        divisor = given.typed("query_pre_attn_scalar", int, 256)
-        if divisor < 1:
-            raise given.problem("query_pre_attn_scalar", "is not positive")
-        return {"attention_scale": divisor**-0.5}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Returns the nearest integer."""
-        return {"query_pre_attn_scalar": max(1, round(min(1 / score_scale(config), 2.0**15) ** 2))}
-
-
-_GEMMA_FIELDS: tuple[Field, ...] = (
-    *implied(position_encoding="rope", norm="rmsnorm_zero_centered", norm_position="sandwich", bias=False),
-    size("hidden_size", "d_model", 2304),
-    count("num_hidden_layers", "num_layers", 26),
-    size("num_attention_heads", "num_heads", 8),
-    size("intermediate_size", "d_ff", 9216),
-    size("num_key_value_heads", "num_kv_heads", 4, optional=True),
-    size("head_dim", "head_dim", 256),
-    Activation("hidden_activation", {"gelu_pytorch_tanh": "geglu_tanh", **GATED_ACTIVATIONS}, "gelu_pytorch_tanh"),
-    number("rms_norm_eps", "norm_eps", 1e-6),
-    switch("tie_word_embeddings", "tie_weights", default=True),
-    ATTENTION_BIAS,
-    EmbeddingRoot(),
-    ScoreDivisor(),
-    ATTENTION_DROPOUT,
-    fixed("use_bidirectional_attention", False, None),
-    # transformers reads `hidden_activation` and `sliding_window` instead of these.
-    unread("hidden_act", "sliding_window_size"),
-)
-_GEMMA_NORMS = (
-    *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.input_layernorm"),
-    *same(f"{_BLOCK}.attention_output_norm", f"{_LAYER}.post_attention_layernorm"),
-    *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.pre_feedforward_layernorm"),
-    *same(f"{_BLOCK}.feed_forward_output_norm", f"{_LAYER}.post_feedforward_layernorm"),
-)
-_GEMMA_TENSORS = (*EMBEDDING, *_GEMMA_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
-
-GEMMA2 = Family(
-    model_type="gemma2",
-    architecture="Gemma2ForCausalLM",
-    fields=(
-        size("vocab_size", "vocab_size", 256000),
-        context("max_position_embeddings", 8192),
-        *_GEMMA_FIELDS,
-        number("attn_logit_softcapping", "attention_soft_cap", 50.0, optional=True),
-        number("final_logit_softcapping", "logit_soft_cap", 30.0, optional=True),
-        windows_by_period(4096, 2),
-        RopeParameters(),
-    ),
-    tensors=_GEMMA_TENSORS,
-    whole_heads=True,
-)
-
-GEMMA3 = Family(
-    model_type="gemma3_text",
-    architecture="Gemma3ForCausalLM",
-    fields=(
-        *implied(qk_norm="head"),
-        size("vocab_size", "vocab_size", 262208),
-        context("max_position_embeddings", 131072),
-        *_GEMMA_FIELDS,
-        Fixed("attn_logit_softcapping", (None,), "and transformers ignores this key in this family"),
-        number("final_logit_softcapping", "logit_soft_cap", None, optional=True),
-        windows_by_period(4096, 6, "sliding_window_pattern"),
-        LayerRopeParameters(),
-        # An older form of the pattern, which `layer_types` replaced.
-        unread("_sliding_window_pattern"),
-    ),
-    tensors=_GEMMA_TENSORS,
-    whole_heads=True,
-)
-
-# An export tries them in this order.
-LLAMA_AND_DESCENDANTS = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE)
