@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
-from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TensorType, type_name
+from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TYPES, TensorType, type_name
 from sheepop.core.errors import CheckpointError
 
 _MAGIC = b"GGUF"
@@ -45,6 +45,8 @@ CHECKSUM_KEY = "sheepop.checksum"
 FILE_TYPE_KEY = "general.file_type"
 _CHECKSUM = re.compile(r"file type (\d+), SHA-256 ([0-9a-f]{64})")
 _CHUNK = 2**24
+# How many numbers of a tensor are decoded at a time.
+_PIECE = 2**18
 # The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
@@ -94,9 +96,16 @@ class Container:
     def read(self, name: str) -> Tensor:
         """Returns a copy of the tensor in the in-memory dtype of its type."""
         record = self.tensors[name]
-        content = bytearray(memoryview(self._map)[record.start : record.start + record.size])
-        columns = record.shape[-1] if record.shape else 1
-        return record.kind.decode(torch.frombuffer(content, dtype=torch.uint8), columns).reshape(record.shape)
+        kind = record.kind
+        numbers = torch.empty(record.shape, dtype=kind.dtype)
+        pieces = numbers.view(-1, kind.block).split(max(1, _PIECE // kind.block))
+        start = record.start
+        for piece in pieces:  # so that decoding needs little memory besides the result
+            end = start + len(piece) * kind.block_bytes
+            content = bytearray(memoryview(self._map)[start:end])
+            piece.copy_(kind.decode(torch.frombuffer(content, dtype=torch.uint8), kind.block))
+            start = end
+        return numbers
 
     def digest(self, key: str) -> str:
         """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""
@@ -179,8 +188,7 @@ def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
         name, kind = next(iter(unread.items()))
         raise CheckpointError(
             f"{len(unread)} of {count} tensors have types that SheepOp does not read: "
-            f"{', '.join(sorted(set(unread.values())))} ({name!r} is {kind}). It reads f32, f16, bf16 and q8_0; "
-            "use a file of one of these types."
+            f"{', '.join(sorted(set(unread.values())))} ({name!r} is {kind}). It reads {', '.join(TYPES)}."
         )
     first = -(-cursor.position // alignment) * alignment
     records = [_placed(cursor, entry, first, alignment) for entry in found]
