@@ -23,7 +23,7 @@ from sheepop.checkpoint.gguf.description import choose_architecture, config_meta
 from sheepop.checkpoint.gguf.layout import Place, balances, places
 from sheepop.checkpoint.gguf.metadata import Value, value_of
 from sheepop.checkpoint.gguf.mixtures import MIXTURES
-from sheepop.checkpoint.gguf.quantized_types import F32, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.quantized_types import F32, TYPES, TensorType, type_of_dtype
 from sheepop.checkpoint.gguf.reader import open_gguf
 from sheepop.checkpoint.gguf.rows import Role
 from sheepop.checkpoint.gguf.tokenizer import tokenizer_metadata
@@ -95,6 +95,7 @@ def write_gguf(
             path, metadata, entries, lambda entry: _encoded(place_of[entry.name], entry.kind, tensors, advance)
         )
         _compare(path, config, tensors, tokenizer, {entry.name: entry.kind for entry in entries}, found)
+    notes += _larger_notes(entries, dtype)
     if config.activation == "gelu":
         notes.append("llama.cpp computes the tanh form of GELU, which differs from the exact one by up to 0.0005.")
     return GGUFExport(chosen.name, Counter(entry.kind.name for entry in entries), tuple(notes))
@@ -141,6 +142,15 @@ def _entry(place: Place, tensors: Mapping[str, LazyTensor], config: ModelConfig,
             "Choose f16, bf16 or f32."
         )
     return TensorEntry(place.theirs, kind, place.shape)
+
+
+def _larger_notes(entries: Sequence[TensorEntry], dtype: str | None) -> list[str]:
+    """Returns a note if rows do not divide into the blocks of the chosen type, which a larger type replaces."""
+    block = 1 if dtype is None else TYPES[MIXTURES[dtype].most].block
+    larger = [entry.kind.name for entry in entries if entry.kind.block > 1 and entry.shape[-1] % block]
+    kinds = ", ".join(sorted(set(larger)))
+    reason = f"have rows that are not multiples of {block} numbers, and are stored in the larger type {kinds}"
+    return [f"{len(larger)} matrices {reason}."] if larger else []
 
 
 def _most_common(entries: Sequence[TensorEntry]) -> str:
