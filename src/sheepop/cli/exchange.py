@@ -16,7 +16,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result
 
 
 def import_model(
-    source: Annotated[Path, typer.Argument(help="A directory in Hugging Face format, or a GGUF file (any part of a split one).")],
+    source: Annotated[
+        Path, typer.Argument(help="A directory in Hugging Face format, or a GGUF file (any part of a split one).")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the model.")],
     dtype: Dtype = None,
     tokenizer: Annotated[

@@ -88,10 +88,10 @@ def export_model(
 
     `format` is ``hf``, a directory for transformers; ``gguf``, a file for llama.cpp; or ``peft``, only the LoRA adapter
     of a model, for Hugging Face's PEFT. `dtype` converts the weights. For GGUF, `quantize` makes the weights smaller
-    (``q8_0``, ``q6_k``, ``q5_k_m``, ``q5_0``, ``q4_k_m`` or ``q4_0``), and `with_tokenizer` false leaves the tokenizer out for programs with their own. For ``hf``, weights larger
-    than `max_shard_size` (None: 5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the
-    reasons if the format cannot express the model, and `UsageError` for settings that exclude each other or an `output`
-    in use.
+    (``q8_0``, ``q6_k``, ``q5_k_m``, ``q5_0``, ``q4_k_m`` or ``q4_0``), and `with_tokenizer` false leaves the tokenizer
+    out for programs with their own. For ``hf``, weights larger than `max_shard_size` (None: 5GB) are split into several
+    files. Returns a summary. Raises `CheckpointError` with the reasons if the format cannot express the model, and
+    `UsageError` for settings that exclude each other or an `output` in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")

@@ -216,6 +216,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda path: change(path, at=place_behind(path, "blocks") + 4, to=struct.pack("<Q", 65)),
         "cannot have the type q8_0",
     ),
+    "rows shorter than a block": (
+        lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 12)),
+        r"'blocks' of shape \(2, 64\) cannot have the type q4_k",
+    ),
+    "type with more bytes than the file has": (
+        lambda path: change(path, at=place_behind(path, "blocks") + 4, to=struct.pack("<QQIQ", 2**20, 2, 14, 128)),
+        "'blocks' of shape .* would end at byte",
+    ),
     "type we do not read": (
         lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 24)),
         r"1 of 4 tensors have types that SheepOp does not read: i8 \('blocks' is i8\)\. It reads f32, f16, bf16, q4_0",

@@ -1,4 +1,4 @@
-"""The types of the tensors are those that llama-quantize chooses, and a quantised file is read by llama.cpp's package."""
+"""Tensors get the types that llama-quantize chooses, and a quantised file is read by llama.cpp's package."""
 
 from __future__ import annotations
 

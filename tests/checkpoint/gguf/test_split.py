@@ -87,7 +87,10 @@ def rename(parts: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (remove, "one of 3 parts of a model, of which toy-00002-of-00003.gguf, toy-00003-of-00003.gguf cannot be found"),
+        (
+            remove,
+            "one of 3 parts of a model, of which toy-00002-of-00003.gguf, toy-00003-of-00003.gguf cannot be found",
+        ),
         (exchange, r"toy-00002-of-00003\.gguf says that it is part 3 of 3, unlike its name"),
         (cut, r"toy-00002-of-00003\.gguf is damaged or not a GGUF file: .* would end at byte"),
         (rename, r"toy\.gguf is one of 3 parts of a model, but its name does not end in -00001-of-00003\.gguf"),
@@ -106,7 +109,9 @@ def test_parts_of_another_model_are_refused(parts: list[Path], tmp_path: Path, m
     others = split(whole, tmp_path / "others", tensors_per_part=8)
     assert len(others) == 3
     shutil.copy(others[2], parts[2])
-    with pytest.raises(CheckpointError, match=re.escape(f"{parts[2]} has another value of split.tensors.count than toy-")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{parts[2]} has another value of split.tensors.count than toy-")
+    ):
         open_gguf(parts[0])
 
 
@@ -115,5 +120,7 @@ def test_a_tensor_in_two_parts_is_refused(parts: list[Path]) -> None:
     name = gguf.GGUFReader(parts[0]).tensors[-1].name.encode()
     own = next(t.name.encode() for t in gguf.GGUFReader(parts[2]).tensors if len(t.name) == len(name))
     parts[2].write_bytes(content.replace(own, name))
-    with pytest.raises(CheckpointError, match=f"has the tensor '{name.decode()}', which toy-00001-of-00003.gguf has too"):
+    with pytest.raises(
+        CheckpointError, match=f"has the tensor '{name.decode()}', which toy-00001-of-00003.gguf has too"
+    ):
         open_gguf(parts[0])

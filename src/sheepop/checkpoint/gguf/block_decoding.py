@@ -1,14 +1,15 @@
 """The numbers in the blocks of GGUF's quantised tensor types.
 
-Each function takes the bytes of B blocks (B, bytes per block) and returns their numbers (B, numbers per block) in
-float32, computed in llama.cpp's order of operations. The layouts are those of llama.cpp's ``ggml-common.h``: a block has
-one or two scales in half precision, integers of 1 to 8 bits, and in types of 256 numbers further small scales for groups
-of 16 or 32 numbers. In the ``iq`` types, an index stands for four or eight numbers, a point of a fixed grid.
+Each decoder takes the bytes of B blocks (B, bytes per block) and returns their numbers (B, numbers per block) in
+float32, computed in llama.cpp's order of operations. The layouts are those of llama.cpp's ``ggml-common.h``: a block
+has one or two scales in half precision, integers of 1 to 8 bits, and in types of 256 numbers further small scales for
+groups of 16 or 32 numbers. In the ``iq`` types, an index stands for four or eight numbers, a point of a fixed grid.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 
@@ -38,66 +39,66 @@ def pack(integers: Tensor, width: int, run: int) -> Tensor:
     return parts.sum(dim=2, dtype=torch.uint8).reshape(len(integers), -1)
 
 
-def q4_0(content: Tensor) -> Tensor:
-    scale, low = content.split((2, 16), dim=1)
+def _q4_0(content: Tensor) -> Tensor:
+    scale, low = _parts(content, 2, 16)
     return _halves(scale) * (unpack(low, 4, 16).float() - 8)
 
 
-def q4_1(content: Tensor) -> Tensor:
-    scale, least, low = content.split((2, 2, 16), dim=1)
+def _q4_1(content: Tensor) -> Tensor:
+    scale, least, low = _parts(content, 2, 2, 16)
     return _halves(scale) * unpack(low, 4, 16).float() + _halves(least)
 
 
-def q5_0(content: Tensor) -> Tensor:
-    scale, high, low = content.split((2, 4, 16), dim=1)
+def _q5_0(content: Tensor) -> Tensor:
+    scale, high, low = _parts(content, 2, 4, 16)
     return _halves(scale) * ((unpack(low, 4, 16) | unpack(high, 1, 1) << 4).float() - 16)
 
 
-def q5_1(content: Tensor) -> Tensor:
-    scale, least, high, low = content.split((2, 2, 4, 16), dim=1)
+def _q5_1(content: Tensor) -> Tensor:
+    scale, least, high, low = _parts(content, 2, 2, 4, 16)
     return _halves(scale) * (unpack(low, 4, 16) | unpack(high, 1, 1) << 4).float() + _halves(least)
 
 
-def q8_0(content: Tensor) -> Tensor:
-    scale, integers = content.split((2, 32), dim=1)
+def _q8_0(content: Tensor) -> Tensor:
+    scale, integers = _parts(content, 2, 32)
     return integers.view(torch.int8).float().mul_(_halves(scale))
 
 
-def q2_k(content: Tensor) -> Tensor:
-    small, low, scale, least = content.split((16, 64, 2, 2), dim=1)
+def _q2_k(content: Tensor) -> Tensor:
+    small, low, scale, least = _parts(content, 16, 64, 2, 2)
     scales, offsets = _halves(scale) * (small & 15).float(), _halves(least) * (small >> 4).float()
     return _grouped(scales, unpack(low, 2, 32).float(), offsets)
 
 
-def q3_k(content: Tensor) -> Tensor:
-    high, low, small, scale = content.split((32, 64, 12, 2), dim=1)
+def _q3_k(content: Tensor) -> Tensor:
+    high, low, small, scale = _parts(content, 32, 64, 12, 2)
     scales = (unpack(small[:, :8], 4, 8) | unpack(small[:, 8:], 2, 4) << 4).float() - 32
     integers = (unpack(low, 2, 32) | unpack(high, 1, 32) << 2).float() - 4
     return _grouped(_halves(scale) * scales, integers)
 
 
-def q4_k(content: Tensor) -> Tensor:
-    scale, least, small, low = content.split((2, 2, 12, 128), dim=1)
+def _q4_k(content: Tensor) -> Tensor:
+    scale, least, small, low = _parts(content, 2, 2, 12, 128)
     scales, offsets = _six_bits(small)
     return _grouped(_halves(scale) * scales, unpack(low, 4, 32).float(), _halves(least) * offsets)
 
 
-def q5_k(content: Tensor) -> Tensor:
-    scale, least, small, high, low = content.split((2, 2, 12, 32, 128), dim=1)
+def _q5_k(content: Tensor) -> Tensor:
+    scale, least, small, high, low = _parts(content, 2, 2, 12, 32, 128)
     scales, offsets = _six_bits(small)
     integers = (unpack(low, 4, 32) | unpack(high, 1, 32) << 4).float()
     return _grouped(_halves(scale) * scales, integers, _halves(least) * offsets)
 
 
-def q6_k(content: Tensor) -> Tensor:
-    low, high, small, scale = content.split((128, 64, 16, 2), dim=1)
+def _q6_k(content: Tensor) -> Tensor:
+    low, high, small, scale = _parts(content, 128, 64, 16, 2)
     integers = (unpack(low, 4, 64) | unpack(high, 2, 32) << 4).float() - 32
     return _grouped(_halves(scale) * small.contiguous().view(torch.int8).float(), integers)
 
 
-def tq1_0(content: Tensor) -> Tensor:
+def _tq1_0(content: Tensor) -> Tensor:
     """Five digits of base three fill a byte: it is their fraction of 243, times 256, rounded up."""
-    most, rest, scale = content.split((48, 4, 2), dim=1)
+    most, rest, scale = _parts(content, 48, 4, 2)
     parts = [
         (piece.reshape(len(piece), 1, -1) * _POWERS_OF_THREE[:count, None]).reshape(len(piece), -1)
         for piece, count in ((most[:, :32], 5), (most[:, 32:], 5), (rest, 4))
@@ -106,72 +107,75 @@ def tq1_0(content: Tensor) -> Tensor:
     return _halves(scale) * (digits.float() - 1)
 
 
-def tq2_0(content: Tensor) -> Tensor:
-    low, scale = content.split((64, 2), dim=1)
+def _tq2_0(content: Tensor) -> Tensor:
+    low, scale = _parts(content, 64, 2)
     return _halves(scale) * (unpack(low, 2, 32).float() - 1)
 
 
-def mxfp4(content: Tensor) -> Tensor:
+def _mxfp4(content: Tensor) -> Tensor:
     """A scale is a power of two, halved because the numbers are doubled (OCP Microscaling Formats 1.0, 5.1)."""
-    exponent, low = content.split((1, 16), dim=1)
-    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent.int() - 128) * _FP4[unpack(low, 4, 16).int()]
+    exponent, low = _parts(content, 1, 16)
+    return (
+        torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent.int() - 128)
+        * _FP4[unpack(low, 4, 16).int()]
+    )
 
 
-def nvfp4(content: Tensor) -> Tensor:
+def _nvfp4(content: Tensor) -> Tensor:
     """Each 16 numbers share a scale with 4 bits of exponent and 3 of mantissa, halved because they are doubled."""
-    small, low = content.split((4, 32), dim=1)
+    small, low = _parts(content, 4, 32)
     exponent, mantissa = (small.int() >> 3) & 15, (small & 7).float()
-    scales = torch.where(
-        exponent == 0, mantissa * 2.0**-10, torch.ldexp(1 + mantissa / 8, exponent - 8)
-    ).masked_fill((small == 0) | (small == 127), 0)
+    scales = torch.where(exponent == 0, mantissa * 2.0**-10, torch.ldexp(1 + mantissa / 8, exponent - 8)).masked_fill(
+        (small == 0) | (small == 127), 0
+    )
     return _grouped(scales, _FP4[unpack(low, 4, 8).int()])
 
 
-def iq4_nl(content: Tensor) -> Tensor:
-    scale, low = content.split((2, 16), dim=1)
+def _iq4_nl(content: Tensor) -> Tensor:
+    scale, low = _parts(content, 2, 16)
     return _halves(scale) * _IQ4[unpack(low, 4, 16).int()]
 
 
-def iq4_xs(content: Tensor) -> Tensor:
-    scale, high, small, low = content.split((2, 2, 4, 128), dim=1)
+def _iq4_xs(content: Tensor) -> Tensor:
+    scale, high, small, low = _parts(content, 2, 2, 4, 128)
     scales = (unpack(small, 4, 1) | unpack(high, 2, 1) << 4).float() - 32
     return _grouped(_halves(scale) * scales, _IQ4[unpack(low, 4, 16).int()])
 
 
-def iq2_xxs(content: Tensor) -> Tensor:
-    scale, words = content.split((2, 64), dim=1)
+def _iq2_xxs(content: Tensor) -> Tensor:
+    scale, words = _parts(content, 2, 64)
     indices, rest = words.reshape(len(words), 8, 2, 4).unbind(dim=2)
     signs, small = _signs_and_scale(rest.reshape(len(words), -1))
     return _signed_points("iq2_xxs", indices, signs, _halves(scale) * (0.5 + small) * 0.25)
 
 
-def iq2_xs(content: Tensor) -> Tensor:
-    scale, words, small = content.split((2, 64, 8), dim=1)
+def _iq2_xs(content: Tensor) -> Tensor:
+    scale, words, small = _parts(content, 2, 64, 8)
     found = _words(words)
     scales = _halves(scale) * (0.5 + unpack(small, 4, 1).float()) * 0.25
     return _signed_points("iq2_xs", found & 511, _with_parity(found >> 9), scales)
 
 
-def iq2_s(content: Tensor) -> Tensor:
-    scale, low, signs, high, small = content.split((2, 32, 32, 8, 8), dim=1)
+def _iq2_s(content: Tensor) -> Tensor:
+    scale, low, signs, high, small = _parts(content, 2, 32, 32, 8, 8)
     indices = low.int() | unpack(high, 2, 1).int() << 8
     return _signed_points("iq2_s", indices, signs, _halves(scale) * (0.5 + unpack(small, 4, 1).float()) * 0.25)
 
 
-def iq3_xxs(content: Tensor) -> Tensor:
-    scale, indices, rest = content.split((2, 64, 32), dim=1)
+def _iq3_xxs(content: Tensor) -> Tensor:
+    scale, indices, rest = _parts(content, 2, 64, 32)
     signs, small = _signs_and_scale(rest)
     return _signed_points("iq3_xxs", indices, signs, _halves(scale) * (0.5 + small) * 0.5)
 
 
-def iq3_s(content: Tensor) -> Tensor:
-    scale, low, high, signs, small = content.split((2, 64, 8, 32, 4), dim=1)
+def _iq3_s(content: Tensor) -> Tensor:
+    scale, low, high, signs, small = _parts(content, 2, 64, 8, 32, 4)
     indices = low.int() | unpack(high, 1, 1).int() << 8
     return _signed_points("iq3_s", indices, signs, _halves(scale) * (1 + 2 * unpack(small, 4, 1).float()))
 
 
-def iq1_s(content: Tensor) -> Tensor:
-    scale, low, rest = content.split((2, 32, 16), dim=1)
+def _iq1_s(content: Tensor) -> Tensor:
+    scale, low, rest = _parts(content, 2, 32, 16)
     words = _words(rest)
     high = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1)
     points = _grid("iq1_s")[low.int() | high.reshape(low.shape) << 8]
@@ -180,15 +184,21 @@ def iq1_s(content: Tensor) -> Tensor:
     return _grouped(scales, points.reshape(len(low), 8, -1) + shifts[..., None])
 
 
-def iq1_m(content: Tensor) -> Tensor:
-    low, high, rest = content.split((32, 16, 8), dim=1)
+def _iq1_m(content: Tensor) -> Tensor:
+    low, high, rest = _parts(content, 32, 16, 8)
     words, nibbles = _words(rest), unpack(high, 4, 1).int()
     # The four highest bits of each word are a quarter of the scale.
-    scale = sum((words[:, part] >> 12) << 4 * part for part in range(4)).to(torch.uint16).view(torch.float16).float()
+    bits = torch.stack([(words[:, part] >> 12) << 4 * part for part in range(4)]).sum(dim=0)
+    scale = bits.to(torch.uint16).view(torch.float16).float()
     small = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1).reshape(len(low), -1)
     points = _grid("iq1_s")[low.int() | (nibbles & 7) << 8]
     shifts = torch.where(nibbles & 8 == 0, _IQ1_SHIFT, -_IQ1_SHIFT)
     return _grouped(scale[:, None] * (2 * small + 1).float(), points + shifts[..., None])
+
+
+def _parts(content: Tensor, *widths: int) -> tuple[Tensor, ...]:
+    """Returns the fields of blocks with these numbers of bytes."""
+    return torch.split(content, list(widths), dim=1)
 
 
 def _halves(content: Tensor) -> Tensor:
@@ -209,7 +219,7 @@ def _grouped(scales: Tensor, numbers: Tensor, offsets: Tensor | None = None) -> 
 
 def _six_bits(small: Tensor) -> tuple[Tensor, Tensor]:
     """Returns eight scales and eight offsets from 12 bytes: four of each, with the upper bits of the other four."""
-    first, second, lower = small.split(4, dim=1)
+    first, second, lower = _parts(small, 4, 4, 4)
     scales = torch.cat((first & 63, lower & 15 | first >> 2 & 48), dim=1)
     offsets = torch.cat((second & 63, lower >> 4 | second >> 2 & 48), dim=1)
     return scales.float(), offsets.float()
@@ -224,7 +234,7 @@ def _signs_and_scale(content: Tensor) -> tuple[Tensor, Tensor]:
 
 def _with_parity(signs: Tensor) -> Tensor:
     """Adds the eighth sign to seven, so that the number of negative signs is even."""
-    parity = sum(signs >> shift for shift in range(7)) & 1
+    parity = torch.stack([signs >> shift for shift in range(7)]).sum(dim=0) & 1
     return (signs | parity << 7).to(torch.uint8)
 
 
@@ -241,3 +251,12 @@ def _grid(name: str) -> Tensor:
     width, coordinates = (4, 4) if name.startswith("iq3") else (2, 8)
     content = torch.tensor([list(bytes.fromhex("".join(found["points"])))], dtype=torch.uint8)
     return torch.tensor(found["values"], dtype=torch.float32)[unpack(content, width, 1).int()].reshape(-1, coordinates)
+
+
+DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0, "q2_k": _q2_k, "q3_k": _q3_k,
+    "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "tq1_0": _tq1_0, "tq2_0": _tq2_0, "mxfp4": _mxfp4, "nvfp4": _nvfp4,
+    "iq4_nl": _iq4_nl, "iq4_xs": _iq4_xs, "iq2_xxs": _iq2_xxs, "iq2_xs": _iq2_xs, "iq2_s": _iq2_s,
+    "iq3_xxs": _iq3_xxs, "iq3_s": _iq3_s, "iq1_s": _iq1_s, "iq1_m": _iq1_m,
+}  # fmt: skip
+"""The function that reads blocks, by type."""

@@ -1,12 +1,14 @@
 """Writes numbers as the blocks of GGUF's quantised tensor types: the inverse of `block_decoding`.
 
-Each function takes the numbers of B blocks (B, numbers per block) in float32 and returns their bytes (B, bytes per
-block). The scales are chosen as llama.cpp does. In blocks of 32 numbers the outermost ones fix them. In blocks of 256, a
-scale, or a scale and an offset, is fitted to each group of 16 or 32 numbers by weighted least squares: for a range of
+Each encoder takes the numbers of B blocks (B, numbers per block) in float32 and returns their bytes (B, bytes per
+block). The scales are chosen as llama.cpp does. In blocks of 32 numbers the outermost ones fix them. In blocks of 256,
+a scale, or a scale and an offset, is fitted to each group of 16 or 32 numbers by weighted least squares: for a range of
 first guesses the numbers are rounded, and the pair that fits these integers best is kept if its error is the smallest.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,17 +22,17 @@ _BEYOND_HALF = 65520.0
 _SMALLEST = 1e-15
 
 
-def q4_0(blocks: Tensor) -> Tensor:
+def _q4_0(blocks: Tensor) -> Tensor:
     scales, integers = _from_outermost(blocks, 8)
     return torch.cat((_halves(scales), pack(integers, 4, 16)), dim=1)
 
 
-def q5_0(blocks: Tensor) -> Tensor:
+def _q5_0(blocks: Tensor) -> Tensor:
     scales, integers = _from_outermost(blocks, 16)
     return torch.cat((_halves(scales), pack(integers >> 4, 1, 1), pack(integers & 15, 4, 16)), dim=1)
 
 
-def q5_1(blocks: Tensor) -> Tensor:
+def _q5_1(blocks: Tensor) -> Tensor:
     least = blocks.amin(dim=1, keepdim=True)
     scales = (blocks.amax(dim=1, keepdim=True) - least) / 31
     integers = ((blocks - least) * _inverse(scales) + 0.5).trunc().clamp_(0, 31).to(torch.uint8)
@@ -38,7 +40,7 @@ def q5_1(blocks: Tensor) -> Tensor:
     return torch.cat((_halves(scales), _halves(least), high, low), dim=1)
 
 
-def q8_0(blocks: Tensor) -> Tensor:
+def _q8_0(blocks: Tensor) -> Tensor:
     scales = blocks.abs().amax(dim=1, keepdim=True) / 127
     scaled = blocks * _inverse(scales)
     whole = scaled.abs().floor()
@@ -47,17 +49,17 @@ def q8_0(blocks: Tensor) -> Tensor:
     return torch.cat((_halves(scales), integers.to(torch.int8).view(torch.uint8)), dim=1)
 
 
-def q4_k(blocks: Tensor) -> Tensor:
+def _q4_k(blocks: Tensor) -> Tensor:
     head, integers = _with_offsets(blocks, largest=15, first=-1.0, steps=21)
     return torch.cat((head, pack(integers, 4, 32)), dim=1)
 
 
-def q5_k(blocks: Tensor) -> Tensor:
+def _q5_k(blocks: Tensor) -> Tensor:
     head, integers = _with_offsets(blocks, largest=31, first=-0.5, steps=16)
     return torch.cat((head, pack(integers >> 4, 1, 32), pack(integers & 15, 4, 32)), dim=1)
 
 
-def q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> Tensor:
     require_storable(blocks, _BEYOND_HALF * 128 * 32)  # beyond, also their cubes are not finite
     groups = blocks.reshape(len(blocks), 16, 16)
     fitted = _fit_scale(groups, 32)
@@ -164,7 +166,11 @@ def _fit_scale_and_offset(groups: Tensor, largest: int, first: float, steps: int
             scale, low = scales, least
         else:
             products = weights * integers
-            sum_l, sum_ll, sum_xl = products.sum(dim=-1), (products * integers).sum(dim=-1), (weighted * integers).sum(dim=-1)
+            sum_l, sum_ll, sum_xl = (
+                products.sum(dim=-1),
+                (products * integers).sum(dim=-1),
+                (weighted * integers).sum(dim=-1),
+            )
             determinant = sum_w * sum_ll - sum_l * sum_l
             scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
             low = (sum_ll * sum_x - sum_l * sum_xl) / determinant
@@ -176,3 +182,9 @@ def _fit_scale_and_offset(groups: Tensor, largest: int, first: float, steps: int
         scales, least = torch.where(better, scale, scales), torch.where(better, low, least)
         best = torch.where(better, error, best)
     return scales, -least
+
+
+ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "q4_0": _q4_0, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
+}  # fmt: skip
+"""The function that writes blocks, by type."""

@@ -108,7 +108,7 @@ class Container:
         record = self.tensors[name]
         kind = record.kind
         numbers = torch.empty(record.shape, dtype=kind.dtype)
-        pieces = numbers.view(-1, kind.block).split(max(1, _PIECE // kind.block))
+        pieces = torch.split(numbers.view(-1, kind.block), max(1, _PIECE // kind.block))
         start = record.start
         for piece in pieces:  # so that decoding needs little memory besides the result
             end = start + len(piece) * kind.block_bytes

@@ -1,8 +1,8 @@
 """How a model is quantised: the type of each tensor of a file, by the rules of llama.cpp's ``llama-quantize``.
 
-Tensors to which the result is most sensitive get more bits: the output projection, and in the mixtures called ``_m`` the
-values and the last matrix of the feed-forward network in about half of the layers. A row that is not a multiple of 256
-numbers cannot have a type with blocks of 256, and gets the next larger type with blocks of 32.
+Tensors to which the result is most sensitive get more bits: the output projection, and in the mixtures called ``_m``
+the values and the last matrix of the feed-forward network in about half of the layers. A row that is not a multiple of
+256 numbers cannot have a type with blocks of 256, and gets the next larger type with blocks of 32.
 """
 
 from __future__ import annotations

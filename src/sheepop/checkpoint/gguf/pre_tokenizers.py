@@ -127,11 +127,12 @@ _TABLE = (
     PreTokenizer(("laguna",), split_bytes(r"[^\n]+|[\n]+", _words_and_digits(_ONE))),
     PreTokenizer(("minicpm5",), split_bytes(_THREE, _words_and_digits(r"\p{N}+")), ignore_merges=True),
     PreTokenizer(("seed-coder",), split_bytes(_any_of(
-        _CONTRACTIONS, "[^\r\n" + r"\p{L}\p{N}]?\p{L}+", r"\p{N}{1}", r" ?[^\s\p{L}\p{N}" + "\r\n]+", r"\s*[" + "\r\n]+",
-        _SPACES,
+        _CONTRACTIONS, "[^\r\n" + r"\p{L}\p{N}]?\p{L}+", r"\p{N}{1}", r" ?[^\s\p{L}\p{N}" + "\r\n]+",
+        r"\s*[" + "\r\n]+", _SPACES,
     ))),
     PreTokenizer(("bailingmoe", "bailingmoe2", "llada-moe"), split_bytes(_any_of(
-        "'(?i:[sdmt]|ll|ve|re)", r"[^\r\n\p{L}\p{N}]?+\p{L}+", _ONE, r" ?[^\s\p{L}\p{N}]++[\r\n]*", r"\s*[\r\n]", _SPACES
+        "'(?i:[sdmt]|ll|ve|re)", r"[^\r\n\p{L}\p{N}]?+\p{L}+", _ONE, r" ?[^\s\p{L}\p{N}]++[\r\n]*", r"\s*[\r\n]",
+        _SPACES,
     ))),
     PreTokenizer(("exaone-moe",), split_bytes(_any_of(
         _CONTRACTIONS, r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", _ONE, r" ?[^\s\p{L}\p{N}]+[\r\n/]?",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.gguf import block_decoding, block_encoding
+from sheepop.checkpoint.gguf.block_decoding import DECODERS
+from sheepop.checkpoint.gguf.block_encoding import ENCODERS, require_storable
 from sheepop.core.errors import CheckpointError
 
 # Names of types that SheepOp does not read, for error messages.
@@ -20,8 +21,8 @@ _OTHER_TYPES = {9: "q8_1", 15: "q8_k", 24: "i8", 25: "i16", 26: "i32", 27: "i64"
 class TensorType:
     """A tensor type with its number in a file, and the dtype of its tensors in memory.
 
-    A row consists of blocks of `block` numbers in `block_bytes` bytes. `read` returns the numbers of blocks, and `write`
-    their bytes, or is None for a type that SheepOp only reads; both take and return one block per row.
+    A row consists of blocks of `block` numbers in `block_bytes` bytes. `read` returns the numbers of blocks, and
+    `write` their bytes, or is None for a type that SheepOp only reads; both take and return one block per row.
     """
 
     name: str
@@ -71,15 +72,14 @@ def _float(name: str, number: int, dtype: torch.dtype) -> TensorType:
 
 
 def _blocks(name: str, number: int, block: int, block_bytes: int) -> TensorType:
-    encoder: Callable[[Tensor], Tensor] | None = getattr(block_encoding, name, None)
+    encoder = ENCODERS.get(name)
 
     def write(numbers: Tensor) -> Tensor:
         assert encoder is not None
-        block_encoding.require_storable(numbers)
+        require_storable(numbers)
         return encoder(numbers.float())
 
-    read = getattr(block_decoding, name)
-    return TensorType(name, number, torch.float32, block, block_bytes, read, write if encoder else None)
+    return TensorType(name, number, torch.float32, block, block_bytes, DECODERS[name], write if encoder else None)
 
 
 F32 = _float("f32", 0, torch.float32)

@@ -29,8 +29,8 @@ from sheepop.tokenizer import Tokenizer
 
 _LONGEST_TEXT = 1000
 _TOLERANCE = 1e-4
-# The allowed difference between two rounded copies of the embedding, as a share of its largest number: with q6_k, numbers
-# are multiples of at least 1/32 of the largest, and a scaled copy may be rounded to the next multiple.
+# The allowed difference between two rounded copies of the embedding, as a share of its largest number. With q6_k,
+# numbers are multiples of up to 1/32 of the largest, and a scaled copy may be rounded to the next multiple.
 _ROUNDING = 0.04
 # Tensors that SheepOp does not support, and the reasons for the error.
 _REASONS = {
@@ -101,7 +101,9 @@ def open_gguf(path: str | Path) -> GGUFFile:
     """
     container = open_container(path)
     try:
-        if not is_split(container):  # a checksum that was copied into the first part is that of the file before the split
+        if not is_split(
+            container
+        ):  # a checksum that was copied into the first part is that of the file before the split
             verify_checksum(container)
         return GGUFFile(container)
     except BaseException:

@@ -1,7 +1,7 @@
 """Models that are split into several GGUF files, as ``llama-gguf-split`` does: NAME-00001-of-00003.gguf and so on.
 
-The first part has the metadata of the model. Each part says how many there are, which one it is, counted from 0, and how
-many tensors all have together.
+The first part has the metadata of the model. Each part says how many there are, which one it is, counted from 0, and
+how many tensors all have together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _paths(path: Path, count: int) -> list[Path]:
     if match is None or int(match[3]) != count:
         raise CheckpointError(
             f"{path} is one of {count} parts of a model, but its name does not end in -00001-of-{count:05}.gguf or "
-            "another number, which the other parts are found by. Give all parts the names that they were published with."
+            "another number, by which the other parts are found. Give all parts the names that were published."
         )
     found = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [part.name for part in found if not part.is_file()]:
@@ -77,11 +77,15 @@ def _check_parts(parts: list[Container]) -> None:
             raise _mixed_up(part, f"has the tensor {twice!r}, which {names[twice]} has too")
         names |= dict.fromkeys(part.tensors, part.path.name)
     if len(names) != _number(first, _TENSORS):
-        raise _mixed_up(first, f"says that the parts have {_number(first, _TENSORS)} tensors, but they have {len(names)}")
+        raise _mixed_up(
+            first, f"says that the parts have {_number(first, _TENSORS)} tensors, but they have {len(names)}"
+        )
 
 
 def _mixed_up(part: Container, reason: str) -> CheckpointError:
-    return CheckpointError(f"{part.path} {reason}. Parts of different models were mixed up; copy or download them again.")
+    return CheckpointError(
+        f"{part.path} {reason}. Parts of different models were mixed up; copy or download them again."
+    )
 
 
 def _number(container: Container, key: str) -> int:

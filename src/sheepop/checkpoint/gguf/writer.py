@@ -217,6 +217,4 @@ def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same bits after conversion to a common dtype, including those of NaN."""
     common = torch.promote_types(one.dtype, other.dtype)
-    return torch.equal(
-        one.to(common).contiguous().view(torch.uint8), other.to(common).contiguous().view(torch.uint8)
-    )
+    return torch.equal(one.to(common).contiguous().view(torch.uint8), other.to(common).contiguous().view(torch.uint8))
