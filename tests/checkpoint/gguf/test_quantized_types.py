@@ -103,6 +103,8 @@ def test_other_dtypes_are_refused() -> None:
 def test_numbers_of_the_types_are_those_of_the_format() -> None:
     gguf = pytest.importorskip("gguf")
     for name, kind in TYPES.items():
+        if name == "q2_0":  # newer than the package
+            continue
         theirs = gguf.GGMLQuantizationType[name.upper()]
         block, size = gguf.GGML_QUANT_SIZES[theirs]
         assert kind.number == theirs
@@ -120,7 +122,8 @@ def random_blocks(name: str, count: int, seed: int = 0) -> np.ndarray:
     return found[finite][:count]
 
 
-BLOCK_TYPES = [name for name, kind in TYPES.items() if kind.block > 1]
+# The last two are newer than what the package converts.
+BLOCK_TYPES = [name for name, kind in TYPES.items() if kind.block > 1 and name not in ("q1_0", "q2_0")]
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
@@ -156,3 +159,8 @@ def test_blocks_worked_by_hand() -> None:
     # A scale of mxfp4 is 2 ** (exponent - 127), and its numbers are 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
     found = TYPES["mxfp4"].decode(torch.tensor([[128, 0xF7, *[0x10] * 15]], dtype=torch.uint8), 32)[0]
     assert found.tolist() == [12.0, *[0.0] * 15, -12.0, *[1.0] * 15]
+    # q1_0 has a sign for each of 128 numbers; q2_0 has -1, 0, 1 or 2, the first in the lowest bits.
+    found = TYPES["q1_0"].decode(torch.tensor([[*half, 0b00000101, *[0] * 15]], dtype=torch.uint8), 128)[0]
+    assert found.tolist() == [0.5, -0.5, 0.5, *[-0.5] * 125]
+    found = TYPES["q2_0"].decode(torch.tensor([[*half, 0b11100100, *[0x55] * 15]], dtype=torch.uint8), 64)[0]
+    assert found.tolist() == [-0.5, 0.0, 0.5, 1.0, *[0.0] * 60]

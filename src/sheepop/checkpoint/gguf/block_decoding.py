@@ -39,6 +39,16 @@ def pack(integers: Tensor, width: int, run: int) -> Tensor:
     return parts.sum(dim=2, dtype=torch.uint8).reshape(len(integers), -1)
 
 
+def _q1_0(content: Tensor) -> Tensor:
+    scale, signs = _parts(content, 2, 16)
+    return _halves(scale) * (2 * unpack(signs, 1, 1).float() - 1)
+
+
+def _q2_0(content: Tensor) -> Tensor:
+    scale, low = _parts(content, 2, 16)
+    return _halves(scale) * (unpack(low, 2, 1).float() - 1)
+
+
 def _q4_0(content: Tensor) -> Tensor:
     scale, low = _parts(content, 2, 16)
     return _halves(scale) * (unpack(low, 4, 16).float() - 8)
@@ -254,7 +264,7 @@ def _grid(name: str) -> Tensor:
 
 
 DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0, "q2_k": _q2_k, "q3_k": _q3_k,
+    "q1_0": _q1_0, "q2_0": _q2_0, "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0, "q2_k": _q2_k, "q3_k": _q3_k,
     "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "tq1_0": _tq1_0, "tq2_0": _tq2_0, "mxfp4": _mxfp4, "nvfp4": _nvfp4,
     "iq4_nl": _iq4_nl, "iq4_xs": _iq4_xs, "iq2_xxs": _iq2_xxs, "iq2_xs": _iq2_xs, "iq2_s": _iq2_s,
     "iq3_xxs": _iq3_xxs, "iq3_s": _iq3_s, "iq1_s": _iq1_s, "iq1_m": _iq1_m,

@@ -92,7 +92,7 @@ _BLOCKS = (
     ("q6_k", 14, 256, 210), ("iq2_xxs", 16, 256, 66), ("iq2_xs", 17, 256, 74), ("iq3_xxs", 18, 256, 98),
     ("iq1_s", 19, 256, 50), ("iq4_nl", 20, 32, 18), ("iq3_s", 21, 256, 110), ("iq2_s", 22, 256, 82),
     ("iq4_xs", 23, 256, 136), ("iq1_m", 29, 256, 56), ("tq1_0", 34, 256, 54), ("tq2_0", 35, 256, 66),
-    ("mxfp4", 39, 32, 17), ("nvfp4", 40, 64, 36),
+    ("mxfp4", 39, 32, 17), ("nvfp4", 40, 64, 36), ("q1_0", 41, 128, 18), ("q2_0", 42, 64, 18),
 )  # fmt: skip
 TYPES = {kind.name: kind for kind in (*_FLOATS, *(_blocks(*row) for row in _BLOCKS))}
 BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
