@@ -264,7 +264,8 @@ def _grid(name: str) -> Tensor:
 
 
 DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "q1_0": _q1_0, "q2_0": _q2_0, "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0, "q2_k": _q2_k, "q3_k": _q3_k,
+    "q1_0": _q1_0, "q2_0": _q2_0,
+    "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0, "q2_k": _q2_k, "q3_k": _q3_k,
     "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "tq1_0": _tq1_0, "tq2_0": _tq2_0, "mxfp4": _mxfp4, "nvfp4": _nvfp4,
     "iq4_nl": _iq4_nl, "iq4_xs": _iq4_xs, "iq2_xxs": _iq2_xxs, "iq2_xs": _iq2_xs, "iq2_s": _iq2_s,
     "iq3_xxs": _iq3_xxs, "iq3_s": _iq3_s, "iq1_s": _iq1_s, "iq1_m": _iq1_m,
