@@ -16,7 +16,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result
 
 
 def import_model(
-    source: Annotated[Path, typer.Argument(help="A directory in Hugging Face format, or a GGUF file.")],
+    source: Annotated[
+        Path, typer.Argument(help="A directory in Hugging Face format, or a GGUF file (any part of a split one).")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the model.")],
     dtype: Dtype = None,
     tokenizer: Annotated[
@@ -61,7 +63,13 @@ def export_model(
         ),
     ] = "hf",
     dtype: Dtype = None,
-    quantize: Annotated[str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="none")] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Makes a GGUF file smaller: q8_0, q6_k, q5_k_m, q5_0, q4_k_m or q4_0 (from 8.5 to 4.5 bits a weight).",
+            show_default="none",
+        ),
+    ] = None,
     no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out (gguf).")] = False,
     max_shard_size: ShardSize = None,
     overwrite: Overwrite = False,
@@ -74,7 +82,7 @@ def export_model(
 
       sheepop export runs/llama --format hf --output exports/llama
 
-      sheepop export runs/llama --format gguf --output exports/llama.gguf --quantize q8_0
+      sheepop export runs/llama --format gguf --output exports/llama.gguf --quantize q4_k_m
 
       sheepop export runs/chat --format peft --output exports/chat-adapter
     """

@@ -18,6 +18,7 @@ from sheepop.checkpoint.exchange.passage import converted, dtype_named, reported
 from sheepop.checkpoint.exchange.reader import read_hugging_face
 from sheepop.checkpoint.exchange.writer import write_hugging_face
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
+from sheepop.checkpoint.gguf.mixtures import MIXTURES
 from sheepop.checkpoint.gguf.reader import read_gguf
 from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
@@ -32,7 +33,7 @@ _GREETING = [{"role": "user", "content": "Hello"}]
 DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORMATS = ("hf", "gguf", "peft")
-_QUANTISED = ("q8_0",)
+_QUANTISED = tuple(name for name in MIXTURES if name.startswith("q"))
 _CONFIG = "config.json"
 _GGUF_MAGIC = b"GGUF"
 _GGUF_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -86,11 +87,11 @@ def export_model(
     """Writes a model for other programs, then reads the export back and compares it with the model.
 
     `format` is ``hf``, a directory for transformers; ``gguf``, a file for llama.cpp; or ``peft``, only the LoRA adapter
-    of a model, for Hugging Face's PEFT. `dtype` converts the weights. For GGUF, `quantize` (``q8_0``) makes the weights
-    smaller, and `with_tokenizer` false leaves the tokenizer out for programs with their own. For ``hf``, weights larger
-    than `max_shard_size` (None: 5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the
-    reasons if the format cannot express the model, and `UsageError` for settings that exclude each other or an `output`
-    in use.
+    of a model, for Hugging Face's PEFT. `dtype` converts the weights. For GGUF, `quantize` makes the weights smaller
+    (``q8_0``, ``q6_k``, ``q5_k_m``, ``q5_0``, ``q4_k_m`` or ``q4_0``), and `with_tokenizer` false leaves the tokenizer
+    out for programs with their own. For ``hf``, weights larger than `max_shard_size` (None: 5GB) are split into several
+    files. Returns a summary. Raises `CheckpointError` with the reasons if the format cannot express the model, and
+    `UsageError` for settings that exclude each other or an `output` in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")

@@ -15,10 +15,15 @@ def byte_level_step(*, use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def split_bytes(regex: str) -> dict[str, Any]:
-    """The ``pre_tokenizer`` that cuts text into the matches of `regex` and writes them as bytes."""
-    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, byte_level_step(use_regex=False)]}
+def split_bytes(*regexes: str, use_regex: bool = False) -> dict[str, Any]:
+    """The ``pre_tokenizer`` that cuts text into the matches of each regex in turn and writes them as bytes.
+
+    With `use_regex`, it finally cuts as GPT-2 does.
+    """
+    splits = [
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False} for regex in regexes
+    ]
+    return {"type": "Sequence", "pretokenizers": [*splits, byte_level_step(use_regex=use_regex)]}
 
 
 @dataclass(frozen=True, slots=True)

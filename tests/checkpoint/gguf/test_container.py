@@ -22,7 +22,7 @@ from sheepop.checkpoint.gguf.container import (
     write_container,
 )
 from sheepop.checkpoint.gguf.metadata import Value, ValueType, f32s, i32s, texts, value_of
-from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, Q8_0
+from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, TYPES
 from sheepop.core.errors import CheckpointError
 
 METADATA = {
@@ -40,7 +40,7 @@ PLANS = [
     TensorEntry("vector", F32, (5,)),
     TensorEntry("half", F16, (3, 4)),
     TensorEntry("brain", BF16, (2, 3, 4)),
-    TensorEntry("blocks", Q8_0, (2, 64)),
+    TensorEntry("blocks", TYPES["q8_0"], (2, 64)),
 ]
 
 
@@ -216,9 +216,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda path: change(path, at=place_behind(path, "blocks") + 4, to=struct.pack("<Q", 65)),
         "cannot have the type q8_0",
     ),
-    "type we do not read": (
+    "rows shorter than a block": (
         lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 12)),
-        r"1 of 4 tensors have types that SheepOp does not read: q4_k \('blocks' is q4_k\)",
+        r"'blocks' of shape \(2, 64\) cannot have the type q4_k",
+    ),
+    "type with more bytes than the file has": (
+        lambda path: change(path, at=place_behind(path, "blocks") + 4, to=struct.pack("<QQIQ", 2**20, 2, 14, 128)),
+        "'blocks' of shape .* would end at byte",
+    ),
+    "type we do not read": (
+        lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 24)),
+        r"1 of 4 tensors have types that SheepOp does not read: i8 \('blocks' is i8\)\. It reads f32, f16, bf16, q4_0",
     ),
     "type nobody knows": (
         lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 777)),

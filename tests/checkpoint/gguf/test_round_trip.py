@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.quantized_types import Q8_0
+from sheepop.checkpoint.gguf.quantized_types import TYPES
 from sheepop.checkpoint.gguf.reader import open_gguf, read_gguf
 from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
@@ -129,7 +129,7 @@ def test_q8_0_is_read_as_its_blocks_say(tmp_path: Path, make: Callable[..., Any]
         own = tensor.read()
         rows = own.reshape(-1, own.shape[-1])
         kept = own.ndim == 1 or name.endswith("router.weight")
-        wanted = own if kept else Q8_0.decode(Q8_0.encode(rows), own.shape[-1]).reshape(own.shape)
+        wanted = own if kept else TYPES["q8_0"].decode(TYPES["q8_0"].encode(rows), own.shape[-1]).reshape(own.shape)
         assert torch.equal(found[name].read(), wanted), name
 
 

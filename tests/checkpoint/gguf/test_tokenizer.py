@@ -108,6 +108,17 @@ def test_a_strangers_sentencepiece_keys_give_the_ids_of_sentencepiece(tmp_path: 
     assert tokenizer_from_metadata(metadata, tokenizer.vocab_size, PATH).special_id("eos") == 2
 
 
+def test_the_unknown_token_may_be_named_only_by_its_key(tmp_path: Path) -> None:
+    """In Phi-3's and Gemma's files it is an ordinary or a control token."""
+    package, tokenizer = sentencepiece(tmp_path)
+    metadata = stranger(tokenizer)
+    for kind in (1, 3):
+        metadata["tokenizer.ggml.token_type"] = i32s([kind, 3, 3, *[6] * 256, *[1] * 71])
+        back = tokenizer_from_metadata(metadata, tokenizer.vocab_size, PATH)
+        assert back.special_id("unk") == 0
+        assert back.encode(TEXT) == package.encode(TEXT)
+
+
 def test_scores_may_be_those_of_sentencepiece(tmp_path: Path) -> None:
     package, tokenizer = sentencepiece(tmp_path)
     scores = [package.get_score(token_id) for token_id in range(package.vocab_size())]
@@ -304,7 +315,9 @@ def test_what_is_wrong_with_a_vocabulary_is_said(changes: dict[str, Value | None
         ({"scores": None}, "tokenizer.ggml.scores is missing"),
         ({"scores": f32s([0.0])}, "has 1 entries for"),
         ({"scores": f32s([float("nan")] * 330)}, "has entries that are not finite"),
-        ({"token_type": i32s([1] * 330)}, "does not have one unknown token"),
+        ({"token_type": i32s([1] * 330), "unknown_token_id": None}, "has 0 unknown tokens, and tokenizer.ggml.unknown"),
+        ({"unknown_token_id": value_of(330)}, "is not one of the 330 tokens"),
+        ({"tokens": texts([f"t{index}" for index in range(330)])}, "a token for each of the 256 bytes"),
         ({"add_space_prefix": value_of("yes")}, "is not true or false"),
     ],
 )
@@ -314,8 +327,9 @@ def test_what_is_wrong_with_scored_tokens_is_said(
     _, tokenizer = sentencepiece(tmp_path)
     assert tokenizer.vocab_size == 330
     found = {**stranger(tokenizer), **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}}
+    present = {key: value for key, value in found.items() if value is not None}
     with pytest.raises(CheckpointError, match=message):
-        tokenizer_from_metadata({key: value for key, value in found.items() if value is not None}, 330, PATH)
+        tokenizer_from_metadata(present, 330, PATH)
 
 
 def test_a_whole_tokenizer_that_the_keys_contradict_is_not_believed() -> None:

@@ -29,7 +29,7 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
     if name is None:
         raise CheckpointError(
             "llama.cpp cannot split text like this tokenizer, and would produce other ids. For byte-level BPE it "
-            "knows the patterns of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM; tokenizer.pattern=llama3, the "
+            "knows the patterns of GPT-2, Llama 3, Qwen, DeepSeek and others; tokenizer.pattern=llama3, the "
             "default, trains with Llama 3's. Export without the tokenizer for a program that brings its own."
         )
     notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])

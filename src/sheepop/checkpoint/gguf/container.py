@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
-from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TensorType, type_name
+from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TYPES, TensorType, type_name
 from sheepop.core.errors import CheckpointError
 
 _MAGIC = b"GGUF"
@@ -45,6 +45,8 @@ CHECKSUM_KEY = "sheepop.checksum"
 FILE_TYPE_KEY = "general.file_type"
 _CHECKSUM = re.compile(r"file type (\d+), SHA-256 ([0-9a-f]{64})")
 _CHUNK = 2**24
+# How many numbers of a tensor are decoded at a time.
+_PIECE = 2**18
 # The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
@@ -52,13 +54,14 @@ _SMALLEST_TENSOR = 8 + 4 + 4 + 8
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """The position and size in bytes of a tensor in a file; `shape` is in torch's order, outermost first."""
+    """The position and size in bytes of a tensor in a mapped file; `shape` is in torch's order, outermost first."""
 
     name: str
     kind: TensorType
     shape: tuple[int, ...]
     start: int
     size: int
+    file: mmap.mmap
 
 
 class Container:
@@ -76,7 +79,9 @@ class Container:
                 cursor = Cursor(content, self.path)
                 num_tensors, num_values = _read_head(cursor)
                 self.metadata, self._ends = _read_metadata(cursor, num_values)
-                self.tensors = _read_records(cursor, num_tensors, self._alignment(cursor))
+                records = _read_records(cursor, num_tensors, self._alignment(cursor), self._map)
+            self.tensors = {record.name: record for record in records}
+            self._absorbed: list[Container] = []
         except BaseException:
             self._map.close()
             raise
@@ -90,13 +95,27 @@ class Container:
     def close(self) -> None:
         """Closes the memory map; tensors that were read stay valid."""
         self._map.close()
+        for part in self._absorbed:
+            part.close()
+
+    def absorb(self, part: Container) -> None:
+        """Adds the tensors of another file, which is closed together with this one."""
+        self.tensors |= part.tensors
+        self._absorbed.append(part)
 
     def read(self, name: str) -> Tensor:
         """Returns a copy of the tensor in the in-memory dtype of its type."""
         record = self.tensors[name]
-        content = bytearray(memoryview(self._map)[record.start : record.start + record.size])
-        columns = record.shape[-1] if record.shape else 1
-        return record.kind.decode(torch.frombuffer(content, dtype=torch.uint8), columns).reshape(record.shape)
+        kind = record.kind
+        numbers = torch.empty(record.shape, dtype=kind.dtype)
+        pieces = torch.split(numbers.view(-1, kind.block), max(1, _PIECE // kind.block))
+        start = record.start
+        for piece in pieces:  # so that decoding needs little memory besides the result
+            end = start + len(piece) * kind.block_bytes
+            content = bytearray(memoryview(record.file)[start:end])
+            piece.copy_(kind.decode(torch.frombuffer(content, dtype=torch.uint8), kind.block))
+            start = end
+        return numbers
 
     def digest(self, key: str) -> str:
         """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""
@@ -169,7 +188,7 @@ def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[s
     return metadata, ends
 
 
-def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorRecord]:
+def _read_records(cursor: Cursor, count: int, alignment: int, file: mmap.mmap) -> list[TensorRecord]:
     found = [_read_record(cursor) for _ in range(count)]
     if len({name for name, *_ in found}) < len(found):
         twice, _ = Counter(name for name, *_ in found).most_common(1)[0]
@@ -179,16 +198,15 @@ def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
         name, kind = next(iter(unread.items()))
         raise CheckpointError(
             f"{len(unread)} of {count} tensors have types that SheepOp does not read: "
-            f"{', '.join(sorted(set(unread.values())))} ({name!r} is {kind}). It reads f32, f16, bf16 and q8_0; "
-            "use a file of one of these types."
+            f"{', '.join(sorted(set(unread.values())))} ({name!r} is {kind}). It reads {', '.join(TYPES)}."
         )
     first = -(-cursor.position // alignment) * alignment
-    records = [_placed(cursor, entry, first, alignment) for entry in found]
+    records = [_placed(cursor, entry, first, alignment, file) for entry in found]
     placed = sorted(records, key=lambda record: record.start)
     for before, behind in pairwise(placed):
         if before.start + before.size > behind.start:
             raise cursor.problem(f"the tensors {before.name!r} and {behind.name!r} overlap")
-    return {record.name: record for record in records}
+    return records
 
 
 def _read_record(cursor: Cursor) -> tuple[str, int, tuple[int, ...], int]:
@@ -202,7 +220,9 @@ def _read_record(cursor: Cursor) -> tuple[str, int, tuple[int, ...], int]:
     return name, number, tuple(reversed(innermost_first)), cursor.u64(f"the place of {name!r}")
 
 
-def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first: int, alignment: int) -> TensorRecord:
+def _placed(
+    cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first: int, alignment: int, file: mmap.mmap
+) -> TensorRecord:
     name, number, shape, offset = entry
     kind = BY_NUMBER[number]
     if 0 in shape:
@@ -217,7 +237,7 @@ def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first:
         raise cursor.problem(
             f"the tensor {name!r} of shape {shape} would end at byte {first + offset + size:,} of {end:,}"
         )
-    return TensorRecord(name, kind, shape, first + offset, size)
+    return TensorRecord(name, kind, shape, first + offset, size, file)
 
 
 def checksum_placeholder(file_type: int) -> Value:

@@ -12,8 +12,11 @@ from typing import Any
 
 from sheepop.checkpoint.gguf.metadata import Value, value_of
 from sheepop.checkpoint.gguf.token_list import (
+    KINDS,
     LOWEST_SCORE,
+    ROLE_KEYS,
     SCORES,
+    TOKENS,
     TokenKind,
     TokenList,
     described_tokens,
@@ -67,9 +70,8 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     """Returns the ``tokenizer.json`` of a file's model, without added tokens."""
     if tokens.scores is None:
         raise keys.problem(SCORES, "is missing")
-    unknown = [token for token, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind is TokenKind.UNKNOWN]
-    if len(unknown) != 1 or not set(tokens.texts) >= set(BYTE_TOKENS):
-        raise keys.problem("ggml.token_type", "does not have one unknown token and all 256 bytes, as this model needs")
+    if not set(tokens.texts) >= set(BYTE_TOKENS):
+        raise keys.problem(TOKENS, "does not have a token for each of the 256 bytes, as this model needs")
     prefix = keys.typed(_SPACE_PREFIX, bool, True)
     unescape: dict[str, Any] = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     steps = [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}]
@@ -80,7 +82,7 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
         "decoder": {"type": "Sequence", "decoders": [*steps, strip] if prefix else steps},
         "model": {
             "type": "BPE",
-            "unk_token": unknown[0],
+            "unk_token": _unknown(keys, tokens),
             "fuse_unk": True,
             "byte_fallback": True,
             "ignore_merges": False,
@@ -130,6 +132,18 @@ def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
         if token in normal:
             scores[ids[token]] = -float(rank)
     return scores
+
+
+def _unknown(keys: Given, tokens: TokenList) -> str:
+    """Returns the text of the unknown token: the one that the file names, else the only one of that kind."""
+    kinds = [token_id for token_id, kind in enumerate(tokens.kinds) if kind is TokenKind.UNKNOWN]
+    named = ROLE_KEYS["unk"]
+    if not keys.has(named) and len(kinds) != 1:
+        raise keys.problem(KINDS, f"has {len(kinds)} unknown tokens, and tokenizer.{named} does not name one")
+    token_id = keys.typed(named, int) if keys.has(named) else kinds[0]
+    if token_id >= len(tokens.texts):
+        raise keys.problem(named, f"is not one of the {len(tokens.texts):,} tokens")
+    return tokens.texts[token_id]
 
 
 def _merges(tokens: TokenList, scores: list[float]) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,8 @@ from sheepop.checkpoint.gguf.container import (
 from sheepop.checkpoint.gguf.description import choose_architecture, config_metadata
 from sheepop.checkpoint.gguf.layout import Place, balances, places
 from sheepop.checkpoint.gguf.metadata import Value, value_of
-from sheepop.checkpoint.gguf.quantized_types import F32, Q8_BLOCK, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.mixtures import MIXTURES
+from sheepop.checkpoint.gguf.quantized_types import F32, TYPES, TensorType, type_of_dtype
 from sheepop.checkpoint.gguf.reader import open_gguf
 from sheepop.checkpoint.gguf.rows import Role
 from sheepop.checkpoint.gguf.tokenizer import tokenizer_metadata
@@ -38,7 +39,7 @@ _QUANTIZATION_VERSION = 2
 _PHI3_MARKS = ("phi-3", "phi3")
 _PHI3_TOKENS = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
 # How many numbers are encoded at a time, so that a large tensor needs little additional memory.
-_CHUNK = 2**21
+_CHUNK = 2**18
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,19 @@ def write_gguf(
 ) -> GGUFExport:
     """Writes a model to the file `target`, which is read back and compared before it replaces an older file.
 
-    Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or in their own type; norms, biases and other small,
-    sensitive tensors always in f32. `name` is the model's name. A file without a tokenizer is for programs that bring
+    Matrices are stored as `dtype`, one of `MIXTURES`, or in their own type; norms, biases and other small, sensitive
+    tensors always in f32. `name` is the model's name. A file without a tokenizer is for programs that bring
     their own. `end_ids` are tokens that end a text, in addition to the tokenizer's own; `advance` is called with the
     number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the same with any architecture, or if
     a tensor does not fit its type.
     """
-    if dtype is not None and dtype not in TYPES:
-        raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(TYPES)}.")
+    if dtype is not None and dtype not in MIXTURES:
+        raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(MIXTURES)}.")
     chosen = choose_architecture(config)
     found = places(chosen, config)
     _check_tensors(config, tensors)
-    entries = [_entry(place, tensors, dtype) for place in found]
-    file_type = _file_type(entries)
+    entries = [_entry(place, tensors, config, dtype) for place in found]
+    file_type = MIXTURES[dtype or _most_common(entries)].file_type
     vocabulary, notes = tokenizer_metadata(tokenizer, config.vocabulary, end_ids)
     _check_name(name, vocabulary)
     metadata: dict[str, Value] = {
@@ -94,6 +95,7 @@ def write_gguf(
             path, metadata, entries, lambda entry: _encoded(place_of[entry.name], entry.kind, tensors, advance)
         )
         _compare(path, config, tensors, tokenizer, {entry.name: entry.kind for entry in entries}, found)
+    notes += _larger_notes(entries, dtype)
     if config.activation == "gelu":
         notes.append("llama.cpp computes the tanh form of GELU, which differs from the exact one by up to 0.0005.")
     return GGUFExport(chosen.name, Counter(entry.kind.name for entry in entries), tuple(notes))
@@ -126,25 +128,37 @@ def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> No
             )
 
 
-def _entry(place: Place, tensors: Mapping[str, LazyTensor], dtype: str | None) -> TensorEntry:
+def _entry(place: Place, tensors: Mapping[str, LazyTensor], config: ModelConfig, dtype: str | None) -> TensorEntry:
     kind: TensorType = F32
     if place.role is Role.MATRIX:
         own = {tensors[name].dtype for name, _ in place.ours}
-        kind = TYPES[dtype] if dtype else type_of_dtype(own.pop()) if len(own) == 1 else F32
+        if dtype is not None:
+            kind = MIXTURES[dtype].type_of(place.theirs, place.shape[-1], config)
+        elif len(own) == 1:
+            kind = type_of_dtype(own.pop())
     if kind.size(place.shape) is None:
         raise CheckpointError(
-            f"{place.theirs} has rows of {place.shape[-1]} numbers, but {kind.name} needs multiples of {Q8_BLOCK}. "
+            f"{place.theirs} has rows of {place.shape[-1]} numbers, but {kind.name} needs multiples of {kind.block}. "
             "Choose f16, bf16 or f32."
         )
     return TensorEntry(place.theirs, kind, place.shape)
 
 
-def _file_type(entries: Sequence[TensorEntry]) -> int:
-    """Returns the file type of the tensor type that most numbers have."""
-    sizes: Counter[TensorType] = Counter()
+def _larger_notes(entries: Sequence[TensorEntry], dtype: str | None) -> list[str]:
+    """Returns a note if rows do not divide into the blocks of the chosen type, which a larger type replaces."""
+    block = 1 if dtype is None else TYPES[MIXTURES[dtype].most].block
+    larger = [entry.kind.name for entry in entries if entry.kind.block > 1 and entry.shape[-1] % block]
+    kinds = ", ".join(sorted(set(larger)))
+    reason = f"have rows that are not multiples of {block} numbers, and are stored in the larger type {kinds}"
+    return [f"{len(larger)} matrices {reason}."] if larger else []
+
+
+def _most_common(entries: Sequence[TensorEntry]) -> str:
+    """Returns the name of the type that most numbers have."""
+    sizes: Counter[str] = Counter()
     for entry in entries:
-        sizes[entry.kind] += math.prod(entry.shape)
-    return sizes.most_common(1)[0][0].file_type
+        sizes[entry.kind.name] += math.prod(entry.shape)
+    return sizes.most_common(1)[0][0]
 
 
 def _encoded(
@@ -153,7 +167,7 @@ def _encoded(
     """Yields the bytes of one of their tensors in pieces."""
     rows = place.forward([tensors[name].read() for name, _ in place.ours]).reshape(-1, place.shape[-1])
     try:
-        for piece in torch.split(rows, max(1, _CHUNK // place.shape[-1])):
+        for piece in _pieces(rows):
             content = kind.encode(piece)
             advance(content.numel())
             yield content
@@ -178,22 +192,29 @@ def _compare(
             raise CheckpointError(f"{path} was read back with a different tokenizer. Please report this.")
         for place in found:
             for name, _ in () if place.copied else place.ours:
-                if not _same_bits(file.tensors[name].read(), _expected(place, kinds[place.theirs], tensors[name])):
+                if not _is_encoded(file.tensors[name].read(), tensors[name].read(), place, kinds[place.theirs]):
                     raise CheckpointError(
                         f"{path} was read back with different numbers in {name}. The disk may be failing."
                     )
 
 
-def _expected(place: Place, kind: TensorType, tensor: LazyTensor) -> Tensor:
-    """Returns one of our tensors after encoding and decoding; rows are encoded separately, so order does not matter."""
-    own = tensor.read()
-    rows = place.stored(own).reshape(-1, own.shape[-1])
-    return place.restored(kind.decode(kind.encode(rows), own.shape[-1]).reshape(own.shape))
+def _is_encoded(found: Tensor, own: Tensor, place: Place, kind: TensorType) -> bool:
+    """Whether `found` is one of our tensors after encoding and decoding.
+
+    Rows are encoded separately, so their order does not matter.
+    """
+    if found.shape != own.shape:
+        return False
+    columns = own.shape[-1]
+    pairs = zip(_pieces(place.stored(own).reshape(-1, columns)), _pieces(found.reshape(-1, columns)), strict=True)
+    return all(_same_bits(place.restored(kind.decode(kind.encode(rows), columns)), back) for rows, back in pairs)
+
+
+def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, max(1, _CHUNK // rows.shape[-1]))
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same bits after conversion to a common dtype, including those of NaN."""
     common = torch.promote_types(one.dtype, other.dtype)
-    return one.shape == other.shape and torch.equal(
-        one.to(common).contiguous().view(torch.uint8), other.to(common).contiguous().view(torch.uint8)
-    )
+    return torch.equal(one.to(common).contiguous().view(torch.uint8), other.to(common).contiguous().view(torch.uint8))
