@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.backend import BackendTokenizer
+from sheepop.tokenizer.backend import BackendTokenizer, as_bytes
+from sheepop.tokenizer.bpe import BpeTokenizer
+from sheepop.tokenizer.bpe_tables import BpeTables
 from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
 from sheepop.tokenizer.byte_level_files import MERGES_OF, SUFFIX, VOCABULARY_OF, is_rank_file, read_pair, read_ranks
 from sheepop.tokenizer.character import CharTokenizer, is_character_tokenizer
 from sheepop.tokenizer.interface import TOKENIZER_FILE, Tokenizer
 from sheepop.tokenizer.sentencepiece import read_sentencepiece
-from sheepop.tokenizer.settings import read_settings, read_text, with_recorded_tokens
+from sheepop.tokenizer.settings import are_tokens, read_content, read_settings, vocabulary_of, with_recorded_tokens
 from sheepop.tokenizer.vocabulary import ALGORITHMS
 
 WHAT_IS_READ = (
@@ -26,7 +30,7 @@ WHAT_IS_READ = (
 _LARGEST_FILE = 2**27
 _LARGEST_VOCABULARY = 2**22
 
-Converted = tuple[str, dict[str, Any]]
+Converted = tuple[bytes, dict[str, Any]]
 Reader = Callable[[Path, dict[str, Any], str | None], Converted]
 
 
@@ -52,29 +56,51 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
         read = _reader(file)
         if pattern is not None and read is not _READERS["ranks"]:
             raise TokenizerError("a pattern is for tiktoken's rank files, but this file says how it cuts text.")
-        return tokenizer_from_json(*read(file, settings, pattern))
+        content, settings = read(file, settings, pattern)
+        tables = BpeTables.load(file.parent, content) if file.name == TOKENIZER_FILE else None
+        return _tokenizer(content, settings, tables)
     except TokenizerError as error:
         raise TokenizerError(f"Cannot use the tokenizer {file}: {error}") from None
 
 
 def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None) -> Tokenizer:
     """Makes a tokenizer from the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json``."""
-    description, settings = _description(content), settings or {}
+    return _tokenizer(as_bytes(content), settings or {}, None)
+
+
+def _tokenizer(content: bytes, settings: Mapping[str, Any], tables: BpeTables | None) -> Tokenizer:
+    description = _description(content) if tables is None else tables.outline
     kind = description["model"]["type"]
     if kind == "WordLevel" and is_character_tokenizer(description):
-        return CharTokenizer.from_json(content, settings)
-    whole = with_recorded_tokens(description, settings)
+        return CharTokenizer.from_json(content.decode("utf-8"), settings)
+    if kind == "BPE" and tables is None:
+        tables = BpeTables.of(description)
+    whole = _with_recorded_tokens(description, settings, tables)
     if whole is not description:
-        content = json.dumps(whole, ensure_ascii=False)
-    if kind == "BPE" and is_byte_level(description):
-        return ByteLevelBPE(content, settings)
-    return BackendTokenizer(content, settings)
+        description = _description(content) | {"added_tokens": whole["added_tokens"]}
+        content = json.dumps(description, ensure_ascii=False).encode("utf-8")
+        tables = BpeTables.of(description) if kind == "BPE" else None
+    if kind != "BPE":
+        return BackendTokenizer(content, settings)
+    return (ByteLevelBPE if is_byte_level(description) else BpeTokenizer)(content, settings, tables)
 
 
-def _description(content: str) -> dict[str, Any]:
+def _with_recorded_tokens(
+    description: dict[str, Any], settings: Mapping[str, Any], tables: BpeTables | None
+) -> Mapping[str, Any]:
+    if tables is not None:
+        return with_recorded_tokens(description, settings, tables.id_of, len(tables))
+    vocabulary, added = vocabulary_of(description), description.get("added_tokens") or []
+    if not vocabulary or not are_tokens(added):
+        return description  # the library says what is wrong
+    free = max((*vocabulary.values(), *(token["id"] for token in added))) + 1
+    return with_recorded_tokens(description, settings, vocabulary.get, free)
+
+
+def _description(content: bytes) -> dict[str, Any]:
     try:
-        description = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        description = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
         raise TokenizerError(f"{TOKENIZER_FILE} is damaged: it is not valid JSON ({error}).") from None
     model = description.get("model") if isinstance(description, dict) else None
     if not isinstance(model, dict):
@@ -126,7 +152,7 @@ def _reader(file: Path) -> Reader:
 def _read_json(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
     if file.name != TOKENIZER_FILE and not _begins_as_json(file):
         raise TokenizerError(f"it is not a tokenizer. {WHAT_IS_READ}")
-    return read_text(file, _LARGEST_FILE), settings
+    return read_content(file, _LARGEST_FILE), settings
 
 
 def _begins_as_json(file: Path) -> bool:
@@ -137,9 +163,17 @@ def _begins_as_json(file: Path) -> bool:
         return True  # reading the file will raise a clear error
 
 
+def _converted(read: Callable[[Path, dict[str, Any], str | None], tuple[str, dict[str, Any]]]) -> Reader:
+    def converted(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
+        content, settings = read(file, settings, pattern)
+        return as_bytes(content), settings
+
+    return converted
+
+
 _READERS: dict[str, Reader] = {
     "json": _read_json,
-    "pair": read_pair,
-    "ranks": read_ranks,
-    "sentencepiece": lambda file, settings, pattern: read_sentencepiece(file, settings),
+    "pair": _converted(read_pair),
+    "ranks": _converted(read_ranks),
+    "sentencepiece": _converted(lambda file, settings, pattern: read_sentencepiece(file, settings)),
 }

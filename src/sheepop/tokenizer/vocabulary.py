@@ -80,7 +80,7 @@ def frequent_characters(texts: Iterable[str]) -> list[str]:
     return sorted(chosen)
 
 
-def texts_by_id(library: tokenizers.Tokenizer, content: str) -> list[str]:
+def texts_by_id(library: tokenizers.Tokenizer, content: bytes) -> list[str]:
     """The vocabulary in the order of ids; raises `TokenizerError` unless these are 0, 1, 2, ... without gaps."""
     # If the id of an added token is impossible, the library changes it and only logs that.
     for token in json.loads(content).get("added_tokens") or []:
