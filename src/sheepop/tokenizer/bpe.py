@@ -49,6 +49,12 @@ class BpeTokenizer(BackendTokenizer):
         ids = {token["content"]: token["id"] for token in outline.get("added_tokens") or []}
         added = [{**token, "id": ids[token["content"]]} for token in self._description["added_tokens"]]
         self._description["added_tokens"] = sorted(added, key=lambda token: token["id"])
+        if (dropout := self._description["model"]["dropout"]) is not None:
+            self.notes += (
+                f"The tokenizer drops merges at random (dropout {dropout:g}) while a model is trained on it; text is "
+                "encoded without that.",
+            )
+            self._description["model"]["dropout"] = None
         self._texts = self._tables
         return self._steps(self._description)
 
@@ -58,7 +64,7 @@ class BpeTokenizer(BackendTokenizer):
 
     def _check(self) -> None:
         model = self._description["model"]
-        check_options(model, "dropout", "end_of_word_suffix")
+        check_options(model, "end_of_word_suffix")
         if (unknown := model["unk_token"]) is not None:
             if unknown not in self._tables:
                 raise TokenizerError(
@@ -145,7 +151,9 @@ class BpeTokenizer(BackendTokenizer):
         if hidden or rewrite is not None:
             description, rewrite = self._without_charsmap(self._whole_description())
             return Encoder(description, hidden, allow_special=allow_special, rewrite=rewrite)
-        return Encoder(description, (), allow_special=allow_special, library=parse(self._content))
+        library = parse(self._content)
+        library.model.dropout = None
+        return Encoder(description, (), allow_special=allow_special, library=library)
 
 
 class Splitter:

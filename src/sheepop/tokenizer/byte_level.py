@@ -121,8 +121,10 @@ class _Memo(dict[str, bytes]):
         return ids
 
 
-# 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies lack them.
-_UTF8_CHARACTERS = {c for c, byte in BYTE_ALPHABET.items() if byte not in {0xC0, 0xC1, *range(0xF5, 0x100)}}
+# 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies lack them. 0xF1 and 0xF2 begin the planes 4 to
+# 11, in which Unicode has assigned no character; the training text of some vocabularies had none of these either.
+_ABSENT = {0xC0, 0xC1, *range(0xF5, 0x100)}
+_UNASSIGNED = {0xF1: "\U00040000-\U0007ffff", 0xF2: "\U00080000-\U000bffff"}
 
 
 class ByteLevelBPE(BpeTokenizer):
@@ -169,21 +171,35 @@ class ByteLevelBPE(BpeTokenizer):
         return cls(backend.to_str(), standard_settings({text: first + place for place, text in enumerate(further)}))
 
     def _check(self) -> None:
-        model = self._description["model"]
-        check_options(model, "dropout", "continuing_subword_prefix", "end_of_word_suffix")
-        if missing := [character for character in _UTF8_CHARACTERS if character not in self._tables]:
+        check_options(self._description["model"], "continuing_subword_prefix", "end_of_word_suffix")
+        lacking = sorted(byte for c, byte in BYTE_ALPHABET.items() if byte not in _ABSENT and c not in self._tables)
+        if any(byte not in _UNASSIGNED for byte in lacking):
             raise TokenizerError(
-                f"The vocabulary of {TOKENIZER_FILE} lacks {len(missing)} of the bytes that UTF-8 text is made of "
-                f"(0x{min(BYTE_ALPHABET[c] for c in missing):02X} first), so text would be lost. The file is "
-                "damaged, or was trained without its initial alphabet."
+                f"The vocabulary of {TOKENIZER_FILE} lacks {len(lacking)} of the bytes that UTF-8 text is made of "
+                f"(0x{lacking[0]:02X} first), so text would be lost. The file is damaged, or was trained without its "
+                "initial alphabet."
             )
+        if lacking:
+            named = " and ".join(f"0x{byte:02X}" for byte in lacking)
+            self.notes += (
+                f"The vocabulary lacks the byte {named}, which only characters need that Unicode has not assigned; "
+                "text with one of them is refused.",
+            )
+            self._unwritable = re.compile(f"[{''.join(_UNASSIGNED[byte] for byte in lacking)}]")
+
+    _unwritable: re.Pattern[str] | None = None
 
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
         """`encode` of every text, in order; part by part in this thread if that gives the same ids as the library."""
-        encoder = self._part_encoder
+        texts, encoder = list(texts), self._part_encoder
+        for number, text in enumerate(texts if self._unwritable is not None else (), start=1):
+            if isinstance(text, str) and (found := self._unwritable.search(text)):
+                raise TokenizerError(
+                    f"Text {number} of {len(texts)} has the unassigned character U+{ord(found[0]):X} at character "
+                    f"{found.start()}, which this vocabulary cannot express. Remove it."
+                )
         if encoder is None:
             return super().encode_batch(texts, allow_special=allow_special)
-        texts = list(texts)
         # The library finds added tokens that are not special even if special tokens are not allowed.
         cut_out = [text for text in self._added.values() if allow_special or text not in self._special]
         results: list[list[int]] = []

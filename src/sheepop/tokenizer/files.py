@@ -14,15 +14,26 @@ from sheepop.tokenizer.backend import BackendTokenizer, as_bytes
 from sheepop.tokenizer.bpe import BpeTokenizer
 from sheepop.tokenizer.bpe_tables import BpeTables
 from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
-from sheepop.tokenizer.byte_level_files import MERGES_OF, SUFFIX, VOCABULARY_OF, is_rank_file, read_pair, read_ranks
+from sheepop.tokenizer.byte_level_files import (
+    MERGES_OF,
+    SUFFIX,
+    TEKKEN,
+    VOCABULARY_OF,
+    is_rank_file,
+    read_pair,
+    read_ranks,
+    read_tekken,
+)
 from sheepop.tokenizer.character import CharTokenizer, is_character_tokenizer
 from sheepop.tokenizer.interface import TOKENIZER_FILE, Tokenizer
 from sheepop.tokenizer.sentencepiece import read_sentencepiece
 from sheepop.tokenizer.settings import are_tokens, read_content, read_settings, vocabulary_of, with_recorded_tokens
-from sheepop.tokenizer.vocabulary import ALGORITHMS
+from sheepop.tokenizer.vocabulary import ALGORITHMS, without_holes
+from sheepop.tokenizer.wordpiece_file import WORD_LIST, read_word_list
 
 WHAT_IS_READ = (
-    f"SheepOp reads {TOKENIZER_FILE}, SentencePiece models (*.model), tiktoken's ranks (*{SUFFIX}), and pairs of "
+    f"SheepOp reads {TOKENIZER_FILE}, SentencePiece models (*.model), tiktoken's ranks (*{SUFFIX}), Mistral's "
+    f"{TEKKEN}, BERT's {WORD_LIST}, and pairs of "
     f"{' or '.join(f'{vocabulary} with {merges}' for vocabulary, merges in MERGES_OF.items())}."
 )
 
@@ -37,10 +48,10 @@ Reader = Callable[[Path, dict[str, Any], str | None], Converted]
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
     """Reads the tokenizer in a directory or file.
 
-    A directory has ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, and the pair
-    ``encoder.json`` and ``vocab.bpe`` (or ``vocab.json`` and ``merges.txt``). ``tokenizer_config.json``,
-    ``special_tokens_map.json``, ``added_tokens.json`` and ``chat_template.jinja`` beside it define added tokens, the
-    roles of special tokens, and the chat template.
+    A directory has ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, ``tekken.json``,
+    ``vocab.txt``, and the pair ``encoder.json`` and ``vocab.bpe`` (or ``vocab.json`` and ``merges.txt``).
+    ``tokenizer_config.json``, ``special_tokens_map.json``, ``added_tokens.json`` and ``chat_template.jinja`` beside it
+    define added tokens, the roles of special tokens, and the chat template.
     `pattern` defines how a rank file cuts text, as the name of an encoding (``cl100k``) or a regular expression; a
     file that is named after a known encoding needs none.
 
@@ -69,7 +80,15 @@ def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None)
 
 
 def _tokenizer(content: bytes, settings: Mapping[str, Any], tables: BpeTables | None) -> Tokenizer:
-    description = _description(content) if tables is None else tables.outline
+    """`tables` are those of `content`, if they are known."""
+    notes: tuple[str, ...] = ()
+    if tables is not None:
+        description = tables.outline
+    else:
+        found = _description(content)
+        description, notes = without_holes(found)
+        if description is not found:
+            content = json.dumps(description, ensure_ascii=False).encode("utf-8")
     kind = description["model"]["type"]
     if kind == "WordLevel" and is_character_tokenizer(description):
         return CharTokenizer.from_json(content.decode("utf-8"), settings)
@@ -77,12 +96,16 @@ def _tokenizer(content: bytes, settings: Mapping[str, Any], tables: BpeTables | 
         tables = BpeTables.of(description)
     whole = _with_recorded_tokens(description, settings, tables)
     if whole is not description:
-        description = _description(content) | {"added_tokens": whole["added_tokens"]}
+        description = {**_description(content), "added_tokens": whole["added_tokens"]}
         content = json.dumps(description, ensure_ascii=False).encode("utf-8")
         tables = BpeTables.of(description) if kind == "BPE" else None
-    if kind != "BPE":
-        return BackendTokenizer(content, settings)
-    return (ByteLevelBPE if is_byte_level(description) else BpeTokenizer)(content, settings, tables)
+    tokenizer: BackendTokenizer
+    if kind == "BPE":
+        tokenizer = (ByteLevelBPE if is_byte_level(description) else BpeTokenizer)(content, settings, tables)
+    else:
+        tokenizer = BackendTokenizer(content, settings)
+    tokenizer.notes += notes
+    return tokenizer
 
 
 def _with_recorded_tokens(
@@ -126,7 +149,7 @@ def _found(directory: Path) -> list[Path]:
         return [directory / TOKENIZER_FILE]
     return [
         *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}")) if file.is_file()),
-        *(directory / vocabulary for vocabulary in MERGES_OF if (directory / vocabulary).is_file()),
+        *(directory / name for name in (*MERGES_OF, TEKKEN, WORD_LIST) if (directory / name).is_file()),
     ]
 
 
@@ -143,6 +166,8 @@ def _find(directory: Path) -> Path:
 def _reader(file: Path) -> Reader:
     if file.name in MERGES_OF or file.name in VOCABULARY_OF:
         return _READERS["pair"]
+    if file.name in _READERS:
+        return _READERS[file.name]
     # Some models of Meta have tiktoken's ranks under SentencePiece's file name.
     if file.suffix == SUFFIX or (file.suffix == ".model" and is_rank_file(file)):
         return _READERS["ranks"]
@@ -175,5 +200,7 @@ _READERS: dict[str, Reader] = {
     "json": _read_json,
     "pair": _converted(read_pair),
     "ranks": _converted(read_ranks),
+    TEKKEN: _converted(lambda file, settings, pattern: read_tekken(file, settings)),
+    WORD_LIST: _converted(lambda file, settings, pattern: read_word_list(file, settings)),
     "sentencepiece": _converted(lambda file, settings, pattern: read_sentencepiece(file, settings)),
 }

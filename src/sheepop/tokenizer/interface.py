@@ -43,6 +43,8 @@ class Tokenizer(ABC):
     """Ids that the tokenizer's own format puts before every text, such as ``<bos>``; `encode` leaves them out."""
     suffix_ids: tuple[int, ...] = ()
     """Ids that the tokenizer's own format puts after every text; `encode` leaves them out."""
+    notes: tuple[str, ...] = ()
+    """What a person should know who takes this tokenizer from another program, one sentence each."""
 
     @property
     @abstractmethod

@@ -29,6 +29,18 @@ _USUAL_AROUND = {
     "T5Tokenizer": (False, True),
 }
 
+# Classes that cut text as GPT-2 does, put ``<s>`` and ``</s>`` around it, and name their tokens so by default.
+ROBERTA_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer", "MvpTokenizer")
+ROBERTA_ROLES = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+}
+
 # The names of the tokens of each role if the settings name none; GPT-2 has one special token for both ends.
 _CONVENTIONAL_NAMES: dict[SpecialRole, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]"),
@@ -173,7 +185,7 @@ def check_special_ids(settings: Mapping[str, Any], ids: Mapping[str, int]) -> No
             )
 
 
-def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
+def role_text(settings: Mapping[str, Any], role: str) -> str | None:
     """The text of the token that `settings` name for `role`, as a string or a token object."""
     value = settings.get(f"{role}_token")
     if isinstance(value, dict):
@@ -183,9 +195,16 @@ def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
     return value
 
 
+def class_of(settings: Mapping[str, Any]) -> str:
+    """The class of transformers that `settings` name, without its ending ``Fast``; empty if they name none."""
+    return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+
+
 def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
     """The ``post_processor`` for `settings`, by default that of the class they name; `ids` are of special tokens."""
-    usual = _USUAL_AROUND.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (False, False))
+    if class_of(settings) in ROBERTA_CLASSES:
+        return _roberta_processor(settings, ids)
+    usual = _USUAL_AROUND.get(class_of(settings), (False, False))
     is_on = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
     named = (role_text(settings, "bos"), role_text(settings, "eos"))
     texts = [text if on is True and text in ids else None for text, on in zip(named, is_on, strict=True)]
@@ -207,6 +226,18 @@ def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[
             text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in texts if text is not None
         },
     }
+
+
+def _roberta_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    named = {"cls": role_text(settings, "cls"), "sep": role_text(settings, "sep")}
+    for role, text in named.items():
+        if text not in ids:
+            raise TokenizerError(
+                f"{SETTINGS_FILE} names a class that puts the {role}_token around a text, but the vocabulary does not "
+                f"have {text!r}."
+            )
+    around = {role: [text, ids[text]] for role, text in named.items() if text is not None}
+    return {"type": "RobertaProcessing", **around, "trim_offsets": True, "add_prefix_space": False}
 
 
 Entry = dict[str, Any]
@@ -241,7 +272,7 @@ def with_recorded_tokens(
     recorded, further = recorded_tokens(settings), _further_names(settings)
     roles = {text for role in SPECIAL_TOKENS if (text := role_text(settings, role)) is not None}
     special = {*roles, *further, *(token["content"] for token in recorded.values() if token["special"])}
-    flags = {token["content"]: token for token in recorded.values()}
+    flags = _flags_of_roles(settings) | {token["content"]: token for token in recorded.values()}
     known = {token["content"] for token in added}
     marked = [{**token, "special": True} if token["content"] in special else token for token in added]
     found = {text: token_id for text in {*special, *flags} - known if (token_id := id_of(text)) is not None}
@@ -256,6 +287,16 @@ def with_recorded_tokens(
         *_appended(free, missing, others),
     ]
     return description if tokens == added else {**description, "added_tokens": tokens}
+
+
+def _flags_of_roles(settings: Mapping[str, Any]) -> dict[str, Entry]:
+    """The flags of the tokens that `settings` name for a role as an object."""
+    named = (settings.get(key) for key in (*(f"{role}_token" for role in SPECIAL_TOKENS), *FURTHER_ROLES))
+    tokens = [token for token in named if isinstance(token, dict) and isinstance(token.get("content"), str)]
+    return {
+        token["content"]: {**{flag: token.get(flag) is True for flag in SPECIAL_FLAGS}, "special": True}
+        for token in tokens
+    }
 
 
 def _appended(first: int, missing: Mapping[int, Entry], further: list[str]) -> Iterator[Entry]:
