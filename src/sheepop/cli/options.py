@@ -24,6 +24,12 @@ Adapter = Annotated[
     list[Path] | None,
     typer.Option(metavar="DIR", help="Add an adapter (PEFT, or a model with one); repeatable.", show_default="none"),
 ]
+TemplateVariables = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs", metavar="JSON", help="Variables for the chat template.", show_default="none"
+    ),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
 RunOutput = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run directory.", show_default="runs/<date>")
@@ -107,3 +113,10 @@ def print_text(text: str) -> None:
     """Prints generated text at once: unchanged into a file or pipe, with visible control characters on a terminal."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def template_variables(text: str | None) -> dict[str, Any] | None:
+    """The object that ``--chat-template-kwargs`` gives as JSON; raises `ConfigError` if it is none."""
+    from sheepop.core.config import parse_config
+
+    return None if text is None else parse_config(text, where="--chat-template-kwargs", is_json=True)

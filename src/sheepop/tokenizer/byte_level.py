@@ -192,12 +192,7 @@ class ByteLevelBPE(BpeTokenizer):
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
         """`encode` of every text, in order; part by part in this thread if that gives the same ids as the library."""
         texts, encoder = list(texts), self._part_encoder
-        for number, text in enumerate(texts if self._unwritable is not None else (), start=1):
-            if isinstance(text, str) and (found := self._unwritable.search(text)):
-                raise TokenizerError(
-                    f"Text {number} of {len(texts)} has the unassigned character U+{ord(found[0]):X} at character "
-                    f"{found.start()}, which this vocabulary cannot express. Remove it."
-                )
+        self._require_writable(texts)
         if encoder is None:
             return super().encode_batch(texts, allow_special=allow_special)
         # The library finds added tokens that are not special even if special tokens are not allowed.
@@ -217,6 +212,16 @@ class ByteLevelBPE(BpeTokenizer):
             for index, found in zip(left_over, encoded, strict=True):
                 results[index] = found
         return results
+
+    def _require_writable(self, texts: Sequence[str]) -> None:
+        if self._unwritable is None:
+            return
+        for number, text in enumerate(texts, start=1):
+            if isinstance(text, str) and (found := self._unwritable.search(text)):
+                raise TokenizerError(
+                    f"Text {number} of {len(texts)} has the unassigned character U+{ord(found[0]):X} at character "
+                    f"{found.start()}, which this vocabulary cannot express. Remove it."
+                )
 
     @cached_property
     def _part_encoder(self) -> PartEncoder | None:
