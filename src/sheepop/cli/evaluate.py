@@ -182,7 +182,7 @@ def tasks(
     how = _how(
         output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record, tensor_parallel=tensor_parallel
     )
-    variables = _variables(chat, chat_template_kwargs)
+    variables = template_variables(chat_template_kwargs, is_read=chat)
 
     def kind(console: Console) -> Evaluate:
         from sheepop.jobs.evaluation_kinds import Harness, Tasks
@@ -232,7 +232,7 @@ def code(
       sheepop eval code runs/coder --data mbpp.jsonl --samples 20 -k 1 -k 10 --temperature 0.8
     """
     how = _how(output, device, dtype, adapter, checkpoints=False, no_record=no_record, tensor_parallel=tensor_parallel)
-    variables = _variables(chat, chat_template_kwargs)
+    variables = template_variables(chat_template_kwargs, is_read=chat)
 
     def kind(console: Console) -> Evaluate:
         from sheepop.jobs.evaluation_kinds import Code
@@ -322,12 +322,6 @@ def judge(
 
 
 app.command("arena", cls=ConfiguredCommand)(arena)
-
-
-def _variables(chat: bool, chat_template_kwargs: str | None) -> dict[str, Any] | None:
-    if chat_template_kwargs is not None and not chat:
-        raise UsageError("--chat-template-kwargs needs --chat, which uses the chat template.")
-    return template_variables(chat_template_kwargs)
 
 
 def _how(

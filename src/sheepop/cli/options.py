@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sheepop.core.console import Console
+from sheepop.core.errors import UsageError
 from sheepop.core.facts import visible
 from sheepop.core.files import finite
 
@@ -115,8 +116,13 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def template_variables(text: str | None) -> dict[str, Any] | None:
-    """The object that ``--chat-template-kwargs`` gives as JSON; raises `ConfigError` if it is none."""
+def template_variables(text: str | None, *, is_read: bool = True) -> dict[str, Any] | None:
+    """The object that ``--chat-template-kwargs`` gives as JSON; raises `ConfigError` if it is none.
+
+    Raises `UsageError` if it is given and not `is_read`, because the chat template is not used.
+    """
     from sheepop.core.config import parse_config
 
+    if text is not None and not is_read:
+        raise UsageError("--chat-template-kwargs needs --chat, which uses the chat template.")
     return None if text is None else parse_config(text, where="--chat-template-kwargs", is_json=True)

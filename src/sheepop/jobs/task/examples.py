@@ -149,12 +149,10 @@ class ExampleTask(Task):
         """The first examples that a run from `model` would learn from, with their places, to look at before it."""
         _require_examples(self.config)
         with tempfile.TemporaryDirectory() as place:
-            source = load_tokenizer(resolve_model_directory(model))
-            template_file = self.config.tuning.chat_template
+            source, template_file = load_tokenizer(resolve_model_directory(model)), self.config.tuning.chat_template
             tokenizer = _with_template(source, template_file, Path(place) / _TOKENIZER, Console.silent())
             with self._template(tokenizer) as template:
-                encoder = ExampleEncoder(tokenizer, template)
-                paths = [Path(path) for path in self.config.data.paths]
+                encoder, paths = ExampleEncoder(tokenizer, template), list(map(Path, self.config.data.paths))
                 for where, example in first_examples(paths, encoder, count, self.row_type):
                     yield where, example, tokenizer
 
