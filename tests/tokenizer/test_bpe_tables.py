@@ -1,6 +1,7 @@
 """BPE with tables of its own gives the ids of the library, and its file is a copy that may be missing."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,24 @@ def test_the_tables_are_a_copy_that_may_be_missing_or_of_another_tokenizer(bpe: 
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_tokenizer(tmp_path).fingerprint() == tokenizer_from_json(json.dumps(changed)).fingerprint()
+
+
+def test_files_for_other_programs_have_no_tables(bpe: Tokenizer, tmp_path: Path):
+    bpe.save(tmp_path, tables=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+
+
+def test_a_published_vocabulary_has_the_ids_of_the_library(source_texts: list[str], tmp_path: Path):
+    folder = Path(os.environ.get("SHEEPOP_TEST_MODEL", "/nowhere"))
+    if not (folder / "tokenizer.json").is_file():
+        pytest.skip("SHEEPOP_TEST_MODEL names no folder with a tokenizer.json")
+    load_tokenizer(folder).save(tmp_path)
+    ours, library = load_tokenizer(tmp_path), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.encode_special_tokens = True
+    for text in (source_texts[0][:3000], "Größe 日本語\t\t<b>🐑👨‍👩‍👧 e\u0301\n\n\n  12345 <eos>"):
+        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ours.encode(text)) == text
+    assert "_ordinary" not in vars(ours)
 
 
 def test_damaged_tables_are_refused(bpe: Tokenizer, tmp_path: Path):

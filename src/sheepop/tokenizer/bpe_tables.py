@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -55,7 +55,7 @@ class BpeTables:
         """The tables of a whole ``tokenizer.json``; raises `TokenizerError` if its vocabulary or merges are damaged."""
         model = dict(description["model"])
         vocabulary, merges = model.pop("vocab", None), model.pop("merges", None)
-        if not isinstance(vocabulary, dict) or not all(type(i) is int and 0 <= i < 2**32 for i in vocabulary.values()):
+        if not isinstance(vocabulary, dict) or not _are_ids(vocabulary.values()):
             raise _damaged("its vocabulary is not a table from text to id")
         added = description.get("added_tokens") or []
         if not are_tokens(added):
@@ -186,6 +186,10 @@ class BpeTables:
         return {**{name: getattr(self, name) for name in _DTYPES}, "text": np.frombuffer(self.text, dtype=np.uint8)}
 
 
+def _are_ids(values: Collection[Any]) -> bool:
+    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**32))
+
+
 def _texts_by_id(vocabulary: Mapping[str, int], added: list[dict[str, Any]]) -> list[str]:
     """The texts of all ids; raises `TokenizerError` unless the ids are 0, 1, 2, ..., as the library gives them."""
     texts = dict(zip(vocabulary.values(), vocabulary, strict=True))
@@ -214,8 +218,10 @@ def _merge_arrays(vocabulary: Mapping[str, int], merges: Any, prefix: Any) -> tu
     if not isinstance(merges, list):
         raise _damaged("it has no list of merges")
     # The first line of some lists is a comment.
-    lines = (m for m in merges if not (isinstance(m, str) and m.startswith("#version")))
-    parts = [line.split(" ") if isinstance(line, str) else line for line in lines]
+    parts = merges
+    if str in set(map(type, merges)):
+        lines = (line for line in merges if not (isinstance(line, str) and line.startswith("#version")))
+        parts = [line.split(" ") if isinstance(line, str) else line for line in lines]
     cut = len(prefix) if isinstance(prefix, str) else 0
     try:
         left = [vocabulary[a] for a, _ in parts]

@@ -112,7 +112,7 @@ def without_holes(description: dict[str, Any]) -> tuple[dict[str, Any], tuple[st
     more than 4096 holes. Files with other faults are returned as they are.
     """
     vocabulary, added = description["model"].get("vocab"), description.get("added_tokens") or []
-    if not isinstance(vocabulary, dict) or not all(type(token_id) is int for token_id in vocabulary.values()):
+    if not isinstance(vocabulary, dict) or not set(map(type, vocabulary.values())) <= {int}:
         return description, ()
     if not are_tokens(added):
         return description, ()
