@@ -82,13 +82,32 @@ class LanguageModel:
         """
         return Trace.of(self.model, self.tokenizer, prompt, target)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Unpack[Settings]) -> Completion:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[Settings],
+    ) -> Completion:
         """The model's answer to a conversation, a list of ``{"role": ..., "content": ...}``.
 
-        The model's own chat template makes the prompt. Raises `TokenizerError` if it has none.
+        The model's own chat template makes the prompt: that of the name `chat_template`, else with `tools` (JSON
+        schemas of functions) the one called ``tool_use`` if there is one, else ``default``. It also sees `documents`
+        and `chat_template_kwargs`, such as ``{"enable_thinking": False}``. With `continue_final_message`, the model
+        goes on with the last message. Raises `TokenizerError` if the model has no such template.
         """
-        with ChatTemplate.of(self.tokenizer) as template:
-            prompt = template.render(messages, add_generation_prompt=True)
+        with ChatTemplate.of(self.tokenizer, chat_template, chat_template_kwargs) as template:
+            prompt = template.render(
+                messages,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=not continue_final_message,
+                continue_final_message=continue_final_message,
+            )
         token_ids = self.tokenizer.encode(prompt, allow_special=True)
         return self._generator.generate([token_ids], _of_one_text(settings))[0]
 

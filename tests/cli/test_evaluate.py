@@ -137,6 +137,8 @@ def test_every_checkpoint_of_a_run(run: Run, models: tuple[Path, Path], tmp_path
         (["perplexity", "{one}", "--data", "{weights}"], "is not UTF-8 text", 3),
         (["tasks", "{directory}", "--checkpoints"], "is not a run", 2),
         (["tasks", "{one}", "--tasks", "none.jsonl"], "neither a file of questions", 2),
+        (["tasks", "{one}", "--chat-template-kwargs", "{{}}"], "--chat-template-kwargs needs --chat", 2),
+        (["tasks", "{one}", "--chat", "--chat-template-kwargs", "[1]"], "--chat-template-kwargs", 2),
         (["compare", "{one}"], "Give two models or more", 2),
         (["tasks", "{one}/nothing"], "does not exist", 3),
     ],

@@ -15,7 +15,7 @@ from sheepop.core.sandbox import IsolationError, Limits, Sandbox
 from sheepop.evaluate.code import Problem, evaluate_code, read_problems
 from sheepop.generate import Generator
 from sheepop.model import ModelConfig, Transformer, build_model
-from sheepop.tokenizer import CharTokenizer, ChatTemplate
+from sheepop.tokenizer import CharTokenizer, ChatTemplate, tokenizer_from_json
 
 COUNT_VOWELS: dict[str, Any] = {
     "task_id": "Made/0",
@@ -270,6 +270,21 @@ def test_with_a_chat_template_the_problem_is_a_message(chain: Callable[..., Gene
 
     assert found.measure("pass@1").value == 1.0
     assert found.settings["chat"] is True
+
+
+def test_variables_of_the_chat_template_are_read_and_recorded(
+    chain: Callable[..., Generator], sandbox: Sandbox
+) -> None:
+    generator = chain("-", "71")
+    settings = {**generator.tokenizer.settings(), "chat_template": "{{ messages[0].content }}{{ sign }}"}
+    generator.tokenizer = tokenizer_from_json(generator.tokenizer.to_json(), settings)
+    with ChatTemplate.of(generator.tokenizer, variables={"sign": "-"}) as chat:
+        found = evaluate_code(
+            generator, [toy("-71")], sandbox=sandbox, max_new_tokens=8, chat=chat, limits=Limits(seconds=5)
+        )
+
+    assert found.measure("pass@1").value == 1.0
+    assert found.settings["chat_template_kwargs"] == {"sign": "-"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,11 @@ import torch
 
 import sheepop
 from sheepop.checkpoint import save_model
-from sheepop.core.errors import DataError, UsageError
+from sheepop.core.errors import DataError, TokenizerError, UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.chat import Conversation, Message, ModelSpeaker
 from sheepop.model import ModelConfig, build_model
-from sheepop.tokenizer import CharTokenizer
+from sheepop.tokenizer import CharTokenizer, tokenizer_from_json
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -132,6 +133,39 @@ def test_a_model_with_a_template_answers_as_in_python(models: dict[str, Path]) -
     with pytest.raises(UsageError, match="the model's context holds 96"):
         list(speaker.answer([message("user", "x" * 100)], config))
     speaker.close()
+
+
+NAMED = [
+    {"name": "default", "template": TEMPLATE + "{{ mood }}"},
+    {"name": "tool_use", "template": "{{ tools[0].name }}: {{ messages[0].content }}"},
+    {"name": "rag", "template": "{{ documents[0].text }}: {{ messages[0].content }}"},
+]
+
+
+def test_what_a_template_reads_is_given_in_python_and_in_the_terminal(models: dict[str, Path], tmp_path: Path) -> None:
+    lm = sheepop.load(models["plain"], device="cpu")
+    settings = {**lm.tokenizer.settings(), "chat_template": NAMED}
+    lm = dataclasses.replace(lm, tokenizer=tokenizer_from_json(lm.tokenizer.to_json(), settings))
+
+    def after(prompt: str) -> str:
+        return lm.generate(prompt, max_new_tokens=12, seed=3).text
+
+    def answer(**given: Any) -> str:
+        return lm.chat([message("user", "One")], max_new_tokens=12, seed=3, **given).text
+
+    assert answer(chat_template_kwargs={"mood": "so "}) == after("[user] One\n[assistant] so ")
+    assert answer(tools=[{"name": "f"}]) == after("f: One")
+    assert answer(documents=[{"text": "D"}], chat_template="rag") == after("D: One")
+    assert answer(continue_final_message=True) == after("[user] One")
+
+    save_model(tmp_path / "saved", lm.model, lm.tokenizer, {})
+    speaker = ModelSpeaker(tmp_path / "saved", device="cpu", chat_template_kwargs={"mood": "so "})
+    config = GenerationConfig(max_new_tokens=12, seed=3)
+    assert "".join(speaker.answer([message("user", "One")], config)) == after("[user] One\n[assistant] so ")
+    speaker.close()
+    for given in ({"chat_template": "default"}, {"chat_template_kwargs": {"mood": "so "}}):
+        with pytest.raises(TokenizerError, match="This model has no chat template"):
+            ModelSpeaker(models["plain"], device="cpu", **given)
 
 
 def test_a_model_without_a_template_continues_what_the_screen_shows(models: dict[str, Path]) -> None:

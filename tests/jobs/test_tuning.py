@@ -182,6 +182,19 @@ def test_a_template_of_a_file_is_kept_and_one_that_is_missing_is_named(
     assert chat_templates(load_model(outcome.run).tokenizer) == {"default": template.read_text()}
 
 
+def test_the_template_reads_the_variables_of_the_settings(base: Path, examples: Path, tmp_path: Path) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text(
+        "{{ style.name }}:{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    given = (f"tuning.chat_template={template}", "tuning.chat_template_kwargs={style: {name: brief}}")
+    settings = config(examples, tmp_path / "run", *given)
+    task = SupervisedTask(settings, RunDirectory(tmp_path / "run"), Console.silent())
+    ((_, example, tokenizer),) = task.first_examples(base, 1)
+    assert tokenizer.decode(example.ids, skip_special=False) == "brief:number0"
+
+
 def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples: Path) -> None:
     given = {"tuning": {"method": "sft"}, "data": {"paths": [str(examples)]}}
     found = complete(given, lambda device: 1e9, Console.silent(), fork=base)

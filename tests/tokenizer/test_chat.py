@@ -141,12 +141,6 @@ def test_templates_are_found_wherever_a_directory_has_them(tmp_path: Path):
     ]
     tokenizer = with_template(tmp_path, named, CharTokenizer())
     assert chat_templates(tokenizer) == {"default": "D", "tool_use": "T", "rag": "R"}
-    chosen = [
-        ChatTemplate.of(tokenizer),
-        ChatTemplate.of(tokenizer, with_tools=True),
-        ChatTemplate.of(tokenizer, "rag"),
-    ]
-    assert [template._template for template in chosen] == ["D", "T", "R"]
     with pytest.raises(TokenizerError, match="no chat template 'x'; it has default, rag, tool_use"):
         ChatTemplate.of(tokenizer, "x")
 
@@ -158,6 +152,124 @@ def test_templates_are_found_wherever_a_directory_has_them(tmp_path: Path):
     assert chat_templates(loaded) == {"default": "F é", "tool_use": "G"}
     loaded.save(tmp_path / "copy")
     assert chat_templates(load_tokenizer(tmp_path / "copy")) == {"default": "F é", "tool_use": "G"}
+
+
+NAMED = [
+    {"name": "default", "template": "D{% for m in messages %}[{{ m.content }}]{% endfor %}{{ style }}"},
+    {"name": "tool_use", "template": "T{{ tools | length }}{{ messages[0].content }}"},
+    {"name": "rag", "template": "R{{ documents | map(attribute='title') | join('+') }}{{ messages[0].content }}"},
+]
+SAID = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CHOICES: list[tuple[str | None, dict[str, Any], str]] = [
+    (None, {}, "D[Hi]"),
+    (None, {"tools": [TOOL]}, "T1Hi"),
+    (None, {"tools": []}, "T0Hi"),
+    (None, {"documents": [{"title": "A", "text": "x"}]}, "D[Hi]"),
+    ("rag", {"documents": [{"title": "A", "text": "x"}, {"title": "B", "text": "y"}]}, "RA+BHi"),
+    ("default", {"tools": [TOOL], "style": "!"}, "D[Hi]!"),
+]
+
+
+@pytest.mark.parametrize("as_files", [False, True])
+def test_of_several_templates_that_is_taken_which_transformers_takes(
+    as_files: bool, bpe: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    if as_files:
+        bpe.save(tmp_path)
+        (tmp_path / "additional_chat_templates").mkdir()
+        for named in NAMED:
+            place = "" if named["name"] == "default" else f"additional_chat_templates/{named['name']}"
+            (tmp_path / f"{place or 'chat_template'}.jinja").write_text(named["template"])
+        ours = load_tokenizer(tmp_path)
+    else:
+        ours = with_template(tmp_path, NAMED, bpe)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    for name, given, expected in CHOICES:
+        assert theirs.apply_chat_template(SAID, tokenize=False, chat_template=name, **given) == expected
+        with ChatTemplate.of(ours, name) as chat:
+            assert chat.render(SAID, **given) == expected
+
+
+def test_variables_of_a_template_are_given_once_or_with_a_conversation(tmp_path: Path):
+    tokenizer = with_template(tmp_path, "{{ bos_token }}{{ a }}{{ b | tojson }}", CharTokenizer())
+    with ChatTemplate.of(tokenizer, variables={"a": 1, "b": {"c": [True, None]}}) as chat:
+        assert chat.render(SAID) == '<bos>1{"c": [true, null]}'
+        assert chat.render(SAID, a="x") == '<bos>x{"c": [true, null]}'
+        assert chat.settings == {"chat_template_kwargs": {"a": 1, "b": {"c": [True, None]}}}
+    with ChatTemplate.of(tokenizer, variables={"bos_token": "B"}) as chat:
+        assert chat.render(SAID, b=1) == "B1"
+    with pytest.raises(UsageError, match="messages, tools: a conversation gives the chat template this itself"):
+        ChatTemplate.of(tokenizer, variables={"tools": [], "messages": []})
+
+
+def test_templates_of_which_none_is_for_the_conversation_are_refused():
+    only = {"tool_use": "T", "rag": "R"}
+    with ChatTemplate(only) as chat:
+        assert chat.render(SAID, tools=[TOOL]) == "T"
+        with pytest.raises(TokenizerError, match=r"no chat template 'default'; it has rag, tool_use\. Choose one"):
+            chat.render(SAID)
+    with pytest.raises(TokenizerError, match="no chat template 'default'; it has rag"):
+        ChatTemplate({"rag": "R"})
+
+
+@pytest.mark.parametrize("given", [{"tools": [print]}, {"tools": {"a": 1}}, {"documents": ["x"]}, {"documents": "x"}])
+def test_tools_and_documents_that_are_no_objects_are_refused(given: dict[str, Any], process: ChatTemplate):
+    with pytest.raises(UsageError, match=f"{next(iter(given))} must be a list of objects"):
+        process.render(SAID, **given)
+
+
+PARTS = [{"type": "text", "text": "See "}, {"type": "text", "text": "this "}, {"type": "image"}]
+WRITES_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content if part.type == 'text' %}{{ part.text }}{% endfor %}{% endif %}<end>{% endfor %}"
+)
+WRITES_REASONING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}<end>{% endfor %}"
+)
+CONTINUED: list[tuple[str, list[dict[str, Any]], bool | str]] = [
+    (CHATML, [*SAID, {"role": "assistant", "content": "The answer is "}], True),
+    (CHATML, [*SAID, {"role": "assistant", "content": "Hi"}], True),
+    (TOOLS, [*SAID, {"role": "assistant", "content": " a b "}], True),
+    (WRITES_PARTS, [*SAID, {"role": "assistant", "content": "The answer is "}], True),
+    (WRITES_PARTS, [*SAID, {"role": "assistant", "content": PARTS}], True),
+    (WRITES_REASONING, [*SAID, {"role": "assistant", "content": "A", "thinking": "so "}], "reasoning_content"),
+    (WRITES_REASONING, [*SAID, {"role": "assistant", "content": "A", "reasoning": "so"}], "reasoning"),
+]
+
+
+@pytest.mark.parametrize(("template", "messages", "field"), CONTINUED)
+def test_a_last_message_is_continued_where_transformers_continues_it(
+    template: str, messages: list[dict[str, Any]], field: bool | str
+):
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    names = {"bos_token": "<b>", "eos_token": "<e>"}
+    (expected,), _ = utilities.render_jinja_template(
+        conversations=[messages], chat_template=template, continue_final_message=field, **names
+    )
+    with ChatTemplate(template, names) as chat:
+        assert chat.render(messages, continue_final_message=field) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "given", "error"),
+    [
+        ("{{ messages[0].content }}", {"content": "a"}, {"add_generation_prompt": True}, "exclude each other"),
+        ("{{ messages[0].content }}", {"content": None}, {}, "has no text in 'content'"),
+        ("{{ messages[0].content }}", {"content": [{"type": "image"}]}, {}, "has no text in 'content'"),
+        ("{{ messages[0].role }}", {"content": "a"}, {}, "does not read 'content'"),
+        ("{{ messages[0].content[:2] }}", {"content": "abc"}, {}, "changes the end of the last message"),
+        ("{{ messages[0].content | upper }}", {"content": "abc"}, {}, "changes the end of the last message"),
+    ],
+)
+def test_a_last_message_that_cannot_be_continued_is_refused(
+    template: str, message: dict[str, Any], given: dict[str, Any], error: str
+):
+    with ChatTemplate(template) as chat, pytest.raises((UsageError, TokenizerError), match=error):
+        chat.render([{"role": "user", **message}], continue_final_message=True, **given)
 
 
 def test_a_model_without_a_template_says_so():
@@ -225,7 +337,7 @@ def test_a_template_that_loops_or_allocates_is_stopped(template: str, seconds: f
     ],
 )
 def test_a_template_that_fails_says_why(process: ChatTemplate, template: str, message: str):
-    process._template, process._limits = template, (10.0, 2**29, 2**16)
+    process._templates, process._limits = {"default": template}, (10.0, 2**29, 2**16)
     with pytest.raises(TokenizerError, match=f"The chat template of the model ({message})"):
         process.render([{"role": "user", "content": "x"}])
 

@@ -226,8 +226,7 @@ def test_gpt2_is_saved_as_it_was_read(gpt2: tuple[Any, Tokenizer], tmp_path: Pat
     [
         ({"a": 0, "b": 1, "ab": 2}, "#version: 0.2\na b\nab c\n", r"does not fit .*: merge 2 makes 'abc' .* lacks 'c'"),
         ({"a": 0, "b": 1}, "a\n", "line 1 is not two tokens"),
-        ({"a": 0, "b": 2}, "", "2 tokens must have the ids 0 to 1, each once"),
-        ({"a": 0, "b": 0}, "", "2 tokens must have the ids 0 to 1, each once"),
+        ({"a": 0, "b": 0}, "", "two of its 2 tokens have the same id"),
         ({"a": 0, "b": "1"}, "", "not a table from text to id"),
         ([], "", "not a table from text to id"),
         ({"a": 0}, "", "lacks 242 of the bytes"),

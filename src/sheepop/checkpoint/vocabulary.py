@@ -22,19 +22,19 @@ def require_fit(tokenizer: Tokenizer, config: ModelConfig, where: object) -> Non
 
 
 def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[Tokenizer, list[str]]:
-    """Returns the tokenizer without special tokens that have no embedding row, and a note that names them.
+    """Returns the tokenizer without special tokens that have no embedding row, and notes, one of which names them.
 
     Some published models have such tokens: text-only Gemma 3 has an image token, others have a padding token that was
     added later. They represent no text, and the model cannot read or write them. Raises `CheckpointError` if the
     tokenizer still does not fit.
     """
-    rows = config.vocabulary
+    rows, notes = config.vocabulary, list(tokenizer.notes)
+    surplus = [text for text, token_id in tokenizer.special_tokens.items() if token_id >= rows]
+    if not surplus:
+        require_fit(tokenizer, config, where)
+        return tokenizer, notes
     description = json.loads(tokenizer.to_json())
     added = description.get("added_tokens") or []
-    surplus = [token["content"] for token in added if token["id"] >= rows and token["special"]]
-    if tokenizer.vocab_size <= rows or not surplus:
-        require_fit(tokenizer, config, where)
-        return tokenizer, []
     description["added_tokens"] = [token for token in added if token["content"] not in surplus]
     settings = _settings_without(tokenizer.settings(), set(surplus), rows)
     try:
@@ -43,7 +43,7 @@ def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[T
         kept = tokenizer  # another part of it needs one of these tokens
     require_fit(kept, config, where)
     named = first_few(surplus, _SHOWN)
-    return kept, [f"The model has no embedding for the special tokens {named}, so they were removed."]
+    return kept, [*notes, f"The model has no embedding for the special tokens {named}, so they were removed."]
 
 
 def _settings_without(settings: dict[str, Any], surplus: set[str], rows: int) -> dict[str, Any]:

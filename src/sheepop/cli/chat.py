@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sheepop.cli import generation_options as option
-from sheepop.cli.options import Adapter, Device, Dtype, make_console, print_text
+from sheepop.cli.options import Adapter, Device, Dtype, TemplateVariables, make_console, print_text, template_variables
 from sheepop.cli.terminal import at_terminal, for_each_line, print_styled
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
@@ -44,6 +44,11 @@ def chat(
     temperature: option.Temperature = None,
     top_p: option.TopP = None,
     seed: option.Seed = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="Name of the chat template, if the model has several.", show_default="default"),
+    ] = None,
+    chat_template_kwargs: TemplateVariables = None,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -59,12 +64,24 @@ def chat(
       sheepop chat http://localhost:8000 --system "Answer in one sentence."
 
       sheepop chat models/smollm --adapter adapters/polite
+
+      sheepop chat models/qwen --chat-template-kwargs '{"enable_thinking": false}'
     """
     from sheepop.generate.config import requested
 
     config = requested(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    console = make_console(quiet=False)
-    speaker = _speaker(model, console, name=name, api_key=api_key, adapters=adapter or [], device=device, dtype=dtype)
+    console, variables = make_console(quiet=False), template_variables(chat_template_kwargs)
+    speaker = _speaker(
+        model,
+        console,
+        name=name,
+        api_key=api_key,
+        adapters=adapter or [],
+        device=device,
+        dtype=dtype,
+        chat_template=chat_template,
+        variables=variables,
+    )
     from sheepop.jobs.chat import Conversation
 
     conversation = Conversation(speaker, config, system=system)
@@ -96,6 +113,8 @@ def _speaker(
     adapters: list[Path],
     device: str | None,
     dtype: str | None,
+    chat_template: str | None,
+    variables: dict[str, Any] | None,
 ) -> Speaker:
     """The chat partner that `model` names. Refuses options of the other kind before anything is loaded."""
     from sheepop.checkpoint.run_directory import resolve_model_directory
@@ -105,9 +124,11 @@ def _speaker(
             raise UsageError("A server has its own --device and --dtype. Leave them out.")
         if adapters:
             raise UsageError("A server has its own adapters; choose one with --model NAME. Leave out --adapter.")
+        if chat_template is not None:
+            raise UsageError("A server chooses the chat template itself. Leave out --chat-template.")
         from sheepop.jobs.chat import ServerSpeaker
 
-        return ServerSpeaker(model, model=name, api_key=api_key)
+        return ServerSpeaker(model, model=name, api_key=api_key, chat_template_kwargs=variables)
     if name is not None:
         raise UsageError("--model names one of a server's models. Leave it out, or give the server's URL.")
     resolve_model_directory(Path(model))
@@ -115,7 +136,14 @@ def _speaker(
         console.info(f"Loading {model}.")
     from sheepop.jobs.chat import ModelSpeaker
 
-    return ModelSpeaker(model, device=device or "auto", dtype=dtype, adapters=adapters)
+    return ModelSpeaker(
+        model,
+        device=device or "auto",
+        dtype=dtype,
+        adapters=adapters,
+        chat_template=chat_template,
+        chat_template_kwargs=variables,
+    )
 
 
 def _handle(conversation: Conversation, line: str, console: Console) -> bool:

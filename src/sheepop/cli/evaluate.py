@@ -18,9 +18,11 @@ from sheepop.cli.options import (
     Dtype,
     Json,
     Quiet,
+    TemplateVariables,
     make_console,
     print_json,
     print_text,
+    template_variables,
     typed_command,
 )
 from sheepop.core.console import Console
@@ -134,6 +136,7 @@ def tasks(
     ] = None,
     fewshot: Fewshot = None,
     chat: Chat = False,
+    chat_template_kwargs: TemplateVariables = None,
     include: Include = None,
     seeds: Seeds = 1,
     robustness: Robustness = False,
@@ -179,6 +182,7 @@ def tasks(
     how = _how(
         output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record, tensor_parallel=tensor_parallel
     )
+    variables = template_variables(chat_template_kwargs, is_read=chat)
 
     def kind(console: Console) -> Evaluate:
         from sheepop.jobs.evaluation_kinds import Harness, Tasks
@@ -186,7 +190,7 @@ def tasks(
 
         if by is None and judge_model is not None:
             raise UsageError("--judge-model needs a judge. Name one with --by.")
-        harness = Harness(include or (), fewshot, limit, chat, console)
+        harness = Harness(include or (), fewshot, limit, chat, variables, console)
         judge = None if by is None else partial(open_judge, by, judge_model, api_key, how)
         return Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console, judge)
 
@@ -207,6 +211,7 @@ def code(
     seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a program in seconds.")] = 10.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.", show_default="all")] = None,
     chat: Chat = False,
+    chat_template_kwargs: TemplateVariables = None,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     no_record: NoRecord = False,
     tensor_parallel: TensorParallel = 1,
@@ -227,11 +232,14 @@ def code(
       sheepop eval code runs/coder --data mbpp.jsonl --samples 20 -k 1 -k 10 --temperature 0.8
     """
     how = _how(output, device, dtype, adapter, checkpoints=False, no_record=no_record, tensor_parallel=tensor_parallel)
+    variables = template_variables(chat_template_kwargs, is_read=chat)
 
     def kind(console: Console) -> Evaluate:
         from sheepop.jobs.evaluation_kinds import Code
 
-        return Code(data, samples, k or [1], temperature, max_new_tokens, seconds, limit, seed, chat, console)
+        return Code(
+            data, samples, k or [1], temperature, max_new_tokens, seconds, limit, seed, chat, variables, console
+        )
 
     _evaluate(models, kind, how, quiet=quiet, as_json=as_json)
 

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sheepop.core.console import Console
+from sheepop.core.errors import UsageError
 from sheepop.core.facts import visible
 from sheepop.core.files import finite
 
@@ -23,6 +24,12 @@ Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or
 Adapter = Annotated[
     list[Path] | None,
     typer.Option(metavar="DIR", help="Add an adapter (PEFT, or a model with one); repeatable.", show_default="none"),
+]
+TemplateVariables = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs", metavar="JSON", help="Variables for the chat template.", show_default="none"
+    ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
 RunOutput = Annotated[
@@ -107,3 +114,15 @@ def print_text(text: str) -> None:
     """Prints generated text at once: unchanged into a file or pipe, with visible control characters on a terminal."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def template_variables(text: str | None, *, is_read: bool = True) -> dict[str, Any] | None:
+    """The object that ``--chat-template-kwargs`` gives as JSON; raises `ConfigError` if it is none.
+
+    Raises `UsageError` if it is given and not `is_read`, because the chat template is not used.
+    """
+    from sheepop.core.config import parse_config
+
+    if text is not None and not is_read:
+        raise UsageError("--chat-template-kwargs needs --chat, which uses the chat template.")
+    return None if text is None else parse_config(text, where="--chat-template-kwargs", is_json=True)

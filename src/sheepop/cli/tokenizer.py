@@ -78,6 +78,8 @@ def convert(
         print_json(result)
     elif not quiet:
         typer.echo(f"Wrote {result['path']}: {result['algorithm']}, {result['vocab_size']:,} tokens.")
+        for note in result["notes"]:
+            typer.echo(note)
 
 
 @app.command("encode")
@@ -134,6 +136,8 @@ def show(
     typer.echo(f"{'special':<12} {specials}")
     if result["chat_templates"]:
         typer.echo(f"{'chat':<12} {', '.join(result['chat_templates'])}")
+    for note in result["notes"]:
+        typer.echo(f"{'note':<12} {note}")
     typer.echo("longest tokens:")
     for row in result["longest"]:
         typer.echo(f"{row['id']:>7}  {row['text']!r}")

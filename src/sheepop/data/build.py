@@ -183,6 +183,8 @@ class _Build:
         if self.request.tokenizer_config.path is None:
             return None
         tokenizer = load_tokenizer(self.request.tokenizer_config.path)
+        for note in tokenizer.notes:
+            self.console.info(note)
         _ = tokenizer.eos_id
         if self.request.config.extract.pair is not None:
             _ = tokenizer.bos_id

@@ -168,6 +168,7 @@ def evaluate_code(
                 on_done(len(group))
     settings: dict[str, Any] = {"samples": samples, "temperature": temperature, "top_p": config.top_p, "seed": seed}
     settings |= {"max_new_tokens": max_new_tokens, "chat": chat is not None, "limits": asdict(limits)}
+    settings |= {} if chat is None else chat.settings
     ends = Counter(verdict.outcome for verdict in judged).most_common()
     table = Table("How the programs ended", ("Outcome", "Programs"), ends)
     return Evaluation("code", name, _measures(items, ks, samples), items, [table], _notes(written, judged), settings)

@@ -84,21 +84,25 @@ def ask_tasks(
     *,
     limit: int | None = None,
     chat: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
     """One evaluation of each task, and one of each group that has scores of its own.
 
-    Runs the first `limit` questions; `chat` puts them into the chat template. `on_progress` gets the number of further
-    texts that are scored or generated. Raises `UsageError` for a model that does not continue text, and `DataError` for
-    a task that fails.
+    Runs the first `limit` questions; `chat` puts them into the chat template, which sees `chat_template_kwargs`.
+    `on_progress` gets the number of further texts that are scored or generated. Raises `UsageError` for a model that
+    does not continue text, and `DataError` for a task that fails.
     """
     from lm_eval.evaluator import evaluate
 
     with ExitStack() as stack:
-        template = stack.enter_context(ChatTemplate.of(generator.tokenizer)) if chat else None
+        template = None
+        settings: dict[str, Any] = {"lm_eval": version("lm_eval"), "limit": limit, "seed": seed, "chat": chat}
+        if chat:
+            template = stack.enter_context(ChatTemplate.of(generator.tokenizer, variables=chat_template_kwargs))
+            settings |= template.settings
         answers = Answers(generator, template, seed, on_progress)
-        settings = {"lm_eval": version("lm_eval"), "limit": limit, "seed": seed, "chat": chat}
         found: list[Evaluation] = []
         for loaded in tasks:
             with _undisturbed(seed) as warnings, _explained(f"The task {loaded.name} cannot be run"):
@@ -123,12 +127,21 @@ def run_tasks(
     num_fewshot: int | None = None,
     limit: int | None = None,
     chat: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
     """Runs `load_tasks` and `ask_tasks`, with their arguments and errors."""
     loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot, seed=seed)
-    return ask_tasks(generator, loaded, limit=limit, chat=chat, seed=seed, on_progress=on_progress)
+    return ask_tasks(
+        generator,
+        loaded,
+        limit=limit,
+        chat=chat,
+        chat_template_kwargs=chat_template_kwargs,
+        seed=seed,
+        on_progress=on_progress,
+    )
 
 
 def _manager(names: Sequence[str], include: Sequence[Path]) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sheepop.core.errors import DataError, TokenizerError, UsageError
 from sheepop.core.files import read_json, write_json
@@ -46,6 +46,8 @@ class ModelSpeaker:
         device: str = "auto",
         dtype: str | None = None,
         adapters: Sequence[str | Path] = (),
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._generator = load_generator(model, device=device, dtype=dtype, adapters=adapters)
         if not self._generator.continues_prompts:
@@ -54,8 +56,10 @@ class ModelSpeaker:
         self._template: ChatTemplate | None = None
         self.note, self.takes_turns = "", True
         try:
-            self._template = ChatTemplate.of(self._generator.tokenizer)
+            self._template = ChatTemplate.of(self._generator.tokenizer, chat_template, chat_template_kwargs)
         except TokenizerError:
+            if chat_template is not None or chat_template_kwargs:
+                raise
             self.takes_turns = False
             self.note = "This model has no chat template: it was not trained on conversations and continues your text."
 
@@ -106,10 +110,18 @@ def _as_text(messages: list[Message]) -> str:
 class ServerSpeaker:
     """A server with ``/v1/chat/completions`` below `url`; if `model` is None, the server's first model answers."""
 
-    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         self.note, self.takes_turns = "", True
+        variables = {"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {}
         # No retries: the user sees a failure at once and decides whether to try again.
-        self._endpoint = Endpoint(url, model=model, api_key=api_key, attempts=1)
+        self._endpoint = Endpoint(url, model=model, api_key=api_key, settings=variables, attempts=1)
         self.name = self._endpoint.model
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:

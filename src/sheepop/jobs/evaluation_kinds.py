@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
@@ -164,6 +165,7 @@ class Harness:
     fewshot: int | None
     limit: int | None
     chat: bool
+    chat_template_kwargs: Mapping[str, Any] | None
     console: Console
 
     def __call__(self, subject: Subject, tasks: Sequence[str], seed: int) -> list[Evaluation]:
@@ -178,6 +180,7 @@ class Harness:
                 num_fewshot=self.fewshot,
                 limit=self.limit,
                 chat=self.chat,
+                chat_template_kwargs=self.chat_template_kwargs,
                 seed=seed,
                 on_progress=progress.advance,
             )
@@ -196,7 +199,11 @@ class Code:
     limit: int | None
     seed: int
     chat: bool
+    chat_template_kwargs: Mapping[str, Any] | None
     console: Console
+
+    def _template(self, subject: Subject) -> ChatTemplate:
+        return ChatTemplate.of(subject.generator.tokenizer, variables=self.chat_template_kwargs)
 
     def __call__(self, subject: Subject) -> list[Evaluation]:
         """One evaluation of each file."""
@@ -206,7 +213,7 @@ class Code:
             problems = read_problems(path)[: self.limit]
             with (
                 self.console.progress(path.name, len(problems), "problems") as progress,
-                ChatTemplate.of(subject.generator.tokenizer) if self.chat else nullcontext() as template,
+                self._template(subject) if self.chat else nullcontext() as template,
             ):
                 found.append(
                     evaluate_code(
@@ -245,7 +252,7 @@ def compare_models(
         corpus = subject.place.corpus()
         if not corpora and corpus is not None and corpus.validation.num_documents:
             corpora.append(corpus.directory)
-        questions = Tasks(tasks, limit, [0], False, None, Harness((), None, limit, False, console), console)
+        questions = Tasks(tasks, limit, [0], False, None, Harness((), None, limit, False, None, console), console)
         found = [] if not (data or corpora) else Perplexity(data or corpora, None, limit, False, console)(subject)
         return [*found, *questions(subject)]
 

@@ -79,6 +79,7 @@ def convert_tokenizer(source: Path, output: Path, pattern: str | None) -> dict[s
         "algorithm": tokenizer.algorithm,
         "vocab_size": tokenizer.vocab_size,
         "fingerprint": tokenizer.fingerprint(),
+        "notes": list(tokenizer.notes),
     }
 
 
@@ -94,7 +95,7 @@ def encode_text(path: Path, text: str, allow_special: bool, pattern: str | None 
 
 
 def describe_tokenizer(path: Path, limit: int, pattern: str | None = None) -> dict[str, Any]:
-    """Size, special tokens, fingerprint, chat templates and the `limit` longest tokens of a vocabulary."""
+    """Size, special tokens, fingerprint, chat templates, notes and the `limit` longest tokens of a vocabulary."""
     tokenizer = find_tokenizer(path, pattern)
     lengths = tokenizer.byte_lengths()
     longest = sorted(range(tokenizer.vocab_size), key=lambda number: (-int(lengths[number]), number))[:limit]
@@ -104,6 +105,7 @@ def describe_tokenizer(path: Path, limit: int, pattern: str | None = None) -> di
         "special_tokens": tokenizer.special_tokens,
         "fingerprint": tokenizer.fingerprint(),
         "chat_templates": sorted(chat_templates(tokenizer)),
+        "notes": list(tokenizer.notes),
         "longest": _tokens(tokenizer, longest),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -170,6 +170,8 @@ class TuningConfig(Config):
     chat_template: PathText | None = None
     """File with a Jinja chat template, stored with the tuned model; `null` takes the model's own, or a simple one if it
     has none."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template to read, such as `{enable_thinking: false}`; `null` gives none."""
     long_examples: LongExamples = "refuse"
     """Examples longer than `data.max_length`: `refuse` the run, `cut` their ends, or `leave_out` and count them."""
     neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = None

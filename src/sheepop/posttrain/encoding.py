@@ -165,7 +165,7 @@ class ExampleEncoder:
     def _marked(self, messages: Sequence[Message], tools: Sequence[object]) -> Rendered:
         given = {"tools": list(tools)} if tools else {}
         rendered = self._template.render_marked(messages, **given)  # type: ignore[arg-type]
-        if self._template.marks_answers:
+        if self._template.marks_answers(with_tools=bool(tools)):
             return rendered
         spans = []
         for number, message in enumerate(messages):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, charsmap_of
 from sheepop.tokenizer.decoding import Decoding, read_decoding
-from sheepop.tokenizer.encoder import Encoder, ids_around, parse
+from sheepop.tokenizer.encoder import Encoder, Rewrite, found_in_text, ids_around, parse
 from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole, Tokenizer
 from sheepop.tokenizer.pattern import CUT, begins_with_known_cut, cut_text
 from sheepop.tokenizer.settings import check_special_ids, role_text, with_roles
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 _GROUP_CHARACTERS = 2**21
 
 
+class _Texts(Protocol):
+    """The texts of all tokens, in the order of ids."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, token_id: int, /) -> str: ...
+
+
 class BackendTokenizer(Tokenizer):
     """A tokenizer from `content`, the text of a ``tokenizer.json``, and `settings`, the keys of its settings file.
 
@@ -32,12 +39,10 @@ class BackendTokenizer(Tokenizer):
     tokenizer.
     """
 
-    def __init__(self, content: str, settings: Mapping[str, Any] | None = None) -> None:
-        self._content = content
-        library = parse(content)
-        self._description: dict[str, Any] = json.loads(library.to_str())
+    def __init__(self, content: str | bytes, settings: Mapping[str, Any] | None = None) -> None:
+        self._content = as_bytes(content)
+        library = self._read()
         self.algorithm = ALGORITHMS[self._description["model"]["type"]]
-        self._texts = texts_by_id(library, content)
         added = self._description["added_tokens"]
         self._added = {token["id"]: token["content"] for token in added}
         self._special = {token["content"]: token["id"] for token in added if token["special"]}
@@ -47,7 +52,13 @@ class BackendTokenizer(Tokenizer):
         self._decoding = self._read_decoding()
         self.leading_spaces = self._decoding.leading_spaces
         self.prefix_ids, self.suffix_ids = self._ids_around(library)
-        self._ordinary = self._encoder(allow_special=False, library=library)
+
+    def _read(self) -> tokenizers.Tokenizer:
+        """Sets `_description` and `_texts`; the library's tokenizer that is returned puts the same ids around texts."""
+        library = parse(self._content)
+        self._description: dict[str, Any] = json.loads(library.to_str())
+        self._texts: _Texts = texts_by_id(library, self._content)
+        return library
 
     def _check(self) -> None:
         """Raises `TokenizerError` if this class does not support `_description`."""
@@ -102,7 +113,7 @@ class BackendTokenizer(Tokenizer):
 
     def to_json(self) -> str:
         """The text from which this tokenizer was made, unchanged."""
-        return self._content
+        return self._content.decode("utf-8")
 
     def settings(self) -> dict[str, Any]:
         """The keys of ``tokenizer_config.json`` as they were read, with the roles of the special tokens."""
@@ -112,26 +123,39 @@ class BackendTokenizer(Tokenizer):
         # The library's own pickling loses `encode_special_tokens`.
         return type(self), (self._content, self._settings)
 
-    def _encoder(self, *, allow_special: bool, library: tokenizers.Tokenizer | None = None) -> Encoder:
-        description, rewrite = self._description, None
-        if (matching := self._settings.get(CHARSMAP_MATCHING)) is not None:
-            description, charsmap = charsmap_of(description, matching)
-            rewrite, library = charsmap.rewrite, None
-        names = self._special.keys()
-        return Encoder(description, names, allow_special=allow_special, rewrite=rewrite, library=library)
+    def _encoder(self, *, allow_special: bool) -> Encoder:
+        description, rewrite = self._without_charsmap(self._whole_description())
+        hidden = set() if allow_special else found_in_text(description, self._special.keys())
+        return Encoder(description, hidden, allow_special=allow_special, rewrite=rewrite)
+
+    def _whole_description(self) -> Mapping[str, Any]:
+        """The content of ``tokenizer.json`` in the library's words, with vocabulary."""
+        return self._description
+
+    def _without_charsmap(self, description: Mapping[str, Any]) -> tuple[Mapping[str, Any], Rewrite | None]:
+        """`description` without the table of replacements that this package applies itself, and its application."""
+        matching = self._settings.get(CHARSMAP_MATCHING)
+        if matching is None:
+            return description, None
+        rest, charsmap = charsmap_of(description, matching)
+        return rest, charsmap.rewrite
+
+    @cached_property
+    def _ordinary(self) -> Encoder:
+        return self._encoder(allow_special=False)
 
     @cached_property
     def _with_special(self) -> Encoder:
         return self._encoder(allow_special=True)
 
     @cached_property
-    def _pieces(self) -> list[bytes]:
-        special = set(self._special.values())
-        added, decoding = self._added, self._decoding
-        return [
-            b"" if i in special else decoding.added(added[i]) if i in added else decoding.entry(text)
-            for i, text in enumerate(self._texts)
-        ]
+    def _pieces(self) -> Sequence[bytes]:
+        return _Pieces(self._texts, self._piece)
+
+    def _piece(self, token_id: int) -> bytes:
+        if (added := self._added.get(token_id)) is None:
+            return self._decoding.entry(self._texts[token_id])
+        return b"" if added in self._special else self._decoding.added(added)
 
     @cached_property
     def _bytes_of_special(self) -> dict[int, bytes]:
@@ -141,7 +165,7 @@ class BackendTokenizer(Tokenizer):
     def _fingerprint(self) -> str:
         # Leaves out options that are off, so that options added by later versions of the library change nothing.
         content = {
-            "model": _without_defaults(self._description["model"]),
+            "model": _without_defaults(self._whole_description()["model"]),
             "normalizer": self._description["normalizer"],
             "pre_tokenizer": self._description["pre_tokenizer"],
             "added_tokens": [_without_defaults(token) for token in self._description["added_tokens"]],
@@ -178,6 +202,31 @@ class BackendTokenizer(Tokenizer):
         # `cut_text` may cut inside an added token, or beside one that depends on its surroundings.
         flags, added = ("single_word", "lstrip", "rstrip"), self._description["added_tokens"]
         return cuts and not any(CUT.search(token["content"]) or any(token[flag] for flag in flags) for token in added)
+
+
+class _Pieces(Sequence[bytes]):
+    """The result of `piece` for the id of each of `texts`, found when it is first asked for."""
+
+    def __init__(self, texts: _Texts, piece: Callable[[int], bytes]) -> None:
+        self._found: list[bytes | None] = [None] * len(texts)
+        self._piece = piece
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, token_id: Any) -> Any:
+        found = self._found[token_id]
+        if found is None:
+            found = self._found[token_id] = self._piece(token_id)
+        return found
+
+
+def as_bytes(content: str | bytes) -> bytes:
+    """The UTF-8 bytes of a ``tokenizer.json``; raises `TokenizerError` for a lone surrogate."""
+    try:
+        return content if isinstance(content, bytes) else content.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"{TOKENIZER_FILE} is damaged: it is not Unicode text ({error.reason}).") from None
 
 
 def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.backend import BackendTokenizer
+from sheepop.tokenizer.bpe import BpeTokenizer
 from sheepop.tokenizer.byte_level_files import byte_level_json
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
 from sheepop.tokenizer.decoding import Decoding
@@ -31,9 +31,6 @@ from sheepop.tokenizer.vocabulary import (
     require_size,
 )
 
-if TYPE_CHECKING:
-    import tokenizers
-
 # A small window, so that a non-ASCII character sends little text through the slower, general pattern.
 _WINDOW = 2**10
 # Where a part ends depends on at most this many characters after it. White space is the exception: its cut may depend
@@ -44,16 +41,16 @@ _LONGEST_REMEMBERED = 64
 
 
 class PartEncoder:
-    """Encodes with the model of `backend` exactly like the library, and caches the ids of up to 2^18 parts.
+    """Encodes with `tokenize` exactly like the library, and caches the ids of up to 2^18 parts.
 
-    `backend` has no normalizer, and its pre-tokenizer is that of `pattern`. Safe to share between threads.
+    The text is not normalized, and the library's `pre_tokenizer` is that of `pattern`. Safe to share between threads.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, pattern: Pattern) -> None:
-        self._pre_tokenizer = backend.pre_tokenizer
+    def __init__(self, pre_tokenizer: Any, tokenize: Callable[[str], Sequence[int]], pattern: Pattern) -> None:
+        self._pre_tokenizer = pre_tokenizer
         self._pattern = pattern
         self._ascii_parts = re.compile(pattern.ascii_regex).findall
-        self._ids_of = _Memo(backend.model).__getitem__
+        self._ids_of = _Memo(tokenize).__getitem__
         self._agreed: set[str] = set()
 
     def encode(self, text: str) -> NDArray[np.uint32] | None:
@@ -111,13 +108,12 @@ class PartEncoder:
 class _Memo(dict[str, bytes]):
     """A cache from parts to their ids, as the bytes of 32-bit numbers; it is emptied when it is full."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, tokenize: Callable[[str], Sequence[int]]) -> None:
         super().__init__()
-        self._model = model
+        self._tokenize = tokenize
 
     def __missing__(self, part: str) -> bytes:
-        tokens = self._model.tokenize(bytes_as_characters(part.encode("utf-8")))
-        ids = array("I", [token.id for token in tokens]).tobytes()
+        ids = array("I", self._tokenize(bytes_as_characters(part.encode("utf-8")))).tobytes()
         if len(part) <= _LONGEST_REMEMBERED:
             if len(self) >= _ENTRIES:
                 self.clear()
@@ -125,11 +121,13 @@ class _Memo(dict[str, bytes]):
         return ids
 
 
-# 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies lack them.
-_UTF8_CHARACTERS = {c for c, byte in BYTE_ALPHABET.items() if byte not in {0xC0, 0xC1, *range(0xF5, 0x100)}}
+# 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies lack them. 0xF1 and 0xF2 begin the planes 4 to
+# 11, in which Unicode has assigned no character; the training text of some vocabularies had none of these either.
+_ABSENT = {0xC0, 0xC1, *range(0xF5, 0x100)}
+_UNASSIGNED = {0xF1: "\U00040000-\U0007ffff", 0xF2: "\U00080000-\U000bffff"}
 
 
-class ByteLevelBPE(BackendTokenizer):
+class ByteLevelBPE(BpeTokenizer):
     """Byte-level BPE, trained here or read from a ``tokenizer.json`` such as GPT-2's.
 
     A tokenizer trained here decodes every Unicode text exactly and has ``<pad>``, ``<unk>``, ``<bos>``, ``<eos>`` at
@@ -173,21 +171,30 @@ class ByteLevelBPE(BackendTokenizer):
         return cls(backend.to_str(), standard_settings({text: first + place for place, text in enumerate(further)}))
 
     def _check(self) -> None:
-        model = self._description["model"]
-        check_options(model, "dropout", "continuing_subword_prefix", "end_of_word_suffix")
-        if missing := _UTF8_CHARACTERS.difference(model["vocab"]):
+        check_options(self._description["model"], "continuing_subword_prefix", "end_of_word_suffix")
+        lacking = sorted(byte for c, byte in BYTE_ALPHABET.items() if byte not in _ABSENT and c not in self._tables)
+        if any(byte not in _UNASSIGNED for byte in lacking):
             raise TokenizerError(
-                f"The vocabulary of {TOKENIZER_FILE} lacks {len(missing)} of the bytes that UTF-8 text is made of "
-                f"(0x{min(BYTE_ALPHABET[c] for c in missing):02X} first), so text would be lost. The file is "
-                "damaged, or was trained without its initial alphabet."
+                f"The vocabulary of {TOKENIZER_FILE} lacks {len(lacking)} of the bytes that UTF-8 text is made of "
+                f"(0x{lacking[0]:02X} first), so text would be lost. The file is damaged, or was trained without its "
+                "initial alphabet."
             )
+        if lacking:
+            named = " and ".join(f"0x{byte:02X}" for byte in lacking)
+            self.notes += (
+                f"The vocabulary lacks the byte {named}, which only characters need that Unicode has not assigned; "
+                "text with one of them is refused.",
+            )
+            self._unwritable = re.compile(f"[{''.join(_UNASSIGNED[byte] for byte in lacking)}]")
+
+    _unwritable: re.Pattern[str] | None = None
 
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
         """`encode` of every text, in order; part by part in this thread if that gives the same ids as the library."""
-        encoder = self._part_encoder
+        texts, encoder = list(texts), self._part_encoder
+        self._require_writable(texts)
         if encoder is None:
             return super().encode_batch(texts, allow_special=allow_special)
-        texts = list(texts)
         # The library finds added tokens that are not special even if special tokens are not allowed.
         cut_out = [text for text in self._added.values() if allow_special or text not in self._special]
         results: list[list[int]] = []
@@ -206,13 +213,26 @@ class ByteLevelBPE(BackendTokenizer):
                 results[index] = found
         return results
 
+    def _require_writable(self, texts: Sequence[str]) -> None:
+        if self._unwritable is None:
+            return
+        for number, text in enumerate(texts, start=1):
+            if isinstance(text, str) and (found := self._unwritable.search(text)):
+                raise TokenizerError(
+                    f"Text {number} of {len(texts)} has the unassigned character U+{ord(found[0]):X} at character "
+                    f"{found.start()}, which this vocabulary cannot express. Remove it."
+                )
+
     @cached_property
     def _part_encoder(self) -> PartEncoder | None:
         """The encoder by parts; None if text is normalized first or cut by an unknown pattern."""
         if self._description["normalizer"] is not None:
             return None
         pattern = find_pattern(self._description["pre_tokenizer"])
-        return None if pattern is None else PartEncoder(self._ordinary.library, pattern)
+        if pattern is None:
+            return None
+        pre_tokenizer = self._steps(self._description).pre_tokenizer
+        return PartEncoder(pre_tokenizer, self.tokenize_word, pattern)
 
     def _read_decoding(self) -> Decoding:
         return Decoding((characters_as_bytes,), 0)

@@ -1,4 +1,4 @@
-"""Reads other files of byte-level BPE: the vocabulary and merges of GPT-2, and the ranks of tiktoken.
+"""Reads other files of byte-level BPE: GPT-2's vocabulary and merges, tiktoken's ranks, Mistral's ``tekken.json``.
 
 A rank file has a line for every token, with its bytes in base64 and its rank, which is its id. It defines neither how
 text is cut before merging nor the special tokens; both are known for the encodings that OpenAI published.
@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE
+from sheepop.tokenizer.interface import SETTINGS_FILE, SPECIAL_TOKENS, TOKENIZER_FILE
 from sheepop.tokenizer.pattern import byte_level_step, split_bytes
-from sheepop.tokenizer.settings import SPECIAL_FLAGS, check_file_size, post_processor, read_text, recorded_tokens
+from sheepop.tokenizer.settings import (
+    ROBERTA_CLASSES,
+    ROBERTA_ROLES,
+    SPECIAL_FLAGS,
+    check_file_size,
+    class_of,
+    post_processor,
+    read_text,
+    recorded_tokens,
+)
 from sheepop.tokenizer.vocabulary import BPE_OPTIONS, JSON_HEAD, bytes_as_characters
 
 MERGES_OF = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
@@ -39,11 +48,14 @@ def read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> tupl
     """
     vocabulary_file = file.with_name(VOCABULARY_OF.get(file.name, file.name))
     merges_file = file.with_name(MERGES_OF[vocabulary_file.name])
-    kind = settings.get("tokenizer_class")
-    if kind is not None and str(kind).removesuffix("Fast") not in _SAME_CUT:
+    kind = class_of(settings)
+    if kind in ROBERTA_CLASSES:
+        settings = ROBERTA_ROLES | settings
+    elif kind and kind not in _SAME_CUT:
         raise TokenizerError(
-            f"{SETTINGS_FILE} names the class {kind!r:.80}, and {vocabulary_file.name} with {merges_file.name} does "
-            f'not say how that cuts text. Let transformers write a {TOKENIZER_FILE}: python -c "from transformers '
+            f"{SETTINGS_FILE} names the class {settings['tokenizer_class']!r:.80}, and {vocabulary_file.name} with "
+            f"{merges_file.name} does not say how that cuts text. Let transformers write a {TOKENIZER_FILE}: "
+            'python -c "from transformers '
             "import AutoTokenizer as T; T.from_pretrained('DIR').save_pretrained('converted')\""
         )
     for file in (vocabulary_file, merges_file):
@@ -58,7 +70,9 @@ def read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> tupl
                 f"{merges_file.name} does not fit {vocabulary_file.name}: merge {number} makes {left + right!r} of "
                 f"{left!r} and {right!r}, and the vocabulary lacks {missing[0]!r}."
             )
-    special = [_END_OF_TEXT] if _END_OF_TEXT in vocabulary else []
+    # GPT-2's own files name no special token; where others do, only these are special.
+    names_roles = any(f"{role}_token" in settings for role in SPECIAL_TOKENS)
+    special = [_END_OF_TEXT] if _END_OF_TEXT in vocabulary and not names_roles else []
     cut = {**byte_level_step(use_regex=True), "add_prefix_space": settings.get("add_prefix_space") is True}
     return byte_level_json(vocabulary, merges, cut, special, settings), settings
 
@@ -93,11 +107,8 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
         raise TokenizerError(f"{file.name} is damaged: it is not valid JSON ({error}).") from None
     if not isinstance(vocabulary, dict) or not all(type(token_id) is int for token_id in vocabulary.values()):
         raise TokenizerError(f"{file.name} is damaged: it is not a table from text to id.")
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise TokenizerError(
-            f"{file.name} is damaged: its {len(vocabulary)} tokens must have the ids 0 to {len(vocabulary) - 1}, each "
-            "once."
-        )
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise TokenizerError(f"{file.name} is damaged: two of its {len(vocabulary)} tokens have the same id.")
     return vocabulary
 
 
@@ -113,6 +124,57 @@ def _read_merges(file: Path) -> list[tuple[str, str]]:
             raise TokenizerError(f"{file.name} is damaged: line {number} is not two tokens with a space between them.")
         merges.append((pair[0], pair[1]))
     return merges
+
+
+TEKKEN = "tekken.json"
+
+# The special tokens of Mistral's files that do not list any, in the order of their ids.
+_TEKKEN_SPECIAL = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
+_TEKKEN_ROLES = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+
+
+def read_tekken(file: Path, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Converts Mistral's ``tekken.json`` to the content of a ``tokenizer.json``, and returns it with its settings.
+
+    The file has the bytes of tokens by rank and a pattern, as tiktoken. Special tokens come first, so the id of a token
+    is its rank plus their number; of the ranks, only those are used for which the size of the vocabulary has room.
+    Raises `TokenizerError` if the file is damaged.
+    """
+    try:
+        content = json.loads(read_text(file, _LARGEST_FILE))
+        config, listed = content["config"], content.get("special_tokens")
+        pattern, size = config["pattern"], config["default_vocab_size"]
+        num_special = config["default_num_special_tokens"]
+        named = dict(enumerate(_TEKKEN_SPECIAL))
+        if listed is not None:
+            named = {token["rank"]: token["token_str"] for token in listed}
+        ranks = {
+            base64.b64decode(token["token_bytes"], validate=True): token["rank"]
+            for token in content["vocab"]
+            if token["rank"] < size - num_special
+        }
+        special = [named.get(token_id, f"<SPECIAL_{token_id}>") for token_id in range(min(num_special, size))]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TokenizerError(f"it is damaged or not a tekken.json of Mistral: {error!r:.80}.") from None
+    if sorted(ranks.values()) != list(range(size - num_special)) or not _are_texts(special):
+        raise TokenizerError(f"it is damaged: it does not have {size:,} tokens, {num_special:,} of them special.")
+    _require_bytes(ranks)
+    entries = {text: token_id for token_id, text in enumerate(special)}
+    entries |= {bytes_as_characters(token): num_special + rank for token, rank in ranks.items()}
+    if len(entries) < size:
+        raise TokenizerError("it is damaged: one of its tokens has the text of a special token.")
+    present = {key: text for key, text in _TEKKEN_ROLES.items() if text in special}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True, **present, **settings}
+    cut = split_bytes(_checked(pattern))
+    return byte_level_json(entries, _merges(ranks), cut, special, settings, ignore_merges=True), settings
+
+
+def _are_texts(texts: list[Any]) -> bool:
+    return all(isinstance(text, str) and text for text in texts) and len(set(texts)) == len(texts)
 
 
 SUFFIX = ".tiktoken"
@@ -202,7 +264,7 @@ def _encoding(file: Path, pattern: str | None) -> _Encoding:
     )
 
 
-def _checked(pattern: str) -> str:
+def _checked(pattern: Any) -> str:
     from tokenizers import Regex
 
     try:
@@ -229,9 +291,13 @@ def _read(file: Path) -> dict[bytes, int]:
             raise TokenizerError(f"it is damaged: line {number} repeats {'a token' if token in ranks else 'a rank'}.")
         ranks[token] = rank
         used.add(rank)
+    _require_bytes(ranks)
+    return ranks
+
+
+def _require_bytes(ranks: Mapping[bytes, int]) -> None:
     if missing := [byte for byte in range(256) if bytes((byte,)) not in ranks]:
         raise TokenizerError(f"it lacks {len(missing)} of the 256 bytes (0x{missing[0]:02X} first), or is damaged.")
-    return ranks
 
 
 def _parsed(line: bytes) -> tuple[bytes, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -17,6 +18,9 @@ from sheepop.tokenizer.settings import LARGEST_TEMPLATE
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 # The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+
+# What a conversation gives to a template itself.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 
 # The explanation of a template's errors, by the name of their type.
 _REASONS = {
@@ -37,7 +41,10 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """Renders conversations with `template`, which also sees `variables`, such as ``bos_token``.
+    """Renders conversations with a template that also sees `variables`, such as ``bos_token``.
+
+    `template` is one, or several by name, of which `name` chooses one. Without it, a conversation with tools is
+    rendered with the template ``tool_use``, if there is one, and any other with ``default``.
 
     Rendering fails if it takes more than `seconds` or `memory_bytes`, or writes more than `largest_output` characters.
     The process starts with the first conversation and ends with `close`. Safe to share between threads, which then
@@ -46,19 +53,26 @@ class ChatTemplate:
 
     def __init__(
         self,
-        template: str,
+        template: str | Mapping[str, str],
         variables: Mapping[str, Any] | None = None,
         *,
+        name: str | None = None,
         seconds: float = 10.0,
         memory_bytes: int = 2**29,
         largest_output: int = 2**24,
     ) -> None:
-        if len(template) > LARGEST_TEMPLATE:
-            raise TokenizerError(
-                f"The chat template has {len(template):,} characters, but it may have at most {LARGEST_TEMPLATE:,}."
-            )
-        self._template = template
-        self._variables = dict(variables or {})
+        self._templates = {_DEFAULT: template} if isinstance(template, str) else dict(template)
+        for text in self._templates.values():
+            if len(text) > LARGEST_TEMPLATE:
+                raise TokenizerError(
+                    f"The chat template has {len(text):,} characters, but it may have at most {LARGEST_TEMPLATE:,}."
+                )
+        self._name, self._variables = name, dict(variables or {})
+        # For the record of a measurement.
+        self.settings: dict[str, Any] = {}
+        if taken := self._variables.keys() & _GIVEN:
+            raise UsageError(f"{', '.join(sorted(taken))}: a conversation gives the chat template this itself.")
+        self._chosen(with_tools=True)
         self._limits = (seconds, memory_bytes, largest_output)
         self._process = BoundedProcess("sheepop.tokenizer.chat_child", memory_bytes=memory_bytes, seconds=seconds)
         # Linux ends the process with the thread that started it, so this object uses a thread of its own for it.
@@ -66,11 +80,13 @@ class ChatTemplate:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, name: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
-        """The chat template in the settings of a model's tokenizer.
+    def of(
+        cls, tokenizer: Tokenizer, name: str | None = None, variables: Mapping[str, Any] | None = None
+    ) -> ChatTemplate:
+        """The chat templates in the settings of a model's tokenizer.
 
-        `name` chooses one of several; the default is ``tool_use``, if it exists and `with_tools` is set, else
-        ``default``. Raises `TokenizerError` if there is no template, or none of that name.
+        `name` chooses one, and `variables` are for the template to read, such as ``enable_thinking``. Raises
+        `TokenizerError` if there is no template, or none of that name.
         """
         templates = chat_templates(tokenizer)
         if not templates:
@@ -78,16 +94,23 @@ class ChatTemplate:
                 f"This model has no chat template: neither {SETTINGS_FILE} nor a chat_template.jinja has one. Use a "
                 "model that was trained on conversations, or write the prompt yourself."
             )
-        if name is None:
-            name = _WITH_TOOLS if with_tools and _WITH_TOOLS in templates else _DEFAULT
-        if name not in templates:
-            raise TokenizerError(f"This model has no chat template {name!r}; it has {', '.join(sorted(templates))}.")
-        return cls(templates[name], _special_texts(tokenizer.settings()))
+        template = cls(templates, {**_special_texts(tokenizer.settings()), **(variables or {})}, name=name)
+        template.settings = {"chat_template_kwargs": dict(variables)} if variables else {}
+        return template
 
-    @property
-    def marks_answers(self) -> bool:
+    def _chosen(self, *, with_tools: bool) -> str:
+        """The template for a conversation with or without tools; raises `TokenizerError` if there is none."""
+        name = self._name
+        if name is None:
+            name = _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else _DEFAULT
+        if name not in self._templates:
+            known = ", ".join(sorted(self._templates))
+            raise TokenizerError(f"This model has no chat template {name!r}; it has {known}. Choose one by its name.")
+        return self._templates[name]
+
+    def marks_answers(self, *, with_tools: bool = False) -> bool:
         """Whether the template has ``{% generation %}`` blocks around the parts that the model writes."""
-        return re.search(r"\{%[-+]?\s*generation\b", self._template) is not None
+        return re.search(r"\{%[-+]?\s*generation\b", self._chosen(with_tools=with_tools)) is not None
 
     def render(
         self,
@@ -96,20 +119,39 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
+        continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
         """The text of a conversation; it contains special tokens, so use `Tokenizer.encode` with `allow_special`.
 
         `messages` are objects as in JSON with at least a role; None counts as absent. `tools` are descriptions of
-        functions, as JSON schema. With `add_generation_prompt`, the text ends where the model's answer begins. The
+        functions, as JSON schema, `documents` objects, usually with a title and a text. With `add_generation_prompt`,
+        the text ends where the model's answer begins; with `continue_final_message`, where the content of the last
+        message ends, or the field that it names, such as ``reasoning_content``, so that the model continues that. The
         text of messages is not escaped: special tokens in it are encoded as such.
 
         Raises `UsageError` if `messages` is not a conversation, and `TokenizerError` if the template is damaged,
         refuses the conversation, or exceeds a limit.
         """
-        return self._render(
-            messages, False, tools, documents, {"add_generation_prompt": add_generation_prompt, **variables}
-        ).text
+        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        if not continue_final_message:
+            return self._render(messages, False, tools, documents, given).text
+        if add_generation_prompt:
+            raise UsageError("continue_final_message and add_generation_prompt exclude each other.")
+        field = continue_final_message if isinstance(continue_final_message, str) else "content"
+        mark = secrets.token_hex(16)
+        marked, final = _marked_end(_checked(messages), field, f"{mark} ")
+        if not any(name in self._chosen(with_tools=tools is not None) for name in _same_fields(field)):
+            raise UsageError(f"The chat template does not read {field!r}, so that cannot be continued.")
+        text = self._render(marked, False, tools, documents, given).text
+        before, found, after = text.rpartition(mark)
+        if not found or final.strip() not in text:
+            raise TokenizerError(
+                "The chat template changes the end of the last message, so it cannot be continued. Leave out "
+                "continue_final_message."
+            )
+        # A template that strips the content has removed the space after the mark too.
+        return before if after.startswith(" ") else before.rstrip()
 
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
@@ -125,16 +167,12 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> Rendered:
-        if not messages or not all(
-            isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
-        ):
-            raise UsageError(
-                "A conversation must be a list of at least one message, each an object with content and a role, "
-                "which is a text such as user."
-            )
-        seen = {"messages": [_message(message) for message in messages], "tools": tools, "documents": documents}
+        for name, entries in (("tools", tools), ("documents", documents)):
+            if isinstance(entries, str | Mapping) or not all(isinstance(entry, Mapping) for entry in entries or ()):
+                raise UsageError(f"{name} must be a list of objects as in JSON.")
+        seen = {"messages": _checked(messages), "tools": tools, "documents": documents}
         request = {
-            "template": self._template,
+            "template": self._chosen(with_tools=tools is not None),
             "variables": {**seen, **self._variables, **variables},
             "now": datetime.now().isoformat(),  # the process has another time zone
             "largest_output": self._limits[2],
@@ -206,6 +244,18 @@ def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as templates read them; raises `UsageError` if they are not a conversation."""
+    if not messages or not all(
+        isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
+    ):
+        raise UsageError(
+            "A conversation must be a list of at least one message, each an object with content and a role, "
+            "which is a text such as user."
+        )
+    return [_message(message) for message in messages]
+
+
 def _message(message: Message) -> dict[str, Any]:
     """A message without None values, with its reasoning under every key that templates read."""
     present = {key: value for key, value in message.items() if value is not None}
@@ -213,3 +263,31 @@ def _message(message: Message) -> dict[str, Any]:
     if reasoning is None:
         return present
     return {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _same_fields(field: str) -> tuple[str, ...]:
+    return _REASONING if field in _REASONING else (field,)
+
+
+def _marked_end(messages: list[dict[str, Any]], field: str, mark: str) -> tuple[list[dict[str, Any]], str]:
+    """The messages with `mark` at the end of the last one's `field`, and the text before it.
+
+    Of a list of parts, the last with a text is marked, and reasoning under every name that it has. Raises `UsageError`
+    if there is no such text.
+    """
+    last = messages[-1]
+    value = last.get(field)
+    parts = list(value) if isinstance(value, list) else []
+    place = next((n for n in reversed(range(len(parts))) if _has_text(parts[n])), None)
+    if place is not None:
+        text = parts[place]["text"]
+        parts[place] = {**parts[place], "text": text + mark}
+        return [*messages[:-1], {**last, field: parts}], text
+    if not isinstance(value, str):
+        raise UsageError(f"continue_final_message: the last message has no text in {field!r} to continue.")
+    marked = {name: value + mark for name in _same_fields(field) if last.get(name) == value}
+    return [*messages[:-1], {**last, **marked}], value
+
+
+def _has_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("text"), str)

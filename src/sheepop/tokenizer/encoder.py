@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
@@ -27,13 +28,13 @@ class Encoder:
     The library searches text in a vocabulary that also has special tokens and bytes (``</s>``, ``<0x0A>``), so with
     most models, text that looks like one becomes one. This class finds special tokens only with `allow_special`, and
     such bytes never: it renames their entries to strings that no text contains. `rewrite` is applied to every text
-    first. `library` is the parsed `description`, if it exists already.
+    first. `hidden` are the entries to rename, `library` is the parsed `description`, if it exists already.
     """
 
     def __init__(
         self,
         description: Mapping[str, Any],
-        special: Collection[str],
+        hidden: Collection[str],
         *,
         allow_special: bool,
         rewrite: Rewrite | None = None,
@@ -41,7 +42,7 @@ class Encoder:
     ) -> None:
         model = description["model"]
         falls_back = model["type"] == "Unigram" and bool(model["byte_fallback"])
-        hidden: set[str] = set() if allow_special else _found_in_text(description, special)
+        hidden = set(hidden)
         self._ids_of_bytes: list[int | None] | None = None
         if falls_back:
             ids = {text: token_id for token_id, (text, _) in enumerate(model["vocab"])}
@@ -58,16 +59,12 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of every text; raises `TokenizerError` for a lone surrogate or text that the model cannot express."""
-        try:
+        with encoding_errors(texts):
             rewritten = texts if self._rewrite is None else [self._rewrite(text) for text in texts]
             if len(rewritten) == 1:
                 return [self._with_bytes(self.library.encode(rewritten[0], add_special_tokens=False))]
             batch = self.library.encode_batch_fast(list(rewritten), add_special_tokens=False)
             return [self._ids(encoding.ids, text) for encoding, text in zip(batch, rewritten, strict=True)]
-        except (*_PASSED_ON, TokenizerError):
-            raise
-        except BaseException as error:  # A panic of the library is not an Exception.
-            raise surrogate_error(texts) or TokenizerError(f"The tokenizer cannot encode this text: {error}.") from None
 
     def _ids(self, ids: list[int], text: str) -> list[int]:
         if self._ids_of_bytes is None or self._unknown not in ids:
@@ -93,12 +90,24 @@ class Encoder:
         return (self._unknown,) if None in ids else [token_id for token_id in ids if token_id is not None]
 
 
-def parse(content: str) -> tokenizers.Tokenizer:
+@contextmanager
+def encoding_errors(texts: Sequence[str]) -> Iterator[None]:
+    """Turns what the library raises for `texts` into `TokenizerError`."""
+    try:
+        yield
+    except (*_PASSED_ON, TokenizerError):
+        raise
+    except BaseException as error:  # A panic of the library is not an Exception.
+        raise surrogate_error(texts) or TokenizerError(f"The tokenizer cannot encode this text: {error}.") from None
+
+
+def parse(content: str | bytes) -> tokenizers.Tokenizer:
     """Parses the text of a ``tokenizer.json`` with the library; turns truncation and padding off."""
     import tokenizers
 
     try:
-        library = tokenizers.Tokenizer.from_str(content)
+        whole = content.encode("utf-8") if isinstance(content, str) else content
+        library = tokenizers.Tokenizer.from_buffer(whole)
     except _PASSED_ON:
         raise
     except BaseException as error:  # A panic of the library is not an Exception.
@@ -126,7 +135,7 @@ def ids_around(library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[in
     return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])
 
 
-def _found_in_text(description: Mapping[str, Any], special: Collection[str]) -> set[str]:
+def found_in_text(description: Mapping[str, Any], special: Collection[str]) -> set[str]:
     """The special tokens that the model itself would find in text that looks like them."""
     model = description["model"]
     if model["type"] == "Unigram":

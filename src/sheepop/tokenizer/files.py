@@ -7,18 +7,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.backend import BackendTokenizer
+from sheepop.tokenizer.backend import BackendTokenizer, as_bytes
+from sheepop.tokenizer.bpe import BpeTokenizer
+from sheepop.tokenizer.bpe_tables import BpeTables
 from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
-from sheepop.tokenizer.byte_level_files import MERGES_OF, SUFFIX, VOCABULARY_OF, is_rank_file, read_pair, read_ranks
+from sheepop.tokenizer.byte_level_files import (
+    MERGES_OF,
+    SUFFIX,
+    TEKKEN,
+    VOCABULARY_OF,
+    is_rank_file,
+    read_pair,
+    read_ranks,
+    read_tekken,
+)
 from sheepop.tokenizer.character import CharTokenizer, is_character_tokenizer
 from sheepop.tokenizer.interface import TOKENIZER_FILE, Tokenizer
 from sheepop.tokenizer.sentencepiece import read_sentencepiece
-from sheepop.tokenizer.settings import read_settings, read_text, with_recorded_tokens
-from sheepop.tokenizer.vocabulary import ALGORITHMS
+from sheepop.tokenizer.settings import are_tokens, read_content, read_settings, vocabulary_of, with_recorded_tokens
+from sheepop.tokenizer.vocabulary import ALGORITHMS, without_holes
+from sheepop.tokenizer.wordpiece_file import WORD_LIST, read_word_list
 
 WHAT_IS_READ = (
-    f"SheepOp reads {TOKENIZER_FILE}, SentencePiece models (*.model), tiktoken's ranks (*{SUFFIX}), and pairs of "
+    f"SheepOp reads {TOKENIZER_FILE}, SentencePiece models (*.model), tiktoken's ranks (*{SUFFIX}), Mistral's "
+    f"{TEKKEN}, BERT's {WORD_LIST}, and pairs of "
     f"{' or '.join(f'{vocabulary} with {merges}' for vocabulary, merges in MERGES_OF.items())}."
 )
 
@@ -26,17 +41,17 @@ WHAT_IS_READ = (
 _LARGEST_FILE = 2**27
 _LARGEST_VOCABULARY = 2**22
 
-Converted = tuple[str, dict[str, Any]]
+Converted = tuple[bytes, dict[str, Any]]
 Reader = Callable[[Path, dict[str, Any], str | None], Converted]
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
     """Reads the tokenizer in a directory or file.
 
-    A directory has ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, and the pair
-    ``encoder.json`` and ``vocab.bpe`` (or ``vocab.json`` and ``merges.txt``). ``tokenizer_config.json``,
-    ``special_tokens_map.json``, ``added_tokens.json`` and ``chat_template.jinja`` beside it define added tokens, the
-    roles of special tokens, and the chat template.
+    A directory has ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, ``tekken.json``,
+    ``vocab.txt``, and the pair ``encoder.json`` and ``vocab.bpe`` (or ``vocab.json`` and ``merges.txt``).
+    ``tokenizer_config.json``, ``special_tokens_map.json``, ``added_tokens.json`` and ``chat_template.jinja`` beside it
+    define added tokens, the roles of special tokens, and the chat template.
     `pattern` defines how a rank file cuts text, as the name of an encoding (``cl100k``) or a regular expression; a
     file that is named after a known encoding needs none.
 
@@ -52,29 +67,63 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
         read = _reader(file)
         if pattern is not None and read is not _READERS["ranks"]:
             raise TokenizerError("a pattern is for tiktoken's rank files, but this file says how it cuts text.")
-        return tokenizer_from_json(*read(file, settings, pattern))
+        content, settings = read(file, settings, pattern)
+        tables = BpeTables.load(file.parent, content) if file.name == TOKENIZER_FILE else None
+        return _tokenizer(content, settings, tables)
     except TokenizerError as error:
         raise TokenizerError(f"Cannot use the tokenizer {file}: {error}") from None
 
 
 def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None) -> Tokenizer:
     """Makes a tokenizer from the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json``."""
-    description, settings = _description(content), settings or {}
+    return _tokenizer(as_bytes(content), settings or {}, None)
+
+
+def _tokenizer(content: bytes, settings: Mapping[str, Any], tables: BpeTables | None) -> Tokenizer:
+    """`tables` are those of `content`, if they are known."""
+    notes: tuple[str, ...] = ()
+    if tables is not None:
+        description = tables.outline
+    else:
+        found = _description(content)
+        description, notes = without_holes(found)
+        if description is not found:
+            content = json.dumps(description, ensure_ascii=False).encode("utf-8")
     kind = description["model"]["type"]
     if kind == "WordLevel" and is_character_tokenizer(description):
-        return CharTokenizer.from_json(content, settings)
-    whole = with_recorded_tokens(description, settings)
+        return CharTokenizer.from_json(content.decode("utf-8"), settings)
+    if kind == "BPE" and tables is None:
+        tables = BpeTables.of(description)
+    whole = _with_recorded_tokens(description, settings, tables)
     if whole is not description:
-        content = json.dumps(whole, ensure_ascii=False)
-    if kind == "BPE" and is_byte_level(description):
-        return ByteLevelBPE(content, settings)
-    return BackendTokenizer(content, settings)
+        description = {**_description(content), "added_tokens": whole["added_tokens"]}
+        content = json.dumps(description, ensure_ascii=False).encode("utf-8")
+        tables = BpeTables.of(description) if kind == "BPE" else None
+    tokenizer: BackendTokenizer
+    if kind == "BPE":
+        tokenizer = (ByteLevelBPE if is_byte_level(description) else BpeTokenizer)(content, settings, tables)
+    else:
+        tokenizer = BackendTokenizer(content, settings)
+    tokenizer.notes += notes
+    return tokenizer
 
 
-def _description(content: str) -> dict[str, Any]:
+def _with_recorded_tokens(
+    description: dict[str, Any], settings: Mapping[str, Any], tables: BpeTables | None
+) -> Mapping[str, Any]:
+    if tables is not None:
+        return with_recorded_tokens(description, settings, tables.id_of, len(tables))
+    vocabulary, added = vocabulary_of(description), description.get("added_tokens") or []
+    if not vocabulary or not are_tokens(added):
+        return description  # the library says what is wrong
+    free = max((*vocabulary.values(), *(token["id"] for token in added))) + 1
+    return with_recorded_tokens(description, settings, vocabulary.get, free)
+
+
+def _description(content: bytes) -> dict[str, Any]:
     try:
-        description = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        description = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
         raise TokenizerError(f"{TOKENIZER_FILE} is damaged: it is not valid JSON ({error}).") from None
     model = description.get("model") if isinstance(description, dict) else None
     if not isinstance(model, dict):
@@ -100,7 +149,7 @@ def _found(directory: Path) -> list[Path]:
         return [directory / TOKENIZER_FILE]
     return [
         *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}")) if file.is_file()),
-        *(directory / vocabulary for vocabulary in MERGES_OF if (directory / vocabulary).is_file()),
+        *(directory / name for name in (*MERGES_OF, TEKKEN, WORD_LIST) if (directory / name).is_file()),
     ]
 
 
@@ -117,6 +166,8 @@ def _find(directory: Path) -> Path:
 def _reader(file: Path) -> Reader:
     if file.name in MERGES_OF or file.name in VOCABULARY_OF:
         return _READERS["pair"]
+    if file.name in _READERS:
+        return _READERS[file.name]
     # Some models of Meta have tiktoken's ranks under SentencePiece's file name.
     if file.suffix == SUFFIX or (file.suffix == ".model" and is_rank_file(file)):
         return _READERS["ranks"]
@@ -126,7 +177,7 @@ def _reader(file: Path) -> Reader:
 def _read_json(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
     if file.name != TOKENIZER_FILE and not _begins_as_json(file):
         raise TokenizerError(f"it is not a tokenizer. {WHAT_IS_READ}")
-    return read_text(file, _LARGEST_FILE), settings
+    return read_content(file, _LARGEST_FILE), settings
 
 
 def _begins_as_json(file: Path) -> bool:
@@ -137,9 +188,19 @@ def _begins_as_json(file: Path) -> bool:
         return True  # reading the file will raise a clear error
 
 
+def _converted(read: Callable[[Path, dict[str, Any], str | None], tuple[str, dict[str, Any]]]) -> Reader:
+    def converted(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
+        content, settings = read(file, settings, pattern)
+        return as_bytes(content), settings
+
+    return converted
+
+
 _READERS: dict[str, Reader] = {
     "json": _read_json,
-    "pair": read_pair,
-    "ranks": read_ranks,
-    "sentencepiece": lambda file, settings, pattern: read_sentencepiece(file, settings),
+    "pair": _converted(read_pair),
+    "ranks": _converted(read_ranks),
+    TEKKEN: _converted(lambda file, settings, pattern: read_tekken(file, settings)),
+    WORD_LIST: _converted(lambda file, settings, pattern: read_word_list(file, settings)),
+    "sentencepiece": _converted(lambda file, settings, pattern: read_sentencepiece(file, settings)),
 }

@@ -43,6 +43,8 @@ class Tokenizer(ABC):
     """Ids that the tokenizer's own format puts before every text, such as ``<bos>``; `encode` leaves them out."""
     suffix_ids: tuple[int, ...] = ()
     """Ids that the tokenizer's own format puts after every text; `encode` leaves them out."""
+    notes: tuple[str, ...] = ()
+    """What a person should know who takes this tokenizer from another program, one sentence each."""
 
     @property
     @abstractmethod
@@ -156,8 +158,11 @@ class Tokenizer(ABC):
         """The number of UTF-8 bytes of every token, (vocab_size,); 0 for special tokens."""
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], dtype=np.int64)
 
-    def save(self, directory: str | Path, *, model_max_length: int | None = None) -> None:
-        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, with the model's longest input, to a directory."""
+    def save(self, directory: str | Path, *, model_max_length: int | None = None, tables: bool = True) -> None:
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, with the model's longest input, to a directory.
+
+        With `tables`, what takes long to find again is stored in a file beside them, which only SheepOp reads.
+        """
         directory = Path(directory)
         settings = self.settings()
         if model_max_length is not None:
@@ -166,6 +171,11 @@ class Tokenizer(ABC):
             directory.mkdir(parents=True, exist_ok=True)
         write_atomic(directory / TOKENIZER_FILE, self.to_json())
         write_json(directory / SETTINGS_FILE, settings)
+        if tables:
+            self._save_tables(directory)
+
+    def _save_tables(self, directory: Path) -> None:  # noqa: B027 - most tokenizers have none
+        """Writes the tables of `Tokenizer.save`."""
 
     def _required_id(self, role: SpecialRole) -> int:
         token_id = self.special_id(role)

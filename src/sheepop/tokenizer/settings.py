@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,18 @@ _USUAL_AROUND = {
     "CodeLlamaTokenizer": (True, False),
     "GemmaTokenizer": (True, False),
     "T5Tokenizer": (False, True),
+}
+
+# Classes that cut text as GPT-2 does, put ``<s>`` and ``</s>`` around it, and name their tokens so by default.
+ROBERTA_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer", "MvpTokenizer")
+ROBERTA_ROLES = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
 }
 
 # The names of the tokens of each role if the settings name none; GPT-2 has one special token for both ends.
@@ -91,15 +103,21 @@ def check_file_size(file: Path, largest: int) -> None:
         )
 
 
-def read_text(file: Path, largest: int) -> str:
-    """The text of a file, with its line ends; raises `TokenizerError` if it is unreadable or over `largest` bytes."""
+def read_content(file: Path, largest: int) -> bytes:
+    """The bytes of a file; raises `TokenizerError` if it is unreadable or over `largest` bytes."""
     check_file_size(file, largest)
     try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{file} is damaged: it is not UTF-8 text ({error.reason}).") from None
+        return file.read_bytes()
     except OSError as error:
         raise TokenizerError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def read_text(file: Path, largest: int) -> str:
+    """The text of a file, with its line ends; raises `TokenizerError` as `read_content`, or if it is not UTF-8."""
+    try:
+        return read_content(file, largest).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{file} is damaged: it is not UTF-8 text ({error.reason}).") from None
 
 
 def with_roles(settings: Mapping[str, Any], special: Mapping[str, int]) -> dict[str, Any]:
@@ -167,7 +185,7 @@ def check_special_ids(settings: Mapping[str, Any], ids: Mapping[str, int]) -> No
             )
 
 
-def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
+def role_text(settings: Mapping[str, Any], role: str) -> str | None:
     """The text of the token that `settings` name for `role`, as a string or a token object."""
     value = settings.get(f"{role}_token")
     if isinstance(value, dict):
@@ -177,9 +195,16 @@ def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
     return value
 
 
+def class_of(settings: Mapping[str, Any]) -> str:
+    """The class of transformers that `settings` name, without its ending ``Fast``; empty if they name none."""
+    return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+
+
 def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
     """The ``post_processor`` for `settings`, by default that of the class they name; `ids` are of special tokens."""
-    usual = _USUAL_AROUND.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (False, False))
+    if class_of(settings) in ROBERTA_CLASSES:
+        return _roberta_processor(settings, ids)
+    usual = _USUAL_AROUND.get(class_of(settings), (False, False))
     is_on = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
     named = (role_text(settings, "bos"), role_text(settings, "eos"))
     texts = [text if on is True and text in ids else None for text, on in zip(named, is_on, strict=True)]
@@ -203,6 +228,18 @@ def post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[
     }
 
 
+def _roberta_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    named = {"cls": role_text(settings, "cls"), "sep": role_text(settings, "sep")}
+    for role, text in named.items():
+        if text not in ids:
+            raise TokenizerError(
+                f"{SETTINGS_FILE} names a class that puts the {role}_token around a text, but the vocabulary does not "
+                f"have {text!r}."
+            )
+    around = {role: [text, ids[text]] for role, text in named.items() if text is not None}
+    return {"type": "RobertaProcessing", **around, "trim_offsets": True, "add_prefix_space": False}
+
+
 Entry = dict[str, Any]
 
 
@@ -220,36 +257,50 @@ def recorded_tokens(settings: Mapping[str, Any]) -> dict[int, Entry]:
     return found
 
 
-def with_recorded_tokens(description: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_recorded_tokens(
+    description: Mapping[str, Any], settings: Mapping[str, Any], id_of: Callable[[str], int | None], free: int
+) -> Mapping[str, Any]:
     """`description` with all tokens named in `settings` among its added tokens, marked as special where stated.
 
-    In some files such a token is an ordinary entry of the vocabulary. In others, to which tokens were added later, it
-    is missing: then it gets the next free id, as in transformers. Raises `TokenizerError` if `settings` state a
-    different id.
+    In some files such a token is an ordinary entry of the vocabulary, in which `id_of` finds it. In others, to which
+    tokens were added later, it is missing: then it gets the next free id, at first `free`, as in transformers. Raises
+    `TokenizerError` if `settings` state a different id.
     """
-    added, vocabulary = description.get("added_tokens") or [], _vocabulary(description)
-    if not vocabulary or not _are_tokens(added):
+    added = description.get("added_tokens") or []
+    if not are_tokens(added):
         return description
     recorded, further = recorded_tokens(settings), _further_names(settings)
     roles = {text for role in SPECIAL_TOKENS if (text := role_text(settings, role)) is not None}
     special = {*roles, *further, *(token["content"] for token in recorded.values() if token["special"])}
-    flags = {token["content"]: token for token in recorded.values()}
-    ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+    flags = _flags_of_roles(settings) | {token["content"]: token for token in recorded.values()}
+    known = {token["content"] for token in added}
     marked = [{**token, "special": True} if token["content"] in special else token for token in added]
+    found = {text: token_id for text in {*special, *flags} - known if (token_id := id_of(text)) is not None}
     # In the order of ids, in which the library adds them.
-    inside = sorted((vocabulary[text], text) for text in {*special, *flags} - ids.keys() if text in vocabulary)
+    inside = sorted((token_id, text) for text, token_id in found.items())
+    missing = {token_id: token for token_id, token in sorted(recorded.items()) if token["content"] not in known}
+    missing = {token_id: token for token_id, token in missing.items() if token["content"] not in found}
+    others = [text for text in further if text not in known and text not in found]
     tokens = [
         *({**SPECIAL_FLAGS, **flags.get(text, {}), "id": token_id, "content": text} for token_id, text in inside),
         *marked,
-        *_appended({**vocabulary, **ids}, recorded, further),
+        *_appended(free, missing, others),
     ]
     return description if tokens == added else {**description, "added_tokens": tokens}
 
 
-def _appended(ids: Mapping[str, int], recorded: Mapping[int, Entry], further: list[str]) -> Iterator[Entry]:
-    """Yields the tokens that are not in `ids`, with the next ids: first those with a stated id, then the others."""
-    first = max(ids.values()) + 1
-    missing = {token_id: token for token_id, token in sorted(recorded.items()) if token["content"] not in ids}
+def _flags_of_roles(settings: Mapping[str, Any]) -> dict[str, Entry]:
+    """The flags of the tokens that `settings` name for a role as an object."""
+    named = (settings.get(key) for key in (*(f"{role}_token" for role in SPECIAL_TOKENS), *FURTHER_ROLES))
+    tokens = [token for token in named if isinstance(token, dict) and isinstance(token.get("content"), str)]
+    return {
+        token["content"]: {**{flag: token.get(flag) is True for flag in SPECIAL_FLAGS}, "special": True}
+        for token in tokens
+    }
+
+
+def _appended(first: int, missing: Mapping[int, Entry], further: list[str]) -> Iterator[Entry]:
+    """Yields the tokens with the ids from `first`: those in `missing`, which state their ids, then `further` ones."""
     for free, (token_id, token) in enumerate(missing.items(), first):
         if token_id != free:
             raise TokenizerError(
@@ -257,8 +308,8 @@ def _appended(ids: Mapping[str, int], recorded: Mapping[int, Entry], further: li
                 f"have it, and its next id is {free}. Use the two files of the same tokenizer."
             )
         yield {**token, "id": token_id}
-    known = ids.keys() | {token["content"] for token in missing.values()}
-    for token_id, text in enumerate((text for text in further if text not in known), first + len(missing)):
+    named = {token["content"] for token in missing.values()}
+    for token_id, text in enumerate((text for text in further if text not in named), first + len(missing)):
         yield {"id": token_id, "content": text, **SPECIAL_FLAGS}
 
 
@@ -275,14 +326,16 @@ def _further_names(settings: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def _are_tokens(added: Any) -> bool:
+def are_tokens(added: Any) -> bool:
+    """Whether `added` is a list of entries with a text and an id."""
     return isinstance(added, list) and all(
         isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
         for token in added
     )
 
 
-def _vocabulary(description: Mapping[str, Any]) -> dict[str, int]:
+def vocabulary_of(description: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of the model's entries in a ``tokenizer.json``, none if it is damaged."""
     model = description.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):

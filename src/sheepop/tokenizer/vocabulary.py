@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.interface import TOKENIZER_FILE
+from sheepop.tokenizer.settings import SPECIAL_FLAGS, are_tokens
 
 if TYPE_CHECKING:
     import tokenizers
@@ -80,7 +81,7 @@ def frequent_characters(texts: Iterable[str]) -> list[str]:
     return sorted(chosen)
 
 
-def texts_by_id(library: tokenizers.Tokenizer, content: str) -> list[str]:
+def texts_by_id(library: tokenizers.Tokenizer, content: bytes) -> list[str]:
     """The vocabulary in the order of ids; raises `TokenizerError` unless these are 0, 1, 2, ... without gaps."""
     # If the id of an added token is impossible, the library changes it and only logs that.
     for token in json.loads(content).get("added_tokens") or []:
@@ -98,6 +99,51 @@ def texts_by_id(library: tokenizers.Tokenizer, content: str) -> list[str]:
             f"{len(vocabulary) - 1}, each once. The file is damaged."
         )
     return [by_id[i] for i in range(len(by_id))]
+
+
+_MOST_HOLES = 4096
+
+
+def without_holes(description: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A ``tokenizer.json`` in which every id up to the last has a token, and a note if some had none.
+
+    Ids without a token become reserved special tokens. The library would give added tokens behind such a hole other
+    ids than the file states, unless they are entries of the model too, so they become that. Raises `TokenizerError` for
+    more than 4096 holes. Files with other faults are returned as they are.
+    """
+    vocabulary, added = description["model"].get("vocab"), description.get("added_tokens") or []
+    if not isinstance(vocabulary, dict) or not set(map(type, vocabulary.values())) <= {int}:
+        return description, ()
+    if not are_tokens(added):
+        return description, ()
+    further = {token["content"]: token["id"] for token in added if token["content"] not in vocabulary}
+    ids = {*vocabulary.values(), *further.values()}
+    if not ids or min(ids) < 0 or len(ids) < len(vocabulary) + len(further):
+        return description, ()
+    if max(vocabulary.values(), default=-1) < len(vocabulary) and list(further.values()) == list(
+        range(len(vocabulary), len(ids))
+    ):
+        return description, ()
+    if max(ids) >= len(ids) + _MOST_HOLES:
+        raise TokenizerError(
+            f"The ids of {TOKENIZER_FILE} are out of place: it has {len(ids):,} tokens, and one has the id "
+            f"{max(ids):,}. The file is damaged."
+        )
+    holes = [token_id for token_id in range(max(ids)) if token_id not in ids]
+    reserved = {f"<|reserved_{token_id}|>": token_id for token_id in holes}
+    if taken := reserved.keys() & {*vocabulary, *further}:
+        raise TokenizerError(
+            f"{TOKENIZER_FILE} has no token with the id {reserved[min(taken)]}, but {min(taken)!r} has another id."
+        )
+    entries = [{"id": token_id, "content": text, **SPECIAL_FLAGS} for text, token_id in reserved.items()]
+    whole = {
+        **description,
+        "added_tokens": sorted((*added, *entries), key=lambda token: token["id"]),
+        "model": {**description["model"], "vocab": {**vocabulary, **further, **reserved}},
+    }
+    if not holes:
+        return whole, ()
+    return whole, (f"{len(holes):,} ids have no token, {holes[0]} first; they are reserved special tokens now.",)
 
 
 def require_size(possible: int, vocab_size: int) -> None:
@@ -123,17 +169,6 @@ def check_options(model: Mapping[str, Any], *names: str) -> None:
         )
 
 
-def _check_bpe(model: Mapping[str, Any]) -> None:
-    check_options(model, "dropout", "end_of_word_suffix")
-    if model["unk_token"] is not None:
-        _check_unknown(model)
-    elif not model["byte_fallback"] or not model["vocab"].keys() >= set(BYTE_TOKENS):
-        raise TokenizerError(
-            f"{TOKENIZER_FILE} has a BPE model that drops unknown characters: it has neither an unknown token nor "
-            "tokens for all 256 bytes. Use a tokenizer that has one or the other."
-        )
-
-
 def _check_unknown(model: Mapping[str, Any]) -> None:
     unknown = model["unk_token"]
     if unknown not in model["vocab"]:
@@ -154,4 +189,4 @@ def _check_unigram(model: Mapping[str, Any]) -> None:
             raise TokenizerError(f"{TOKENIZER_FILE} gives {text!r} the score {score}. The file is damaged.")
 
 
-_CHECKS = {"BPE": _check_bpe, "WordPiece": _check_unknown, "WordLevel": _check_unknown, "Unigram": _check_unigram}
+_CHECKS = {"WordPiece": _check_unknown, "WordLevel": _check_unknown, "Unigram": _check_unigram}

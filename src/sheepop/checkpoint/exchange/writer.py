@@ -44,7 +44,7 @@ def write_hugging_face(
     write_json(directory / CONFIG, keys)
     ends = {name: token_id for name, token_id in special.items() if token_id is not None}
     write_json(directory / GENERATION, {**model.generation, **ends})
-    model.tokenizer.save(directory, model_max_length=model.config.max_seq_len)
+    model.tokenizer.save(directory, model_max_length=model.config.max_seq_len, tables=False)
     write_atomic(directory / CARD, model_card(model.config, model.tokenizer, model.source, library="transformers"))
     _compare(directory, model, advance)
 

@@ -129,7 +129,7 @@ class ExampleTask(Task):
     def _build(self, tokenizer: Tokenizer, place: Path) -> None:
         config = self.config
         tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, self.console)
-        with ChatTemplate.of(tokenizer) as template:
+        with self._template(tokenizer) as template:
             build_examples(
                 [Path(path) for path in config.data.paths],
                 place / TOKENS,
@@ -142,16 +142,17 @@ class ExampleTask(Task):
                 console=self.console,
             )
 
+    def _template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        return ChatTemplate.of(tokenizer, variables=self.config.tuning.chat_template_kwargs)
+
     def first_examples(self, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
         """The first examples that a run from `model` would learn from, with their places, to look at before it."""
         _require_examples(self.config)
         with tempfile.TemporaryDirectory() as place:
-            source = load_tokenizer(resolve_model_directory(model))
-            template_file = self.config.tuning.chat_template
+            source, template_file = load_tokenizer(resolve_model_directory(model)), self.config.tuning.chat_template
             tokenizer = _with_template(source, template_file, Path(place) / _TOKENIZER, Console.silent())
-            with ChatTemplate.of(tokenizer) as template:
-                encoder = ExampleEncoder(tokenizer, template)
-                paths = [Path(path) for path in self.config.data.paths]
+            with self._template(tokenizer) as template:
+                encoder, paths = ExampleEncoder(tokenizer, template), list(map(Path, self.config.data.paths))
                 for where, example in first_examples(paths, encoder, count, self.row_type):
                     yield where, example, tokenizer
 
@@ -307,7 +308,7 @@ class ExampleTask(Task):
             return self._held_out_prompts(self.config.model.max_seq_len // 2)
         if not self.store.manifest["conversations"]:
             return [[*tokenizer.prefix_ids, *tokenizer.encode(text)] for text in given]
-        with ChatTemplate.of(tokenizer) as template:
+        with self._template(tokenizer) as template:
             messages = [[{"role": "user", "content": text}] for text in given]
             texts = [template.render(each, add_generation_prompt=True) for each in messages]
         return [tokenizer.encode(text, allow_special=True) for text in texts]
