@@ -1,51 +1,56 @@
-"""Reads and writes model directories: configuration, weights, tokenizer, provenance, checksums."""
+"""Loads and saves model directories."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from sheepop.adapt.lora import merged
-from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head, is_of_values
-from sheepop.adapt.stored_weight import GROUP, StoredWeight
-from sheepop.checkpoint.card_text import EVALUATIONS, model_card
+from sheepop.adapt.stored_weight import StoredWeight
+from sheepop.checkpoint.card_text import EVALUATIONS
 from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, Shape
-from sheepop.checkpoint.run_directory import CARD, damaged_model, resolve_model_directory
+from sheepop.checkpoint.model_description import (
+    PROVENANCE,
+    SCALE,
+    Provenance,
+    Quantization,
+    describe_model,
+    has_reward_head,
+    read_adapter_config,
+    read_model_config,
+    read_quantization,
+)
+from sheepop.checkpoint.model_source import resolve_model_directory
+from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.checkpoint.vocabulary import require_fit
-from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights, read_all_weights, write_weights
-from sheepop.core.config import Config, validate
-from sheepop.core.errors import CheckpointError, ConfigError
-from sheepop.core.files import atomic_directory, read_json, write_atomic, write_json
+from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights, read_all_weights
+from sheepop.core.config import validate
+from sheepop.core.errors import CheckpointError
+from sheepop.core.files import atomic_directory, read_json
 from sheepop.model import ModelConfig, Transformer, blank_model
-from sheepop.model.config import ACTIVATION_NAMES
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
-FORMAT = "sheepop-model"
-FORMAT_VERSION = 4
-"""The newest version, used for reward models. Directories with an adapter have version 3, those with quantised weights
-and no adapter version 2, and all others version 1."""
 ADAPTER = "adapter.safetensors"
-Provenance = Mapping[str, Any]
-C = TypeVar("C", bound=Config)
-PROVENANCE = "provenance.json"
-_SCALE = "_scale"  # suffix of a quantised weight's name for its scales
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode; `end_ids` are tokens that end a text, in addition to the tokenizer's own."""
+    """A model in evaluation mode; `end_ids` are tokens that end a text, in addition to the tokenizer's own.
+
+    `generation` are the keys of its ``generation_config.json``.
+    """
 
     model: Transformer
     tokenizer: Tokenizer
@@ -53,42 +58,45 @@ class LoadedModel:
     provenance: dict[str, Any]
     directory: Path
     end_ids: tuple[int, ...]
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_model(
-    directory: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Provenance
+    directory: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    provenance: Provenance,
+    generation: Mapping[str, Any],
 ) -> None:
     """Writes the files of a model directory into `directory`, which the caller makes durable and checksums.
 
-    `weights` are the result of `unique_weights`.
+    `weights` are the result of `unique_weights`, `generation` the keys of ``generation_config.json``.
     """
     plain: dict[str, Tensor] = {}
     for name, weight in weights.items():
         plain[name] = weight.numbers if isinstance(weight, StoredWeight) else weight
         if isinstance(weight, StoredWeight) and weight.scales is not None:
-            plain[name + _SCALE] = weight.scales
+            plain[name + SCALE] = weight.scales
     plain = {name: tensor.cpu().contiguous() for name, tensor in plain.items()}
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
     judges = f"{REWARD_HEAD}.weight" in weights
-    describe_model(directory, config, tokenizer, provenance, _quantization(weights), has_reward_head=judges)
-
-
-def write_foreign_model(directory: Path, model: ForeignModel, provenance: Provenance, max_shard_bytes: int) -> None:
-    """Writes an imported model like `write_model`, with one tensor in memory at a time.
-
-    Weights larger than `max_shard_bytes` are split into several files with an index.
-    """
-    write_weights(directory, model.tensors, max_shard_bytes)
-    describe_model(directory, model.config, model.tokenizer, provenance)
-    if model.generation:
-        write_json(directory / GENERATION, dict(model.generation))
+    quantization = _quantization(weights)
+    describe_model(directory, config, tokenizer, provenance, generation, quantization, has_reward_head=judges)
 
 
 def save_model(
-    target: str | Path, model: Transformer, tokenizer: Tokenizer, provenance: Provenance, *, replace: bool = False
+    target: str | Path,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    provenance: Provenance,
+    *,
+    generation: Mapping[str, Any] | None = None,
+    replace: bool = False,
 ) -> None:
     """Writes a model directory atomically; raises `CheckpointError` if `target` exists and `replace` is false.
 
+    `generation` are the keys of its ``generation_config.json``, for a model made from another one those of that model.
     Scores in `provenance` are left out, since they were measured with the weights of another directory.
     """
     target = Path(target)
@@ -96,7 +104,7 @@ def save_model(
         raise CheckpointError(f"{target} already exists. Choose another directory or remove it.")
     made = {key: value for key, value in provenance.items() if key != EVALUATIONS}
     with atomic_directory(target, replace=replace) as directory:
-        write_model(directory, model.config, unique_weights(model), tokenizer, made)
+        write_model(directory, model.config, unique_weights(model), tokenizer, made, generation or {})
 
 
 def load_model(
@@ -131,9 +139,10 @@ def load_model(
     if adapter is not None:
         put_changes(model, adapter, read_weights(directory / ADAPTER), directory / ADAPTER)
         model = merged(model) if merge and quantization is None else model
-    ends = end_ids(read_generation(directory), config.vocabulary, str(directory / GENERATION))
+    generation = read_generation(directory)
+    ends = end_ids(generation, config.vocabulary, str(directory / GENERATION))
     made = read_json(directory / PROVENANCE)
-    return LoadedModel(model.to(device).eval(), tokenizer, config, made, directory, ends)
+    return LoadedModel(model.to(device).eval(), tokenizer, config, made, directory, ends, generation)
 
 
 def open_model(path: str | Path) -> ForeignModel:
@@ -169,111 +178,12 @@ def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
     return directory, config, tokenizer
 
 
-def describe_model(
-    directory: Path,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    provenance: Provenance,
-    quantization: Quantization | None = None,
-    adapter: LoraConfig | None = None,
-    *,
-    has_reward_head: bool = False,
-) -> None:
-    """Writes all files except the weights; `adapter` is the configuration of a LoRA adapter stored with them."""
-    found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
-    if quantization is not None:
-        found |= {"format_version": 2, "quantization": quantization.model_dump(mode="json")}
-    if adapter is not None:
-        found |= {"format_version": 3, "adapter": adapter.model_dump(mode="json")}
-    if has_reward_head:
-        found |= {"format_version": FORMAT_VERSION, "reward_head": True}
-    write_json(directory / "config.json", found)
-    tokenizer.save(directory)
-    write_json(directory / PROVENANCE, dict(provenance))
-    write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
-
-
-class Quantization(Config):
-    """The format of a directory's quantised matrices, and their data type before quantisation."""
-
-    weights: Literal["int8", "int4", "fp8"]
-    dtype: Literal["float32", "bfloat16", "float16"]
-
-    def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
-        """Combines weights with their scales; they compute in `dtype`, or in the original data type if None."""
-        kinds = {
-            "int8": (torch.int8, torch.float32),
-            "int4": (torch.uint8, torch.bfloat16),
-            "fp8": (torch.float8_e4m3fn, torch.float32),
-        }[self.weights]
-        whole: dict[str, Tensor] = {}
-        for name, values in weights.items():
-            scales = weights.get(name + _SCALE)
-            if scales is None:
-                if not (name.endswith(_SCALE) and name.removesuffix(_SCALE) in weights):
-                    whole[name] = values
-                continue
-            per_row = (values.shape[-1] * 2 // GROUP,) if self.weights == "int4" else ()
-            shape = (*values.shape[:-1], *per_row)
-            if (values.dtype, scales.dtype) != kinds or values.ndim not in (2, 3) or scales.shape != shape:
-                raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
-            made = StoredWeight(self.weights, values, scales, dtype or getattr(torch, self.dtype))
-            whole[name] = nn.Parameter(made, requires_grad=False)
-        return whole
-
-
-def read_quantization(directory: Path) -> Quantization | None:
-    """Returns how the matrices of a model directory are quantised, or None if they are not."""
-    return _section(directory, "quantization", Quantization)
-
-
-def read_adapter_config(directory: Path) -> LoraConfig | None:
-    """Returns the configuration of the LoRA adapter in a model directory, or None."""
-    return _section(directory, "adapter", LoraConfig)
-
-
-def _section(directory: Path, name: str, kind: type[C]) -> C | None:
-    found = read_json(directory / "config.json").get(name)
-    try:
-        return None if found is None else validate(kind, found)
-    except ConfigError as error:
-        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
-
-
-def has_reward_head(directory: Path) -> bool:
-    """Whether the model of a directory is a reward model, which scores answers."""
-    return read_json(directory / "config.json").get("reward_head") is True
-
-
 def _quantization(weights: Mapping[str, Tensor]) -> Quantization | None:
     stored = {(weight.stored, weight.dtype) for weight in weights.values() if isinstance(weight, StoredWeight)}
     if not stored:
         return None
     ((form, dtype),) = stored
     return validate(Quantization, {"weights": form, "dtype": str(dtype).removeprefix("torch.")})
-
-
-def read_model_config(directory: Path) -> ModelConfig:
-    """Reads the configuration of a model directory, and checks that its format is ours and not newer."""
-    found = read_json(directory / "config.json")
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{directory / 'config.json'} does not describe a SheepOp model. Import a model of another program "
-            "first: sheepop import DIR --output MODEL"
-        )
-    version = found.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{directory} has model format version {version}; this SheepOp reads up to {FORMAT_VERSION}. "
-            "Install a newer SheepOp."
-        )
-    model = found.get("model", {})
-    try:
-        return validate(ModelConfig, model)
-    except ConfigError as error:
-        own = isinstance(model, dict) and model.get("activation") not in (None, *ACTIVATION_NAMES)
-        advice = ". If one of your plugins defines it, give that file with --plugin." if own else ""
-        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}{advice}") from None
 
 
 def unique_weights(model: Transformer) -> dict[str, Tensor]:

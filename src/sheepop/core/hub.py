@@ -104,6 +104,8 @@ class Hub:
         self.name = re.sub(r"//[^/@]*@", "//", self.endpoint)
         self.commits: dict[str, str] = {}
         self._token, self._kind = token or None, kind
+        self.is_reached = False
+        """Whether the hub has answered."""
         self.failure: type[SheepOpError] = DataError if kind == "dataset" else CheckpointError
         self._pages, self._prefix = ("/datasets", "hub:") if kind == "dataset" else ("", "")
 
@@ -142,6 +144,7 @@ class Hub:
                 raise UsageError(f"{repository!r} is not the name of a {self._kind} on the hub: {error}") from None
             except (KeyError, ValueError, TypeError, AttributeError) as error:
                 raise self.failure(f"{self.name} does not answer like a hub ({error}). See HF_ENDPOINT.") from None
+        self.is_reached = True
         if str(info.id).lower() != repository.lower():
             raise self.failure(
                 f"{self.name} answers with {info.id} for {repository}, so it was renamed or replaced. If that is "
@@ -229,6 +232,7 @@ class Hub:
 
     def _words(self, repository: str, error: Exception) -> str:
         status = _status_of(error)
+        self.is_reached = self.is_reached or status is not None
         if isinstance(error, GatedRepoError):
             return (
                 f"{repository} is available only to those who accept its terms. Accept them on "

@@ -12,7 +12,7 @@ from typing import Any
 import sheepop
 from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_card import record_scores
-from sheepop.checkpoint.run_directory import resolve_model_directory
+from sheepop.checkpoint.model_source import resolve_model_directory
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, OutputError, StorageError, UsageError

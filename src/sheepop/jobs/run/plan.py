@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sheepop.checkpoint import resolve_model_directory
-from sheepop.checkpoint.model_directory import read_model_config
+from sheepop.checkpoint.model_description import read_model_config
 from sheepop.core.config import value_text
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
