@@ -277,7 +277,9 @@ def hub(
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path_factory.mktemp("home") / "token"))
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", constants.HF_HUB_DISABLE_TELEMETRY)
     monkeypatch.setattr(hub_module, "WAITS", (0.0,) * len(hub_module.WAITS))
     for module in (file_download, _http):

@@ -133,6 +133,11 @@ def cached_models() -> list[CachedModel]:
     return [CachedModel(path) for path in sorted(place.iterdir()) if path.is_dir()] if place.is_dir() else []
 
 
+def find_published(name: PublishedName) -> CachedModel | None:
+    """Returns the entry of a published model, or None if it has not been fetched."""
+    return next((entry for entry in cached_models() if entry.answers(name)), None)
+
+
 def entry_for(label: str, *identity: Any) -> CachedModel:
     """Returns the entry of a source; `identity` is JSON that differs for any other source."""
     digest = hashlib.sha256(json.dumps([_VERSION, label, *identity]).encode()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sheepop.checkpoint.model_cache import find_published, local_model
 from sheepop.checkpoint.model_kind import GGUF, is_gguf, is_hugging_face
 from sheepop.checkpoint.published_name import PublishedName
 from sheepop.checkpoint.run_directory import RunDirectory
@@ -28,12 +29,13 @@ def resolve_model_directory(path: str | Path, console: Console | None = None) ->
                 "name of a published model, such as Qwen/Qwen3-0.6B."
             )
         _refuse_mistyped_path(path)
-        from sheepop.checkpoint.published_model import published_model  # loads the hub's library
+        cached = find_published(name)
+        if cached is None:
+            from sheepop.checkpoint.published_model import pull  # loads the hub's library
 
-        return published_model(name, console or Console())
+            cached = pull(name, console or Console())
+        return cached.use()
     if is_gguf(path) or is_hugging_face(path):
-        from sheepop.checkpoint.model_cache import local_model
-
         return local_model(path, console or Console())
     if (path / "config.json").is_file():
         return path

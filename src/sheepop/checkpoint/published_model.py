@@ -47,15 +47,7 @@ Bring = Callable[[HubFile], Path]
 
 
 class _AbsentError(Exception):
-    """A file is not in the cache of Hugging Face's library, or is damaged there."""
-
-
-def published_model(name: PublishedName, console: Console) -> Path:
-    """Returns the directory of a published model: the one in the cache, else it is fetched first."""
-    for entry in cached_models():
-        if entry.answers(name):
-            return entry.use()
-    return pull(name, console).use()
+    """A file of a model is not where it is looked for, or is damaged there."""
 
 
 def pull(name: PublishedName, console: Console) -> CachedModel:
@@ -66,8 +58,8 @@ def pull(name: PublishedName, console: Console) -> CachedModel:
     way, and `StorageError` for a full disk.
     """
     hub = Hub(kind="model")
-    contents, stored = _contents(name, hub, console)
-    model = _Published(name, contents)
+    contents, stored, is_whole = _contents(name, hub, console)
+    model = _Published(name, contents, is_whole=is_whole)
     entry = entry_for(contents.repository, contents.revision, name.file, model.checksums)
     with filling(entry, str(name), console):
         if not entry.is_finished:
@@ -82,10 +74,13 @@ def pull(name: PublishedName, console: Console) -> CachedModel:
 
 
 class _Published:
-    """A published model at one commit, and which of the repository's files it consists of."""
+    """A published model at one commit, and which of the repository's files it consists of.
 
-    def __init__(self, name: PublishedName, contents: Contents) -> None:
-        self.name, self.contents = name, contents
+    `is_whole` tells whether `contents` are all files of the commit.
+    """
+
+    def __init__(self, name: PublishedName, contents: Contents, *, is_whole: bool) -> None:
+        self.name, self.contents, self.is_whole = name, contents, is_whole
         self._files = {file.path: file for file in contents.files}
         self.gguf = self._chosen_gguf()
 
@@ -123,10 +118,7 @@ class _Published:
         shards = index.get("weight_map")
         names = sorted({str(shard) for shard in shards.values()}) if isinstance(shards, dict) else []
         if missing := [shard for shard in names if shard not in self._files or PurePosixPath(shard).name != shard]:
-            raise CheckpointError(
-                f"{INDEX} of {self.name} lists {missing[0][:200]!r}, which is not a file beside it. The repository is "
-                "damaged; ask its owner, or give another revision."
-            )
+            raise _AbsentError(missing[0][:200])
         return [self._files[shard] for shard in names]
 
     def collect(self, place: Path, bring: Bring) -> Path:
@@ -149,6 +141,9 @@ class _Published:
         if wanted is None:
             if CONFIG in self._files and (WEIGHTS in self._files or INDEX in self._files):
                 return None
+            if not found and not self.is_whole:
+                what = CONFIG if CONFIG not in self._files else f"{WEIGHTS} or {INDEX}"
+                raise CheckpointError(_missing(self.name, what))
             if not found:
                 raise CheckpointError(self._refusal())
             if len(found) > 1:
@@ -156,6 +151,8 @@ class _Published:
                     f"{repository} has several GGUF files. Name one, such as {repository}/{found[0]}. {listed}"
                 )
             wanted = found[0]
+        if wanted not in found and not self.is_whole:
+            raise CheckpointError(_missing(self.name, wanted))
         if wanted not in found:
             raise CheckpointError(f"{repository} has no file {wanted}. {listed}")
         if match := _PART_OF_GGUF.fullmatch(wanted):
@@ -179,10 +176,10 @@ class _Published:
         )
 
 
-def _contents(name: PublishedName, hub: Hub, console: Console) -> tuple[Contents, Path | None]:
+def _contents(name: PublishedName, hub: Hub, console: Console) -> tuple[Contents, Path | None, bool]:
     """The files of a repository at one commit, and their folder in the cache of Hugging Face's library, if any.
 
-    Without a network, these are the files in that cache.
+    Without a network, these are the files in that cache; the last value tells whether they are all files.
     """
     if not constants.HF_HUB_OFFLINE:
         console.info(f"Looking for {name} on {hub.name}.")
@@ -193,14 +190,14 @@ def _contents(name: PublishedName, hub: Hub, console: Console) -> tuple[Contents
             if hub.is_reached or stored is None:
                 raise CheckpointError(f"{name} is neither a path here nor in the cache, and {error}") from None
             console.warn(f"{error} The files that are already here are used.")
-            return _stored_contents(name, stored), stored
+            return _stored_contents(name, stored), stored, False
         if contents is None:
             raise CheckpointError(f"{name.repository} on {hub.name} has no revision {name.revision}.")
-        return contents, _stored(PublishedName(contents.repository, contents.revision))
+        return contents, _stored(PublishedName(contents.repository, contents.revision)), True
     stored = _stored(name)
     if stored is None:
         raise CheckpointError(_missing(name, "it"))
-    return _stored_contents(name, stored), stored
+    return _stored_contents(name, stored), stored, False
 
 
 def _stored(name: PublishedName) -> Path | None:
@@ -229,8 +226,8 @@ def _stored_contents(name: PublishedName, folder: Path) -> Contents:
 def _missing(name: PublishedName, what: str) -> str:
     return (
         f"{name} is neither a path here nor complete in a cache: {what} is missing in {models_directory()} and in "
-        f"{constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set. Unset it; or run 'sheepop models pull {name}' on a "
-        "machine with a network and copy its cache here."
+        f"{constants.HF_HUB_CACHE}, and {'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'no hub answers'}. "
+        f"Run 'sheepop models pull {name}' with a network, here or on another machine whose cache you copy."
     )
 
 
@@ -242,7 +239,7 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
         try:
             source = model.collect(stored, partial(_checked, stored))
         except _AbsentError as error:
-            if constants.HF_HUB_OFFLINE:
+            if not model.is_whole:
                 raise CheckpointError(_missing(name, str(error))) from None
     source = source or _download(entry, model, hub, console)
     record: dict[str, Any] = {
@@ -296,7 +293,13 @@ def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console)
                 sync_directory(target.parent)
             return target
 
-        return model.collect(place, bring)
+        try:
+            return model.collect(place, bring)
+        except _AbsentError as error:
+            raise CheckpointError(
+                f"{INDEX} of {name} lists {str(error)!r}, which is not a file beside it. The repository is damaged; ask "
+                "its owner, or give another revision."
+            ) from None
 
 
 def _refuse_unknown_family(place: Path) -> None:

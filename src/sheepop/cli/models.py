@@ -11,7 +11,7 @@ from sheepop.cli.terminal import at_terminal
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 
-app = typer.Typer(cls=Group, help="List the published models in the cache.", invoke_without_command=True)
+app = typer.Typer(cls=Group, invoke_without_command=True)
 
 
 @app.callback()
