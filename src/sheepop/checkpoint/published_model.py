@@ -297,8 +297,8 @@ def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console)
             return model.collect(place, bring)
         except _AbsentError as error:
             raise CheckpointError(
-                f"{INDEX} of {name} lists {str(error)!r}, which is not a file beside it. The repository is damaged; ask "
-                "its owner, or give another revision."
+                f"{INDEX} of {name} lists {str(error)!r}, which is not a file beside it. The repository is damaged: "
+                "ask its owner, or give another revision."
             ) from None
 
 
