@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sheepop.cli import generation_options as option
+from sheepop.cli.generation_options import show_defaults
 from sheepop.cli.options import MODEL, Adapter, Device, Dtype, make_console, print_text
 from sheepop.cli.terminal import at_terminal, for_each_line, print_styled
 from sheepop.core.console import Console
@@ -70,6 +71,7 @@ def chat(
         if load is not None:
             conversation.load(load)
         console.info(f"Chatting with {speaker.name}. /help lists the commands, Ctrl-D ends the chat.")
+        show_defaults(speaker.defaults, console)
         if speaker.note:
             console.info(speaker.note)
 

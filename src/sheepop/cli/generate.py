@@ -143,6 +143,9 @@ def generate(
         tensor_parallel=tensor_parallel,
     )
 
+    option.show_defaults(generator.defaults, console)
+    config = config.over(generator.defaults)
+
     def write(requested: Sequence[str], *, echo: bool) -> None:
         streams = len(requested) == 1 and config.num_completions == 1 and config.best_of is None and not as_json
         on_text = print_text if streams else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sheepop.core.errors import DataError, TokenizerError, UsageError
 from sheepop.core.files import read_json, write_json
@@ -26,6 +26,8 @@ class Speaker(Protocol):
     name: str
     note: str
     """A message for the user, or empty; an answer may change it."""
+    defaults: Mapping[str, Any]
+    """The model's own settings, which hold where the user gives none; those of a server are its own."""
     takes_turns: bool
     """Whether it answers messages; otherwise it continues the user's text."""
 
@@ -51,6 +53,7 @@ class ModelSpeaker:
         if not self._generator.continues_prompts:
             raise UsageError("An encoder-decoder model cannot chat. Use sheepop generate.")
         self.name = Path(model).resolve().name
+        self.defaults: Mapping[str, Any] = self._generator.defaults
         self._template: ChatTemplate | None = None
         self.note, self.takes_turns = "", True
         try:
@@ -61,7 +64,7 @@ class ModelSpeaker:
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:
         """Yields the answer; the model reads only the end of a conversation that exceeds its context."""
-        self.note = ""
+        self.note, config = "", config.over(self._generator.defaults)
         if self._template is None:
             yield from self._generator.stream(_as_text(messages), config.replace(on_overflow="window"))
             return
@@ -108,6 +111,7 @@ class ServerSpeaker:
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self.note, self.takes_turns = "", True
+        self.defaults: Mapping[str, Any] = {}
         # No retries: the user sees a failure at once and decides whether to try again.
         self._endpoint = Endpoint(url, model=model, api_key=api_key, attempts=1)
         self.name = self._endpoint.model
