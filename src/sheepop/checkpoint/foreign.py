@@ -30,7 +30,10 @@ _GREETING = [{"role": "user", "content": "Hello"}]
 def read_foreign(source: Path, tokenizer: Path | None = None) -> ForeignModel:
     """Opens the model in `source` without reading its weights; `tokenizer` replaces its own."""
     if not source.exists():
-        raise CheckpointError(f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file.")
+        raise CheckpointError(
+            f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file. A published model "
+            "needs no import: give its name to any command that takes a model."
+        )
     if source.is_dir() and is_model(source):
         raise CheckpointError(f"{source} is already a SheepOp model and can be used as it is.")
     own = None if tokenizer is None else load_tokenizer(tokenizer)

@@ -146,13 +146,20 @@ def entry_for(label: str, *identity: Any) -> CachedModel:
 
 @contextmanager
 def filling(entry: CachedModel, name: str, console: Console) -> Iterator[None]:
-    """Holds the lock of an entry; first waits for another process that fills it."""
+    """Holds the lock of an entry; first waits for another process that fills it.
+
+    An entry that is left empty is removed.
+    """
     if is_locked(entry.path / _LOCK):
         console.info(f"Waiting for another process that fetches {name}.")
     advice = "What was fetched is kept; run the same command again to go on."
     with storage_errors(entry.path), exclusive_lock(entry.path / _LOCK, None), interrupts_advise(advice):
         entry.__dict__.pop("record", None)
-        yield
+        try:
+            yield
+        finally:
+            if [file.name for file in entry.path.iterdir()] == [_LOCK]:
+                remove_tree(entry.path)
 
 
 def local_model(path: Path, console: Console) -> Path:

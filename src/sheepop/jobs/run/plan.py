@@ -89,7 +89,7 @@ def _new(request: RunRequest) -> tuple[SheepOpConfig, list[str]]:
     else:
         config = _chosen(request)
     if fork is not None:
-        found = read_model_config(resolve_model_directory(fork))
+        found = read_model_config(resolve_model_directory(fork, request.console))
         model = inherited(found, config, request.given, f"A fork keeps the network of {fork}")
         config = config.replace(model=model)
     if config.model.vocab_size is None:
