@@ -212,6 +212,13 @@ def test_the_cache_of_hugging_faces_library_is_used(hub: LoopbackHub, toy: Path,
     before = hub.total_sent
     resolve_model_directory(NAME, Console.silent())
     assert hub.total_sent == before
+    for entry in cached_models():
+        entry.remove()
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+        patch.setattr(hub_module, "WAITS", ())
+        resolve_model_directory(NAME, Console.silent())
+        assert "cannot be reached" in refused("org/other")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for entry in cached_models():
         entry.remove()

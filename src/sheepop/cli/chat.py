@@ -55,6 +55,8 @@ def chat(
 
       sheepop chat runs/mine
 
+      sheepop chat Qwen/Qwen3-0.6B
+
       sheepop chat http://localhost:8000 --system "Answer in one sentence."
 
       sheepop chat models/smollm --adapter adapters/polite
