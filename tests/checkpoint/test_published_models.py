@@ -28,6 +28,8 @@ from sheepop.core.errors import CheckpointError, SheepOpError, StorageError, Usa
 from sheepop.jobs.models import list_models, pull_model, remove_models
 from sheepop.tokenizer import CharTokenizer
 
+from ..command_line import Launcher
+
 if TYPE_CHECKING:
     from tests.hub_server import Fault, LoopbackHub
 
@@ -186,16 +188,15 @@ def test_other_bytes_than_the_listed_ones_are_refused(hub: LoopbackHub, toy: Pat
     assert not [entry for entry in cached_models() if entry.is_finished]
 
 
-def test_two_processes_fetch_a_model_once(hub: LoopbackHub, toy: Path, tmp_path: Path):
+def test_two_processes_fetch_a_model_once(hub: LoopbackHub, toy: Path, tmp_path: Path, launcher: Launcher):
     hub.repository(NAME, files_of(toy))
     hub.pause = 0.02
-    program = f"from sheepop.checkpoint import load_model; print(len(load_model({NAME!r}).end_ids))"
     environment = hub.environment(tmp_path) | {"SHEEPOP_MODELS": str(tmp_path / "cache")}
-    started = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert [process.communicate()[0].strip() for process in started] == ["2", "2"]
+    started = [launcher.start("models", "pull", NAME, "--json", environment=environment) for _ in range(2)]
+    ended = [process.wait() for process in started]
+    assert [end.code for end in ended] == [0, 0], ended[0].err + ended[1].err
+    one, other = (json.loads(end.out) for end in ended)
+    assert one["path"] == other["path"]
     fetched = content_paths(hub)
     assert len(fetched) == len(set(fetched))
 
