@@ -25,10 +25,11 @@ gc.disable()
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# The processes of one test run share what they measure of the machine, and leave the user's own file alone.
+# The processes of one test run share what they measure of the machine and import, and leave the user's own cache alone.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _MEASUREMENTS = tempfile.TemporaryDirectory(prefix="sheepop-measurements-")
     os.environ["SHEEPOP_MEASUREMENTS"] = str(Path(_MEASUREMENTS.name) / "measurements.json")
+    os.environ["SHEEPOP_MODELS"] = str(Path(_MEASUREMENTS.name) / "models")
 
 # A shell ignores Ctrl-C for what it runs in the background, and whatever that starts; the tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

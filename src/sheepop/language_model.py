@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
+from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
-from sheepop.generate.config import Settings, requested
+from sheepop.generate.config import Settings, model_defaults, requested
 from sheepop.generate.generator import TextStream
 from sheepop.generate.likelihood import Score, score_text
 from sheepop.interpret.trace import Trace
@@ -36,7 +37,8 @@ _TOGETHER = 32
 class LanguageModel:
     """A network with its tokenizer. ``lm.model(input_ids)`` maps (B, T) ids to (B, T, V) logits.
 
-    An encoder-decoder takes the ids of sources (B, S) and of targets (B, T). With the setting `guesses`, `draft_model`
+    An encoder-decoder takes the ids of sources (B, S) and of targets (B, T). `defaults` are the model's own settings,
+    which hold for what a call leaves out. With the setting `guesses`, `draft_model`
     proposes the tokens of speculative decoding.
     """
 
@@ -45,6 +47,7 @@ class LanguageModel:
     config: ModelConfig
     end_ids: tuple[int, ...] = ()
     draft_model: Transformer | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def generate(
         self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Unpack[Settings]
@@ -54,7 +57,7 @@ class LanguageModel:
         `on_text` is called with each new piece of text. Raises `ConfigError` for a setting out of range, `UsageError`
         for an unknown setting and for a prompt that is empty or too long.
         """
-        config = _of_one_text(settings)
+        config = self._of_one_text(settings)
         return self._generator.generate([prompt], config, on_text=on_text and (lambda _, text: on_text(text)))[0]
 
     def generate_batch(
@@ -64,11 +67,11 @@ class LanguageModel:
 
         With `num_completions` above 1 the completions of the first prompt come first, then those of the next.
         """
-        return self._generator.generate(prompts, requested(**settings), on_text=on_text)
+        return self._generator.generate(prompts, requested(**settings).over(self.defaults), on_text=on_text)
 
     def stream(self, prompt: str, **settings: Unpack[Settings]) -> TextStream:
         """Yields the text of `generate` in pieces: ``for piece in lm.stream("Once"): print(piece, end="")``."""
-        return self._generator.stream(prompt, requested(**settings))
+        return self._generator.stream(prompt, requested(**settings).over(self.defaults))
 
     def score(self, text: str) -> Score:
         """Scores how well the model predicts each token of `text`; raises `UsageError` for an empty text."""
@@ -109,7 +112,7 @@ class LanguageModel:
                 continue_final_message=continue_final_message,
             )
         token_ids = self.tokenizer.encode(prompt, allow_special=True)
-        return self._generator.generate([token_ids], _of_one_text(settings))[0]
+        return self._generator.generate([token_ids], self._of_one_text(settings))[0]
 
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
         """The rewards of a reward model for answers to a prompt, which is a text or a conversation.
@@ -133,15 +136,14 @@ class LanguageModel:
     def _generator(self) -> Generator:
         return Generator(self.model, self.tokenizer, end_ids=self.end_ids, draft_model=self.draft_model)
 
-
-def _of_one_text(settings: Settings) -> GenerationConfig:
-    config = requested(**settings)
-    if config.num_completions > 1:
-        raise UsageError(
-            f"This returns one text, but num_completions = {config.num_completions}. "
-            "lm.generate_batch([prompt], ...) returns all of them."
-        )
-    return config
+    def _of_one_text(self, settings: Settings) -> GenerationConfig:
+        config = requested(**settings).over(self.defaults)
+        if config.num_completions > 1:
+            raise UsageError(
+                f"This returns one text, but num_completions = {config.num_completions}. "
+                "lm.generate_batch([prompt], ...) returns all of them."
+            )
+        return config
 
 
 def load(
@@ -154,6 +156,8 @@ def load(
 ) -> LanguageModel:
     """Loads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
 
+    `path` is also a GGUF file, a directory in Hugging Face's format, or the name of a published model, such as
+    ``Qwen/Qwen3-0.6B``, which is fetched if it is not in the cache.
     `dtype` is float32, bfloat16 or float16; None keeps the type of the stored weights. `draft_model` is a smaller model
     with the same tokenizer, which proposes tokens with the setting `guesses`. `adapters` are directories in PEFT's
     format, or models tuned with LoRA, to add to the weights. The weights do not require gradients;
@@ -161,7 +165,9 @@ def load(
     """
     loaded = load_adapted(path, adapters, device=device, dtype=dtype)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
-    return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids, draft)
+    defaults = model_defaults(loaded.generation, str(loaded.directory / GENERATION))
+    network = loaded.model.requires_grad_(False)
+    return LanguageModel(network, loaded.tokenizer, loaded.config, loaded.end_ids, draft, defaults)
 
 
 def train(

@@ -7,6 +7,10 @@ import pytest
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer, Tokenizer
 
+from ..hub_server import client, fault, hub
+
+__all__ = ["client", "fault", "hub"]
+
 
 @pytest.fixture
 def model() -> Transformer:

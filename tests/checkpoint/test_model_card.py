@@ -264,7 +264,7 @@ def test_a_score_of_the_same_settings_takes_the_place_of_the_older_one(directory
 def test_a_checkpoint_of_a_run_keeps_its_state(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     run = RunDirectory.create(tmp_path / "run")
     with run.write_checkpoint(5) as place:
-        write_model(place, model.config, unique_weights(model), tokenizer, {**TRAINED, "evaluations": [SCORE]})
+        write_model(place, model.config, unique_weights(model), tokenizer, {**TRAINED, "evaluations": [SCORE]}, {})
         (place / "state").mkdir()
         (place / "state" / "state.json").write_text("{}")
     assert "held-out" in card_of(run.checkpoint(5))

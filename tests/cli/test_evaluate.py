@@ -12,7 +12,7 @@ import pytest
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.run_directory import resolve_model_directory
+from sheepop.checkpoint.model_source import resolve_model_directory
 from sheepop.core.files import damaged_files
 from sheepop.data import Corpus
 from sheepop.evaluate.contamination import shares_in_training

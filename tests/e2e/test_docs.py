@@ -188,7 +188,8 @@ def _parse(words: list[str]) -> None:
         command = command.commands[words.pop(0)]
     if {"--help", "-h", "--version"} & set(words):
         return
-    assert not hasattr(command, "commands"), f"{words[:1]} is no verb of {command.name}"
+    works_alone = getattr(command, "invoke_without_command", False) and not any(word[0] != "-" for word in words)
+    assert works_alone or not hasattr(command, "commands"), f"{words[:1]} is no verb of {command.name}"
     context = command.make_context(command.name, list(words))
     if plugged:  # whose names only the program of the page knows
         return

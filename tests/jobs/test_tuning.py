@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from sheepop.adapt.lora import full
 from sheepop.checkpoint import RunDirectory, load_model, resolve_model_directory
-from sheepop.checkpoint.model_directory import open_model, read_quantization, read_weights
+from sheepop.checkpoint.model_description import read_quantization
+from sheepop.checkpoint.model_directory import open_model, read_weights
 from sheepop.checkpoint.weight_files import open_weights, read_all_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, TokenizerError

@@ -11,14 +11,10 @@ from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.exchange.adapters import CONFIG, read_adapter
 from sheepop.checkpoint.exchange.choice import choose_family
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.model_directory import (
-    ADAPTER,
-    LoadedModel,
-    read_adapter_config,
-    read_model_config,
-    read_weights,
-)
-from sheepop.checkpoint.run_directory import damaged_model, resolve_model_directory
+from sheepop.checkpoint.model_description import read_adapter_config, read_model_config
+from sheepop.checkpoint.model_directory import ADAPTER, LoadedModel, read_weights
+from sheepop.checkpoint.model_source import resolve_model_directory
+from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import holds_tokenizer, load_tokenizer
@@ -56,6 +52,8 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
     if (path / CONFIG).is_file():
         read_adapter(path, model, family_of(loaded), name=name)
         return path
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist. Give a directory in PEFT's format, or a run with tuning.lora.")
     directory = resolve_model_directory(path)
     read_model_config(directory)
     config = read_adapter_config(directory)

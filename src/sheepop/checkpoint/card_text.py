@@ -264,9 +264,10 @@ def _limits(config: ModelConfig, provenance: Facts) -> Iterator[str]:
 
 
 def _license(provenance: Facts) -> str:
-    """Returns the given licence, or the one stated in an imported file, or an empty text."""
-    imported = _mapping(_mapping(provenance.get("imported")).get("metadata")).get("general.license")
-    return _plain(provenance.get("license") or imported or "")
+    """Returns the given licence, or the one stated by an imported model, or an empty text."""
+    imported = _mapping(provenance.get("imported"))
+    stated = imported.get("license") or _mapping(imported.get("metadata")).get("general.license")
+    return _plain(provenance.get("license") or stated or "")
 
 
 def _plain(value: Any) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint.card_text import EVALUATIONS, model_card, renewed
-from sheepop.checkpoint.model_directory import PROVENANCE, read_model_config
-from sheepop.checkpoint.run_directory import CARD, damaged_model, resolve_model_directory
+from sheepop.checkpoint.model_description import PROVENANCE, read_model_config
+from sheepop.checkpoint.model_source import resolve_model_directory
+from sheepop.checkpoint.run_directory import CARD, damaged_model
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import (
     CHECKSUMS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -15,16 +15,9 @@ from torch import Tensor
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.scalar_head import REWARD_HEAD, is_of_values
 from sheepop.checkpoint.changes import changes_of, copy_changes
-from sheepop.checkpoint.model_directory import (
-    ADAPTER,
-    Provenance,
-    describe_model,
-    load_weights,
-    read_quantization,
-    read_weights,
-    unique_weights,
-    write_model,
-)
+from sheepop.checkpoint.generation_settings import read_generation
+from sheepop.checkpoint.model_description import Provenance, describe_model, read_quantization
+from sheepop.checkpoint.model_directory import ADAPTER, load_weights, read_weights, unique_weights, write_model
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS, read_all_weights
 from sheepop.core.files import atomic_directory, read_json
 from sheepop.model import Transformer
@@ -59,9 +52,10 @@ class ModelForm(Protocol):
 
 @dataclass(frozen=True)
 class WholeModel(ModelForm):
-    """Stores all weights."""
+    """Stores all weights; `generation` are the keys of the model's ``generation_config.json``."""
 
     model: Transformer
+    generation: Mapping[str, Any] = field(default_factory=dict)
     is_divisible = True
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
@@ -70,12 +64,12 @@ class WholeModel(ModelForm):
 
     def write(self, directory: Path, weights: Weights, tokenizer: Tokenizer, provenance: Provenance) -> None:
         """Writes all weights and the other files."""
-        write_model(directory, self.model.config, weights, tokenizer, provenance)
+        write_model(directory, self.model.config, weights, tokenizer, provenance, self.generation)
 
     def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Provenance) -> None:
-        """Writes configuration, tokenizer and provenance."""
-        judges = hasattr(self.model, REWARD_HEAD)
-        describe_model(directory, self.model.config, tokenizer, provenance, has_reward_head=judges)
+        """Writes configuration, tokenizer, generation settings and provenance."""
+        judges, config = hasattr(self.model, REWARD_HEAD), self.model.config
+        describe_model(directory, config, tokenizer, provenance, self.generation, has_reward_head=judges)
 
     def read(self, directory: Path) -> dict[str, Tensor]:
         """Reads all weights."""
@@ -104,8 +98,16 @@ class AdaptedModel(ModelForm):
         link_weights(self.base, directory)
         save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / ADAPTER)
         judges, quantization = hasattr(self.model, REWARD_HEAD), read_quantization(self.base)
-        model = self.model.config
-        describe_model(directory, model, tokenizer, provenance, quantization, self.config, has_reward_head=judges)
+        describe_model(
+            directory,
+            self.model.config,
+            tokenizer,
+            provenance,
+            read_generation(self.base),
+            quantization,
+            self.config,
+            has_reward_head=judges,
+        )
 
     def read(self, directory: Path) -> dict[str, Tensor]:
         """Reads the weights of the adapter."""

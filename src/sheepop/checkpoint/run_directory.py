@@ -335,29 +335,6 @@ class RunDirectory:
 RUN_ENTRIES = frozenset(entry.name for entry in vars(RunDirectory).values() if isinstance(entry, _Entry))
 
 
-def resolve_model_directory(path: str | Path) -> Path:
-    """Returns the model directory for `path`: a model directory, a checkpoint, or a run's best (else latest) one."""
-    path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist. Give a model directory, a checkpoint or a run directory.")
-    if (path / "config.json").is_file():
-        return path
-    run = RunDirectory(path)
-    if run.holds_run():
-        step = run.pointer("best")
-        if step is None:
-            step = run.pointer("latest")
-        if step is None:
-            raise CheckpointError(f"The run in {path} has no finished checkpoint yet.")
-        return run.checkpoint(step)
-    inside = sorted(folder for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
-    runs = [folder for folder in inside if RunDirectory(folder).holds_run()]
-    raise CheckpointError(
-        f"{path} is not a model: it has neither config.json (a model directory) nor checkpoints/ (a run)."
-        + (f" It is a folder of runs; give one of them, such as {runs[0]}." if runs else "")
-    )
-
-
 def damaged_model(directory: Path) -> list[str]:
     """Returns the problems that `damaged_files` finds in a model directory, except for its card, which users may edit.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sheepop.cli.options import ConfigFile, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import MODEL, ConfigFile, Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.cli.serve import named_places
 from sheepop.core.errors import UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def arena(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; or NAME=DIRECTORY."),
+        typer.Argument(metavar="MODEL...", help=f"{MODEL} NAME=MODEL names it."),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts in JSON lines to draw from.", show_default="the voters' own")
@@ -60,12 +60,12 @@ def arena(
         return
     if as_json:
         raise UsageError("--json is only for --standings.")
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
     from sheepop.jobs.config import load_config
 
     places = named_places(models or [])
     for place in places.values():
-        resolve_model_directory(place)
+        resolve_model_directory(place, make_console(quiet))
     server = {"host": host, "port": port, "votes": votes and str(votes)}
     options: dict[str, Any] = {"server": {key: value for key, value in server.items() if value is not None}}
     chosen = load_config(config, options={**options, **({} if device is None else {"device": device})})

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sheepop.cli import generation_options as option
-from sheepop.cli.options import Adapter, Device, Dtype, TemplateVariables, make_console, print_text, template_variables
+from sheepop.cli.generation_options import show_defaults
+from sheepop.cli.options import (
+    MODEL,
+    Adapter,
+    Device,
+    Dtype,
+    TemplateVariables,
+    make_console,
+    print_text,
+    template_variables,
+)
 from sheepop.cli.terminal import at_terminal, for_each_line, print_styled
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
@@ -31,9 +41,7 @@ _COMMANDS = {
 
 
 def chat(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|URL", help="A run, checkpoint or model directory; or the URL of a server.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL|URL", help=f"{MODEL} Or the URL of a server.")],
     system: Annotated[str | None, typer.Option(help="The system prompt.", show_default="none")] = None,
     load: Annotated[Path | None, typer.Option(help="Continue a saved conversation.")] = None,
     name: Annotated[
@@ -60,6 +68,8 @@ def chat(
     Examples:
 
       sheepop chat runs/mine
+
+      sheepop chat Qwen/Qwen3-0.6B
 
       sheepop chat http://localhost:8000 --system "Answer in one sentence."
 
@@ -89,6 +99,7 @@ def chat(
         if load is not None:
             conversation.load(load)
         console.info(f"Chatting with {speaker.name}. /help lists the commands, Ctrl-D ends the chat.")
+        show_defaults(speaker.defaults, console)
         if speaker.note:
             console.info(speaker.note)
 
@@ -117,7 +128,7 @@ def _speaker(
     variables: dict[str, Any] | None,
 ) -> Speaker:
     """The chat partner that `model` names. Refuses options of the other kind before anything is loaded."""
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
 
     if model.startswith(("http://", "https://")):
         if device is not None or dtype is not None:
@@ -131,7 +142,7 @@ def _speaker(
         return ServerSpeaker(model, model=name, api_key=api_key, chat_template_kwargs=variables)
     if name is not None:
         raise UsageError("--model names one of a server's models. Leave it out, or give the server's URL.")
-    resolve_model_directory(Path(model))
+    resolve_model_directory(model, console)
     if at_terminal():
         console.info(f"Loading {model}.")
     from sheepop.jobs.chat import ModelSpeaker

@@ -12,6 +12,7 @@ import typer
 from sheepop.cli.arena import arena
 from sheepop.cli.generation_options import TensorParallel
 from sheepop.cli.options import (
+    MODEL,
     Adapter,
     ConfiguredCommand,
     Device,
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure models on text, tasks and programs, by judges and by people.", no_args_is_help=True)
 
-Models = Annotated[
-    list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; several are compared.")
-]
+Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", help=f"{MODEL} Several are compared.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="A new directory for the report.", show_default="evaluations/<date>"),

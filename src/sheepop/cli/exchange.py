@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sheepop.cli.options import Dtype, Json, Quiet, make_console, print_json
+from sheepop.cli.options import MODEL, Dtype, Json, Quiet, make_console, print_json
 
 ShardSize = Annotated[
     str | None, typer.Option(help="Split weights larger than this into several files.", show_default="5GB")
@@ -54,7 +54,7 @@ def import_model(
 
 
 def export_model(
-    model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
+    model: Annotated[Path, typer.Argument(help=MODEL)],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf, peft) or file (gguf) for the export.")],
     format: Annotated[
         Literal["hf", "gguf", "peft"],
@@ -86,9 +86,9 @@ def export_model(
 
       sheepop export runs/chat --format peft --output exports/chat-adapter
     """
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
 
-    resolve_model_directory(model)  # refuses a mistyped path before torch is loaded
+    resolve_model_directory(model, make_console(quiet or as_json))  # refuses a mistyped path before torch is loaded
     from sheepop.jobs.exchange import export_model
 
     result = export_model(

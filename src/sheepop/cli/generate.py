@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from sheepop.cli import generation_options as option
-from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import MODEL, Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.cli.terminal import at_terminal, for_each_line
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
+    model: Annotated[Path, typer.Argument(help=MODEL)],
     text: Annotated[
         str | None,
         typer.Argument(metavar="TEXT|-", help="The prompt; a dash reads it from standard input.", show_default=False),
@@ -87,7 +87,7 @@ def generate(
 
       sheepop generate models/smollm "Dear" --adapter adapters/polite
     """
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
     from sheepop.generate.config import requested
 
     standard_input = sys.stdin.buffer if text == "-" else None
@@ -129,12 +129,11 @@ def generate(
         raise UsageError("Only --json shows the result of --top-logprobs. Add --json, or leave it out.")
     if draft_model is not None and not guesses:
         raise UsageError("--draft-model needs the number of guesses. Add --guesses 4, for example.")
-    resolve_model_directory(model)
-    if draft_model is not None:
-        resolve_model_directory(draft_model)
+    console = make_console(quiet)
+    for place in (model, *([] if draft_model is None else [draft_model])):
+        resolve_model_directory(place, console)
     from sheepop.jobs.generate import load_generator, write_texts  # loads torch, which nothing above needs
 
-    console = make_console(quiet)
     generator = load_generator(
         model,
         device=device or "auto",
@@ -143,6 +142,9 @@ def generate(
         adapters=adapter or (),
         tensor_parallel=tensor_parallel,
     )
+
+    option.show_defaults(generator.defaults, console)
+    config = config.over(generator.defaults)
 
     def write(requested: Sequence[str], *, echo: bool) -> None:
         streams = len(requested) == 1 and config.num_completions == 1 and config.best_of is None and not as_json

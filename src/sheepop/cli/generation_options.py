@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 
 _ending = partial(typer.Option, rich_help_panel="Length and end")
@@ -134,6 +136,13 @@ CacheDtype = Annotated[
 ]
 BatchInvariant = Annotated[bool, _speed("--batch-invariant", help="Each text is bit for bit the same in any batch.")]
 Apart = Annotated[bool, _speed("--apart", help="Run the prompts one by one, not as a batch.")]
+
+
+def show_defaults(defaults: Mapping[str, Any], console: Console) -> None:
+    """Prints the settings that a model brings along, if any."""
+    if defaults:
+        settings = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        console.info(f"The model's own settings: {settings}. Options override them.")
 
 
 def read_text(file: Path, what: str) -> str:

@@ -25,6 +25,7 @@ from sheepop.cli import (
     exchange,
     generate,
     launch,
+    models,
     quantize,
     quickstart,
     runs,
@@ -74,6 +75,7 @@ app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.command("import")(exchange.import_model)
 app.command("export")(exchange.export_model)
+app.add_typer(models.app, name="models")
 app.command("quantize")(quantize.quantize)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)

@@ -17,6 +17,8 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import visible
 from sheepop.core.files import finite
 
+MODEL = "A run, checkpoint or model directory; a GGUF file; or a published model, such as Qwen/Qwen3-0.6B."
+"""The help of MODEL arguments."""
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.", show_default="auto")]

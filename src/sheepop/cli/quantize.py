@@ -9,11 +9,11 @@ import typer
 
 from sheepop.cli.exchange import Overwrite
 from sheepop.cli.generation_options import read_text
-from sheepop.cli.options import Json, Quiet, make_console, print_json
+from sheepop.cli.options import MODEL, Json, Quiet, make_console, print_json
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
+    model: Annotated[Path, typer.Argument(help=MODEL)],
     to: Annotated[
         Literal["int8", "int4", "fp8"],
         typer.Option(
@@ -42,9 +42,9 @@ def quantize(
 
       sheepop quantize models/smollm --to int4 -o models/smollm-int4 --calibration notes/all.txt
     """
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
 
-    resolve_model_directory(model)
+    resolve_model_directory(model, make_console(quiet or as_json))
     content = None if text is None else read_text(text, "text")
     sample = None if calibration is None else read_text(calibration, "calibration")
     from sheepop.jobs.quantize import quantize_model

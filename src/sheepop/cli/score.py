@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import MODEL, Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.cli.terminal import print_styled
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
@@ -20,7 +20,7 @@ _STYLES = ((0.5, "green"), (0.05, "yellow"), (0.0, "red"))
 
 
 def score(
-    model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
+    model: Annotated[Path, typer.Argument(help=MODEL)],
     file: Annotated[
         str,
         typer.Argument(metavar="FILE|-", help="The text; a dash or nothing: standard input.", show_default=False),
@@ -44,9 +44,9 @@ def score(
 
       sheepop score models/smollm notes.txt --adapter adapters/polite
     """
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
 
-    resolve_model_directory(model)
+    resolve_model_directory(model, make_console(quiet))
     if file == "-" and sys.stdin.isatty():
         make_console(quiet).info("Type a text; Ctrl-D at the beginning of a line ends it.")
     text = _read(file)

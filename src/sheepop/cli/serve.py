@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sheepop.cli.options import ConfigFile, Device, Dtype, Quiet, make_console
+from sheepop.checkpoint.model_source import absolute_source
+from sheepop.cli.options import MODEL, ConfigFile, Device, Dtype, Quiet, make_console
 from sheepop.core.errors import UsageError
 
 
 def serve(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; or NAME=DIRECTORY.")
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=f"{MODEL} NAME=MODEL names it.")],
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,7 +68,8 @@ def serve(
 
       sheepop serve runs/quickstart --engine ray --replicas 4
     """
-    from sheepop.checkpoint.run_directory import RunDirectory, resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
+    from sheepop.checkpoint.run_directory import RunDirectory
     from sheepop.jobs.config import SheepOpConfig, load_config
 
     given = {
@@ -87,7 +87,7 @@ def serve(
     for place in places.values():
         # The page also shows a run without a checkpoint; an adapter needs one.
         if adapted or not (chosen.server.ui and RunDirectory(place).holds_run()):
-            resolve_model_directory(place)
+            resolve_model_directory(place, make_console(quiet))
     try:
         from sheepop.jobs.serve import serve as run
     except ImportError as error:
@@ -123,4 +123,4 @@ def _named(model: str) -> tuple[str, Path]:
     name, equals, place = model.partition("=")
     if not equals or not name or "/" in name:
         name, place = Path(model).name or model, model
-    return name, Path(place).absolute()
+    return name, absolute_source(place)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import ConfiguredCommand, Group, Json, Quiet, make_console, print_json
+from sheepop.cli.options import MODEL, ConfiguredCommand, Group, Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ Pattern = Annotated[
     str | None,
     typer.Option(help="How a tiktoken rank file splits text: r50k, p50k, cl100k, o200k, or a regular expression."),
 ]
-Source = Annotated[Path, typer.Argument(help="A tokenizer file or directory, or a model, run or corpus directory.")]
+Source = Annotated[Path, typer.Argument(help=f"A tokenizer file or directory, a corpus, or a model. {MODEL}")]
 
 
 @app.command("train", cls=ConfiguredCommand)

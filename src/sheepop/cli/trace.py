@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import MODEL, Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 
@@ -20,7 +20,7 @@ _PARTS = 8
 
 
 def trace(
-    model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
+    model: Annotated[Path, typer.Argument(help=MODEL)],
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The prompt.", show_default=False)] = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt, instead of TEXT.", show_default=False)] = None,
     target: Annotated[
@@ -61,13 +61,13 @@ def trace(
 
       sheepop trace runs/quickstart "import os" --position 0 --token " os" --against " sys"
     """
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.model_source import resolve_model_directory
 
     given = text if prompt is None else prompt
     if given is None or (text is not None and prompt is not None):
         raise UsageError("Give one prompt, as TEXT or with --prompt.")
     for place in (model, *([] if compare is None else [compare])):
-        resolve_model_directory(place)
+        resolve_model_directory(place, make_console(quiet or as_json))
     from sheepop.core.config import validate
     from sheepop.generate import GenerationConfig
     from sheepop.jobs.trace import trace_prompt

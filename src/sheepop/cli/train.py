@@ -41,7 +41,7 @@ def train(
     fork: Annotated[
         Path | None,
         typer.Option(
-            "--fork", metavar="PATH", help="Start a new run from the weights of this run, checkpoint or model."
+            "--fork", metavar="MODEL", help="Start a new run from the weights of this model, run or checkpoint."
         ),
     ] = None,
     overwrite: OverwriteRun = False,

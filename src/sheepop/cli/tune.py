@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sheepop.cli.options import (
+    MODEL,
     ConfigFile,
     Device,
     Json,
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Post-train a model on conversations, preferences or rewards.", no_args_is_help=True)
 
-Model = Annotated[
-    Path | None, typer.Argument(metavar="MODEL", help="The model to start from: a model directory or a run.")
-]
+Model = Annotated[Path | None, typer.Argument(metavar="MODEL", help=f"The model to start from. {MODEL}")]
 Data = Annotated[
     list[Path] | None,
     typer.Option("--data", help="Examples in JSON lines, a JSON list or Parquet; repeatable."),
@@ -174,7 +173,7 @@ for _method in ("ppo", "grpo"):
 
 @app.command("best-of")
 def best_of(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model that answers: a model directory or a run.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help=f"The model that answers. {MODEL}")],
     data: Annotated[list[Path], typer.Option("--data", help="Prompts in JSON lines, a JSON list or Parquet.")],
     reward: Annotated[
         str, typer.Option("--reward", metavar="MODEL|FILE.py|URL", help="What scores answers, as for sheepop tune ppo.")

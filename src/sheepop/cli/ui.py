@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import ConfigFile, Device, Dtype, Quiet
+from sheepop.cli.options import MODEL, ConfigFile, Device, Dtype, Quiet
 from sheepop.cli.serve import serve
 
 
 def ui(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; or NAME=DIRECTORY.")
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=f"{MODEL} NAME=MODEL names it.")],
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
     votes: Annotated[
         Path | None, typer.Option(help="The file that stores the votes given on the page.", show_default="server.votes")

@@ -21,8 +21,10 @@ _PAUSES = (0.02, 0.1, 0.3)
 
 
 @contextmanager
-def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
-    """Holds a lock on the file `path`, which is created if missing; raises `refusal` if another process holds it.
+def exclusive_lock(path: Path, refusal: SheepOpError | None) -> Iterator[bool]:
+    """Holds a lock on the file `path`, which is created if missing.
+
+    If another process holds it, raises `refusal`, or waits if that is None.
 
     Yields False, without a lock, if the file system does not support locks.
 
@@ -33,9 +35,9 @@ def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
     try:
         while not is_locked:
             try:
-                _lock(descriptor)
+                _lock(descriptor, waits=refusal is None)
             except BlockingIOError:
-                raise refusal from None
+                raise refusal from None  # type: ignore[misc] # without a refusal, `_lock` waits
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -61,7 +63,10 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _lock(descriptor: int) -> None:
+def _lock(descriptor: int, *, waits: bool) -> None:
+    if waits:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
     for pause in _PAUSES:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 from pydantic import Field, field_validator, model_validator
 
+from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.config import Config, validate
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 
 # The settings that constrain the text.
 GRAMMARS = ("json_schema", "regex", "choice", "grammar")
@@ -19,6 +20,8 @@ _OF_SEARCH = (
 )
 # The settings that only sampling uses, with their neutral values.
 _OF_DRAWING = {"top_k": None, "top_p": 1, "min_p": 0, "typical_p": 1, "num_completions": 1, "best_of": 1}
+# The keys of a model's ``generation_config.json`` that are defaults of sampling.
+_OF_MODELS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Settings(TypedDict, total=False):
@@ -96,6 +99,51 @@ def requested(**settings: Unpack[Settings]) -> GenerationConfig:
     return validate(GenerationConfig, given)
 
 
+def model_defaults(generation: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the settings that a model's ``generation_config.json`` asks for, as transformers understands them.
+
+    Without `do_sample` decoding is greedy; with it, what the file leaves out has the default of transformers. A file
+    with none of the settings of sampling asks for nothing. Raises `CheckpointError` for a value out of range.
+    """
+    named = {name: generation[name] for name in _OF_MODELS if generation.get(name) is not None}
+    if not named:
+        return {}
+    for name, value in named.items():
+        kinds, kind = ((bool,), "true or false") if name == "do_sample" else ((int, float), "a number")
+        if type(value) not in kinds:
+            raise CheckpointError(f"{where}: {name} = {str(value)[:80]!r} is not {kind}.")
+    samples = named.pop("do_sample", False)
+    if named.get("top_k") == 0:  # which transformers reads as all
+        named["top_k"] = None
+    found = {"temperature": 0.0} if not samples else {"temperature": 1.0, "top_k": 50, "top_p": 1.0, **named}
+    if "repetition_penalty" in named:
+        found["repetition_penalty"] = named["repetition_penalty"]
+    try:
+        validate(GenerationConfig, found)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    return found
+
+
+def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings `given`, completed by the `defaults` of a model; beam search has no use for these.
+
+    Raises `UsageError` for a setting of sampling if the model's default is greedy and no temperature is given.
+    """
+    if not defaults or given.get("num_beams", 1) > 1:
+        return dict(given)
+    chosen = {**defaults, **given}
+    if chosen["temperature"] != 0:
+        return chosen
+    for name, without in _OF_DRAWING.items() if "temperature" not in given else ():
+        if given.get(name, without) != without:
+            raise UsageError(
+                f"{name} = {given[name]} needs sampling, but this model's {GENERATION} asks for greedy decoding. Give "
+                "a temperature above 0 too."
+            )
+    return {name: value for name, value in chosen.items() if name in given or name not in _OF_DRAWING}
+
+
 class GenerationConfig(Config):
     """How text is generated. Temperature 0 is greedy: it always takes the likeliest token, without randomness."""
 
@@ -166,6 +214,10 @@ class GenerationConfig(Config):
     def greedy(self) -> bool:
         """Whether decoding always takes the likeliest token."""
         return self.temperature == 0
+
+    def over(self, defaults: Mapping[str, Any]) -> GenerationConfig:
+        """Returns the settings that were given to this configuration, completed by the `defaults` of a model."""
+        return validate(type(self), with_defaults(self.model_dump(exclude_unset=True), defaults)) if defaults else self
 
     @property
     def is_constrained(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, cast
@@ -37,8 +37,9 @@ class Generator:
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds the
     memory of their keys and values. `end_ids` end a text, as the tokenizer's own end token does. `draft_model`, a
     smaller one with the same vocabulary, makes the guesses of `GenerationConfig.guesses`; without it they come from the
-    text itself. Several `ranks` with the same weights, all called with the same arguments, share the prompts of each
-    list and the texts to score. Raises `TokenizerError` if the tokenizer has more tokens than a model.
+    text itself. `defaults` are the model's own settings, which callers apply with `GenerationConfig.over`. Several
+    `ranks` with the same weights, all called with the same arguments, share the prompts of each list and the texts to
+    score. Raises `TokenizerError` if the tokenizer has more tokens than a model.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Generator:
         max_batch_size: int = 16,
         end_ids: Sequence[int] = (),
         draft_model: Transformer | None = None,
+        defaults: Mapping[str, Any] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         for network in (model,) if draft_model is None else (model, draft_model):
@@ -67,6 +69,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.ranks = ranks
+        self.defaults = dict(defaults or {})
         own = tokenizer.special_id("eos")
         self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
         self._sampler = self._sampler_of(self.model)

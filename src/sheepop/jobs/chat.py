@@ -26,6 +26,8 @@ class Speaker(Protocol):
     name: str
     note: str
     """A message for the user, or empty; an answer may change it."""
+    defaults: Mapping[str, Any]
+    """The model's own settings, which hold where the user gives none; those of a server are its own."""
     takes_turns: bool
     """Whether it answers messages; otherwise it continues the user's text."""
 
@@ -53,6 +55,7 @@ class ModelSpeaker:
         if not self._generator.continues_prompts:
             raise UsageError("An encoder-decoder model cannot chat. Use sheepop generate.")
         self.name = Path(model).resolve().name
+        self.defaults: Mapping[str, Any] = self._generator.defaults
         self._template: ChatTemplate | None = None
         self.note, self.takes_turns = "", True
         try:
@@ -65,7 +68,7 @@ class ModelSpeaker:
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:
         """Yields the answer; the model reads only the end of a conversation that exceeds its context."""
-        self.note = ""
+        self.note, config = "", config.over(self._generator.defaults)
         if self._template is None:
             yield from self._generator.stream(_as_text(messages), config.replace(on_overflow="window"))
             return
@@ -120,6 +123,7 @@ class ServerSpeaker:
     ) -> None:
         self.note, self.takes_turns = "", True
         variables = {"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {}
+        self.defaults: Mapping[str, Any] = {}
         # No retries: the user sees a failure at once and decides whether to try again.
         self._endpoint = Endpoint(url, model=model, api_key=api_key, settings=variables, attempts=1)
         self.name = self._endpoint.model

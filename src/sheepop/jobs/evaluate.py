@@ -12,7 +12,7 @@ from typing import Any
 import sheepop
 from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_card import record_scores
-from sheepop.checkpoint.run_directory import resolve_model_directory
+from sheepop.checkpoint.model_source import resolve_model_directory
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, OutputError, StorageError, UsageError
@@ -117,7 +117,7 @@ def run_evaluations(
     ranks.connect(resolve_device(how.device))
     load = Loader(how.adapters, device=how.device, dtype=how.dtype, tensor_parallel=how.tensor_parallel)
     try:
-        for place in found_models(models, checkpoints=how.checkpoints):
+        for place in found_models(models, console, checkpoints=how.checkpoints):
             console.info(f"Evaluating {place.name}")
             loaded = load(place.directory)
             generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, ranks=ranks)
@@ -177,17 +177,17 @@ def finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
     return Outcome(results, compared, output)
 
 
-def found_models(models: Sequence[str | Path], *, checkpoints: bool = False) -> list[Place]:
+def found_models(models: Sequence[str | Path], console: Console, *, checkpoints: bool = False) -> list[Place]:
     """The given models on disk, or all `checkpoints` of given runs; raises `UsageError` for one given twice."""
-    found = [place for model in models for place in _places(Path(model), checkpoints=checkpoints)]
+    found = [place for model in models for place in _places(Path(model), console, checkpoints=checkpoints)]
     names = [place.name for place in found]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"{sorted(twice)[0]} is given twice. Give each model once.")
     return found
 
 
-def _places(model: Path, *, checkpoints: bool) -> list[Place]:
-    directory = resolve_model_directory(model)
+def _places(model: Path, console: Console, *, checkpoints: bool) -> list[Place]:
+    directory = resolve_model_directory(model, console)
     inside = directory.parent.parent
     run = RunDirectory(inside) if directory.parent == RunDirectory(inside).checkpoints else None
     if not checkpoints:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,24 @@ from sheepop.checkpoint.changes import NAME, changes_of
 from sheepop.checkpoint.exchange.adapters import WEIGHTS, write_adapter
 from sheepop.checkpoint.exchange.choice import choose_family
 from sheepop.checkpoint.exchange.equivalence import training_differences
-from sheepop.checkpoint.exchange.passage import converted, dtype_named, reported, watched
-from sheepop.checkpoint.exchange.reader import read_hugging_face
+from sheepop.checkpoint.exchange.passage import converted, dtype_named, watched
 from sheepop.checkpoint.exchange.writer import write_hugging_face
+from sheepop.checkpoint.foreign import MAX_SHARD_BYTES, ExchangeReport, import_foreign, read_foreign
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.gguf.mixtures import MIXTURES
-from sheepop.checkpoint.gguf.reader import read_gguf
 from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
-from sheepop.checkpoint.model_directory import FORMAT, open_model, read_adapter_config, write_foreign_model
+from sheepop.checkpoint.model_description import read_adapter_config
+from sheepop.checkpoint.model_directory import open_model
+from sheepop.checkpoint.model_kind import is_gguf, is_model
+from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, TokenizerError, UsageError, first_few
-from sheepop.core.files import CHECKSUMS, atomic_directory, read_json
-from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
+from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.core.files import CHECKSUMS, atomic_directory
 
-_SHOWN_NAMES = 10
-_GREETING = [{"role": "user", "content": "Hello"}]
-DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORMATS = ("hf", "gguf", "peft")
 _QUANTISED = tuple(name for name in MIXTURES if name.startswith("q"))
-_CONFIG = "config.json"
-_GGUF_MAGIC = b"GGUF"
 _GGUF_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -61,15 +57,7 @@ def import_model(
     require_apart(Path(source), output)
     require_free(output, overwrite, "a model", is_model)
     model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer))
-    report = ExchangeReport(console, output, template_problems(model.tokenizer))
-    model = replace(model, tensors=watched(converted(model.tensors, wanted), report.not_finite))
-    with (
-        atomic_directory(output, replace=overwrite) as directory,
-        console.progress("Importing", total_bytes(model.tensors), "bytes") as progress,
-    ):
-        passing = replace(model, tensors=reported(model.tensors, progress.advance))
-        write_foreign_model(directory, passing, {"imported": dict(model.source)}, limit)
-    return report.finish(model, model.source.get("family", model.source.get("architecture")), model.notes)
+    return import_foreign(model, output, {}, console, dtype=wanted, max_shard_bytes=limit, overwrite=overwrite)
 
 
 def export_model(
@@ -108,7 +96,7 @@ def export_model(
     dtype_named(dtype)
     require_apart(Path(model), report.output)
     if format == "gguf":
-        require_free(report.output, overwrite, "a GGUF file", _is_gguf)
+        require_free(report.output, overwrite, "a GGUF file", is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
         return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, report)
     if format == "peft":
@@ -181,24 +169,8 @@ def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dic
     }
 
 
-def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
-    """Opens the model in `source` without reading its weights; `tokenizer` replaces its own."""
-    if not source.exists():
-        raise CheckpointError(f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file.")
-    if source.is_dir() and is_model(source):
-        raise CheckpointError(f"{source} is already a SheepOp model and can be used as it is.")
-    own = None if tokenizer is None else load_tokenizer(tokenizer)
-    if source.is_dir():
-        return read_hugging_face(source, own)
-    if not _is_gguf(source):
-        raise CheckpointError(
-            f"{source} is a file, but not a GGUF file. Give the directory that holds config.json and the weights."
-        )
-    return read_gguf(source, own)
-
-
 def _shard_limit(max_shard_size: str | None) -> int:
-    return parse_size(DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size)
+    return MAX_SHARD_BYTES if max_shard_size is None else parse_size(max_shard_size)
 
 
 def parse_size(text: str) -> int:
@@ -232,85 +204,11 @@ def require_apart(source: Path, output: Path) -> None:
         raise UsageError(f"{output} contains {source}, which must not change. Choose another place.")
 
 
-def is_model(directory: Path) -> bool:
-    """Whether a directory is a SheepOp model."""
-    config = directory / _CONFIG
-    try:
-        found = read_json(config) if config.is_file() else None
-    except CheckpointError:
-        return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
-
-
 def _is_export(directory: Path) -> bool:
     """Whether a directory was written by an export: another program's model with our checksums."""
-    return (directory / CHECKSUMS).is_file() and (directory / _CONFIG).is_file() and not is_model(directory)
+    return (directory / CHECKSUMS).is_file() and (directory / CONFIG).is_file() and not is_model(directory)
 
 
 def _is_adapter(directory: Path) -> bool:
     """Whether a directory is an adapter written by an export."""
     return (directory / CHECKSUMS).is_file() and (directory / WEIGHTS).is_file()
-
-
-def _is_gguf(path: Path) -> bool:
-    """Whether a file starts with the magic number of GGUF."""
-    if not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-@dataclass
-class ExchangeReport:
-    """Collects warnings and non-finite tensors while a model is copied, and reports them at the end."""
-
-    console: Console
-    output: Path
-    warnings: list[str] = field(default_factory=list)
-    not_finite: list[str] = field(default_factory=list)
-
-    def finish(
-        self, model: ForeignModel, family: object, notes: Sequence[str], dtypes: Sequence[str] | None = None
-    ) -> dict[str, Any]:
-        """Prints the warnings and notes; returns the summary of the export or import."""
-        warnings = list(self.warnings)
-        if self.not_finite:
-            names = first_few(self.not_finite, _SHOWN_NAMES)
-            warnings.append(f"There are NaN or infinite values in {names}. The model cannot generate sensible text.")
-        for warning in warnings:
-            self.console.warn(warning)
-        for note in notes:
-            self.console.info(note)
-        numbers = sum(tensor.count for name, tensor in model.tensors.items() if not name.endswith(".router.balance"))
-        own = {str(tensor.dtype).removeprefix("torch.") for tensor in model.tensors.values()}
-        files = sorted(self.output.glob("*.safetensors")) if self.output.is_dir() else [self.output]
-        return {
-            "path": str(self.output),
-            "family": family,
-            "parameters": numbers,
-            "vocab_size": model.config.vocabulary,
-            "dtypes": sorted(own if dtypes is None else dtypes),
-            "bytes": sum(file.stat().st_size for file in files),
-            "not_finite": self.not_finite,
-            "warnings": warnings,
-            "notes": list(notes),
-        }
-
-
-def template_problems(tokenizer: Tokenizer) -> list[str]:
-    """Warnings about the default chat template of a model, from rendering a short conversation.
-
-    A template is foreign code that may be damaged or never end. The model also works without it, so this is no reason
-    to refuse the model.
-    """
-    if "default" not in chat_templates(tokenizer):
-        return []
-    try:
-        with ChatTemplate.of(tokenizer) as template:
-            template.render(_GREETING, add_generation_prompt=True)
-    except TokenizerError as error:
-        return [f"{error} It was tried on a short conversation; the model can be used without it."]
-    return []

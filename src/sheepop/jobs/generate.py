@@ -7,9 +7,11 @@ from pathlib import Path
 
 from sheepop.checkpoint import LoadedModel, load_model, with_adapters
 from sheepop.checkpoint.exchange.passage import dtype_named
+from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.generate.config import model_defaults
 from sheepop.model import EncoderDecoder, Transformer
 
 
@@ -65,7 +67,8 @@ def load_generator(
     """
     loaded = Loader(adapters, device=device, dtype=dtype, tensor_parallel=tensor_parallel)(model)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
-    return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft)
+    defaults = model_defaults(loaded.generation, str(loaded.directory / GENERATION))
+    return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft, defaults=defaults)
 
 
 def load_draft(path: str | Path, target: LoadedModel, dtype: str | None) -> Transformer:

@@ -59,7 +59,7 @@ def judge_models(models: Sequence[Path], requested: Judging, how: How, console: 
         seed=requested.seed,
         on_overflow="window",
     )
-    for place in found_models(models):
+    for place in found_models(models, console):
         generator = load_generator(place.directory, device=how.device, dtype=how.dtype)
         with console.progress(f"Answers of {place.name}", len(prompts), "answers") as progress:
             # A single question also works for a model without a chat template.

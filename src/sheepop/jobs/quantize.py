@@ -10,11 +10,12 @@ import torch
 from sheepop.adapt.quantization import QUANTIZED, input_importance, quantizable, quantize
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
+from sheepop.checkpoint.model_kind import is_model
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.likelihood import Score, score_text
-from sheepop.jobs.exchange import is_model, require_apart, require_free
+from sheepop.jobs.exchange import require_apart, require_free
 from sheepop.model import Transformer
 
 # Number and length of the texts that the model generates for the measurement.
@@ -64,7 +65,8 @@ def quantize_model(
         after = _perplexity(smaller, loaded, texts)
         progress.advance()
     source = {"weights": to, "from": str(loaded.directory), "perplexity": [before, after]}
-    save_model(output, smaller, loaded.tokenizer, {**loaded.provenance, "quantized": source}, replace=overwrite)
+    made = {**loaded.provenance, "quantized": source}
+    save_model(output, smaller, loaded.tokenizer, made, generation=loaded.generation, replace=overwrite)
     return {
         "path": str(output),
         "weights": to,

@@ -143,7 +143,7 @@ def _complete_tuning(given: Mapping[str, Any], fork: Path | None, console: Conso
     """Chooses learning rate, batch size and epochs of post-training by the size of the model."""
     # These load torch, which checking a configuration does not need.
     from sheepop.checkpoint import resolve_model_directory
-    from sheepop.checkpoint.model_directory import read_model_config
+    from sheepop.checkpoint.model_description import read_model_config
     from sheepop.model import num_parameters
 
     weights = _FEW_WEIGHTS if fork is None else num_parameters(read_model_config(resolve_model_directory(fork)))

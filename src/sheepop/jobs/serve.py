@@ -94,6 +94,10 @@ def _service(
         for name in later:
             console.info(f"{name} has no checkpoint yet; the page can load the model once it has one.")
         registry = Registry(stock.load, [name for name in stock.names if name not in later], later=later)
+        for model in registry.models():
+            if model.generator.defaults:
+                settings = ", ".join(f"{key} {value}" for key, value in model.generator.defaults.items())
+                console.info(f"{model.name} has its own settings, used where a request gives none: {settings}.")
         yield create_app(registry, server, runs=WatchedRuns(runs), prompts=prompts), registry
         return
     try:

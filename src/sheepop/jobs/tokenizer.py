@@ -9,6 +9,7 @@ from typing import Any
 
 from sheepop import data as corpora  # loads the builder only when it is called
 from sheepop.checkpoint import resolve_model_directory
+from sheepop.checkpoint.model_kind import is_gguf
 from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
@@ -18,16 +19,14 @@ from sheepop.tokenizer import Tokenizer, TokenizerConfig, chat_templates, holds_
 
 
 def find_tokenizer(path: str | Path, pattern: str | None = None) -> Tokenizer:
-    """Loads the tokenizer at `path`: a tokenizer directory or file, or a model, run or corpus directory.
+    """Loads the tokenizer at `path`: a tokenizer directory or file, a corpus, or any model.
 
     `pattern` is for tiktoken's rank files (see `load_tokenizer`).
     """
     path = Path(path)
-    if not path.exists():
-        raise TokenizerError(f"{path} does not exist. Give a tokenizer, model, run or corpus directory.")
-    if holds_tokenizer(path):
+    if holds_tokenizer(path) and not is_gguf(path):
         return load_tokenizer(path, pattern=pattern)
-    if is_corpus(path):
+    if path.exists() and is_corpus(path):
         return load_tokenizer(path / "tokenizer")
     try:
         return load_tokenizer(resolve_model_directory(path))

@@ -15,6 +15,7 @@ from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError, SheepOpError, UsageError
 from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig
+from sheepop.generate.config import with_defaults
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.scheduler import QueueFullError
@@ -31,8 +32,13 @@ _SAME_SETTINGS = set(SamplingRequest.model_fields) & set(GenerationConfig.model_
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
 
 
-def sampling_config(requested: CompletionRequest | ChatRequest, **more: Any) -> GenerationConfig:
-    """Returns the generation settings of a request; raises `ApiError` for values that the engine refuses."""
+def sampling_config(
+    requested: CompletionRequest | ChatRequest, defaults: Mapping[str, Any], **more: Any
+) -> GenerationConfig:
+    """Returns the generation settings of a request; raises `ApiError` for values that the engine refuses.
+
+    What the request leaves out has the model's `defaults`, else the API's.
+    """
     try:
         bias = {int(token): value for token, value in (requested.logit_bias or {}).items()}
     except ValueError:
@@ -41,21 +47,22 @@ def sampling_config(requested: CompletionRequest | ChatRequest, **more: Any) -> 
         most = counted(more["max_new_tokens"], "token")
         message = f"min_tokens: {requested.min_tokens} is more than the {most} that may be written."
         raise ApiError(400, message, param="min_tokens")
-    given = {
-        **requested.model_dump(include=_SAME_SETTINGS),
-        "logit_bias": bias,
-        "num_completions": requested.n,
-        "min_new_tokens": requested.min_tokens,
-        "stop": [requested.stop] if isinstance(requested.stop, str) else requested.stop or (),
-        **more,
-    }
+    asked = {**requested.model_dump(include=_SAME_SETTINGS, exclude_unset=True), "num_completions": requested.n}
     try:
+        given = {
+            **requested.model_dump(include=_SAME_SETTINGS),
+            **with_defaults(asked, defaults),
+            "logit_bias": bias,
+            "min_new_tokens": requested.min_tokens,
+            "stop": [requested.stop] if isinstance(requested.stop, str) else requested.stop or (),
+            **more,
+        }
         return validate(GenerationConfig, given)
-    except ConfigError as error:
+    except (ConfigError, UsageError) as error:
         raise ApiError(400, str(error)) from None
 
 
-def chat_config(requested: ChatRequest, room: int) -> GenerationConfig:
+def chat_config(requested: ChatRequest, room: int, defaults: Mapping[str, Any]) -> GenerationConfig:
     """Returns the generation settings of a chat; without a limit, a text may fill the `room` in the context."""
     more: dict[str, Any] = {"max_new_tokens": requested.max_completion_tokens or requested.max_tokens or max(1, room)}
     if requested.logprobs:
@@ -67,13 +74,14 @@ def chat_config(requested: ChatRequest, room: int) -> GenerationConfig:
         if "json_schema" in more:
             raise ApiError(400, "tool_choice: cannot be combined with response_format.", param="tool_choice")
         more["json_schema"] = calls
-    return sampling_config(requested, **more)
+    return sampling_config(requested, defaults, **more)
 
 
-def completion_config(requested: CompletionRequest) -> GenerationConfig:
+def completion_config(requested: CompletionRequest, defaults: Mapping[str, Any]) -> GenerationConfig:
     """Returns the generation settings of a text completion."""
     return sampling_config(
         requested,
+        defaults,
         max_new_tokens=requested.max_tokens or _DEFAULT_TOKENS,
         best_of=requested.best_of,
         top_logprobs=requested.logprobs,

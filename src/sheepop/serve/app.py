@@ -194,7 +194,8 @@ class Service:
             raise ApiError(400, "best_of: cannot be streamed.", param="best_of")
         with self._ticket(request, requested.model) as ticket:
             most = self._config.max_running + self._config.max_waiting
-            config, prompts = completion_config(requested), as_prompts(requested.prompt, "prompt", most)
+            config = completion_config(requested, ticket.model.generator.defaults)
+            prompts = as_prompts(requested.prompt, "prompt", most)
             making = ticket.model.requests(prompts, config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "prompt")
             answer = Answer("text_completion", ticket.model, requests)
@@ -207,7 +208,7 @@ class Service:
         with self._ticket(request, requested.model) as ticket:
             longest = ticket.model.generator.model.config.max_seq_len
             prompt = await self._while_wanted(request, ticket.model.render(messages, tools), "messages")
-            config = chat_config(requested, longest - len(prompt))
+            config = chat_config(requested, longest - len(prompt), ticket.model.generator.defaults)
             making = ticket.model.requests([prompt], config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "messages")
             answer = Answer("chat.completion", ticket.model, requests)

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from sheepop.checkpoint import LoadedModel
+from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.config import model_defaults
 from sheepop.generate.request import Request, read_prompt
 from sheepop.generate.runner import hidden_states
 from sheepop.serve.config import ServerConfig
@@ -28,7 +30,12 @@ class ServedModel:
     def __init__(self, name: str, loaded: LoadedModel, config: ServerConfig) -> None:
         self.name = name
         self.tokenizer = loaded.tokenizer
-        self.generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
+        self.generator = Generator(
+            loaded.model,
+            loaded.tokenizer,
+            end_ids=loaded.end_ids,
+            defaults=model_defaults(loaded.generation, str(loaded.directory / GENERATION)),
+        )
         engine = self.generator.serving_engine(
             max_sequences=config.max_running,
             max_waiting=config.max_waiting,

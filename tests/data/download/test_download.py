@@ -20,7 +20,7 @@ from sheepop.data.download import download as module
 from sheepop.data.download.download import download_dataset
 
 if TYPE_CHECKING:
-    from tests.data.download.conftest import LoopbackHub
+    from tests.hub_server import LoopbackHub
 
 CONVERTED = "refs/convert/parquet"
 

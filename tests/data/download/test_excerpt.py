@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
+from sheepop.core.hub import Contents, HubFile
 from sheepop.data.download.excerpt import can_be_cut, excerpt_name, first_bytes, take_excerpt
-from sheepop.data.download.hub import Contents, HubFile
 
 CONTENTS = Contents("o/d", "a" * 40, (), {})
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

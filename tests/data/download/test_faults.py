@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sheepop.core import hub as hub_module
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, StorageError
-from sheepop.data.download import hub as hub_module
 from sheepop.data.download.download import download_dataset
 
 if TYPE_CHECKING:
-    from tests.data.download.conftest import LoopbackHub
+    from tests.hub_server import LoopbackHub
 
 DATA = b"".join(hashlib.sha256(b"%d" % i).hexdigest().encode() + b"\n" for i in range(20_000))
 SMALL = b"a small file\n"

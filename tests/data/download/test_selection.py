@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError
+from sheepop.core.hub import CONVERTED, Contents, HubFile
 from sheepop.data.download.catalog import find
-from sheepop.data.download.hub import CONVERTED, Contents, HubFile
 from sheepop.data.download.selection import Selection, data_type, glob_pattern, select, split_of
 
 

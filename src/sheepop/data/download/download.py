@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sheepop.core.console import Console, Progress
+from sheepop.core.console import Console
 from sheepop.core.errors import DataError, StorageError
 from sheepop.core.facts import counted
 from sheepop.core.files import (
@@ -26,10 +25,10 @@ from sheepop.core.files import (
     write_atomic,
     write_json,
 )
+from sheepop.core.hub import CONVERTED, Hub, HubFile
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.download.catalog import Request, find
 from sheepop.data.download.excerpt import can_be_cut, excerpt_name, take_excerpt, text_column
-from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
 from sheepop.data.download.selection import Selection, select
 from sheepop.report.formatting import data_size
 
@@ -171,7 +170,7 @@ def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console)
             with storage_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if file.limit is None:
-                    _bring(hub, selection.contents, file, part, progress)
+                    hub.bring(selection.contents, file, part, progress)
                 else:
                     if not take_excerpt(hub, selection.contents, file, part, file.limit):
                         part.unlink()
@@ -185,33 +184,6 @@ def _transfer(hub: Hub, selection: Selection, directory: Path, console: Console)
                 if part.is_file():
                     part.rename(target)
                     sync_directory(target.parent)
-
-
-def _bring(hub: Hub, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
-    """Downloads a file to `part`, resuming an earlier transfer; raises `DataError` if size or hash are wrong twice."""
-    for _ in range(2):
-        hub.download(contents, file, part, progress)
-        problem = _damage(part, file)
-        if problem is None:
-            return
-        part.unlink()
-        progress.advance(-file.size / 1e6)
-    raise DataError(
-        f"What {hub.name} sends for {file.path} of {contents.repository} is not the file that it lists: {problem}. "
-        "This happened twice. Run the command again later, or ask the owner."
-    )
-
-
-def _damage(path: Path, file: HubFile) -> str | None:
-    """How the bytes at `path` differ from `file`; None if size and hash are right."""
-    size = path.stat().st_size
-    if size != file.size:
-        return f"it has {size:,} bytes instead of {file.size:,}"
-    hasher = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with path.open("rb") as content:
-        found = hashlib.file_digest(content, lambda: hasher).hexdigest()
-    expected = file.sha256 or file.git_sha1
-    return None if expected in (None, found) else f"its hash is {found} instead of {expected}"
 
 
 def _plan(selection: Selection) -> Selection:

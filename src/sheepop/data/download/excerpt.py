@@ -17,8 +17,8 @@ from typing import Any
 import zstandard
 
 from sheepop.core.errors import DataError
+from sheepop.core.hub import Contents, Hub, HubFile
 from sheepop.data.download.catalog import no_such
-from sheepop.data.download.hub import Contents, Hub, HubFile
 from sheepop.data.download.selection import Selection, data_type
 
 _STEP = 2**20

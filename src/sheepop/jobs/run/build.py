@@ -137,7 +137,7 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     begins = task.origin is not None or (ranks.is_first and not has_begun and task.begin(model))
     is_given = bool(ranks.told(begins))
     optimizers = build_optimizers(model, config.training)
-    form = task.form(model)
+    form = task.form(model, run.record.generation)
     placement = place_network(model, optimizers, config, layout, device)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     objective = task.objective()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.core.config import leaves, validate
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
@@ -103,6 +103,8 @@ def task_of(config: SheepOpConfig, run: RunDirectory, console: Console, origin: 
 def _new(request: RunRequest, device: str) -> OpenRun:
     """A new run, with all that is derived or measured before its first step."""
     path, console, times = request.path, request.console, StageTimes()
+    if request.fork is not None:
+        resolve_model_directory(request.fork, console)  # which fetches a published model
     replaces = request.replaces or request.resumes
     completed = Completed(request.settings, {})
     if request.uses_recipe:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sheepop.checkpoint import resolve_model_directory
-from sheepop.checkpoint.model_directory import read_model_config
+from sheepop.checkpoint.model_description import read_model_config
 from sheepop.core.config import value_text
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
@@ -89,7 +89,7 @@ def _new(request: RunRequest) -> tuple[SheepOpConfig, list[str]]:
     else:
         config = _chosen(request)
     if fork is not None:
-        found = read_model_config(resolve_model_directory(fork))
+        found = read_model_config(resolve_model_directory(fork, request.console))
         model = inherited(found, config, request.given, f"A fork keeps the network of {fork}")
         config = config.replace(model=model)
     if config.model.vocab_size is None:

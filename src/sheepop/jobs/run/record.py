@@ -72,6 +72,12 @@ class RunRecord:
     resumed: list[dict[str, Any]] = field(default_factory=list)
     layout: str | None = None  # the layout over several ranks, in words, of the last start
 
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The generation settings of the model that the run started from, which its checkpoints keep."""
+        found: dict[str, Any] = (self.forked_from or {}).get("generation") or {}
+        return found
+
     def resumed_at(
         self, step: int, requested: SheepOpConfig, device: str, command: str | None, *, keeps_steps: bool
     ) -> RunRecord:

@@ -96,7 +96,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     """The outcome of a finished run; the first rank scores its best checkpoint on everything that is held out."""
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
-        from sheepop.checkpoint.model_directory import PROVENANCE
+        from sheepop.checkpoint.model_description import PROVENANCE
         from sheepop.train.metrics import SCORE, JsonLines
 
         path = run.directory.path

@@ -145,9 +145,9 @@ class CorpusTask(Task):
             model.load_state_dict(self.origin.loaded.model.state_dict())
         return model
 
-    def form(self, model: Transformer) -> ModelForm:
+    def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
         """Checkpoints store all weights."""
-        return WholeModel(model)
+        return WholeModel(model, generation)
 
     def begin(self, model: Transformer) -> bool:
         """Sets token embeddings to the word vectors of `training.initial_embeddings`."""

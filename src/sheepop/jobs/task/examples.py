@@ -15,7 +15,7 @@ from sheepop.adapt.lora import add_lora
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import load_model, resolve_model_directory
 from sheepop.checkpoint.changes import NAME
-from sheepop.checkpoint.model_directory import read_model_config
+from sheepop.checkpoint.model_description import read_model_config
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm, WholeModel
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
@@ -268,10 +268,10 @@ class ExampleTask(Task):
             return found.sharing_copy()
         return load_model(self.run.base, device, torch.float32).model
 
-    def form(self, model: Transformer) -> ModelForm:
+    def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
         """Checkpoints store all weights; with LoRA, the adapter."""
         lora = self.config.tuning.lora
-        return WholeModel(model) if lora is None else AdaptedModel(self.run.base, model, lora)
+        return WholeModel(model, generation) if lora is None else AdaptedModel(self.run.base, model, lora)
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
         """The batches of the schedule."""

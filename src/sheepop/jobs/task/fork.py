@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint import LoadedModel, RunDirectory, load_model, save_model
-from sheepop.checkpoint.model_directory import read_adapter_config, read_quantization
+from sheepop.checkpoint import LoadedModel, RunDirectory, load_model, resolve_model_directory, save_model
+from sheepop.checkpoint.model_description import read_adapter_config, read_quantization
 from sheepop.checkpoint.model_form import copy_base
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.data import Corpus, is_corpus
@@ -56,7 +56,9 @@ class Fork:
             )
         else:
             loaded = self.loaded
-            save_model(target, loaded.model, loaded.tokenizer, loaded.provenance, replace=True)
+            save_model(
+                target, loaded.model, loaded.tokenizer, loaded.provenance, generation=loaded.generation, replace=True
+            )
 
     def inherit(self, config: SheepOpConfig, given: Mapping[str, Any]) -> SheepOpConfig:
         """`config` with the model's sizes, and with its tokenizer unless the text is a finished corpus.
@@ -80,8 +82,12 @@ class Fork:
             )
 
     def as_record(self) -> dict[str, Any]:
-        """The model's place and origin, for the record of the run."""
-        return {"path": str(self.loaded.directory.resolve()), "provenance": self.loaded.provenance}
+        """The model's place, origin and generation settings, for the record of the run."""
+        return {
+            "path": str(self.loaded.directory.resolve()),
+            "provenance": self.loaded.provenance,
+            "generation": dict(self.loaded.generation),
+        }
 
 
 def is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
@@ -89,6 +95,8 @@ def is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
     if recorded is None:
         return False
     before, now = Path(str(recorded.get("path"))), path.resolve()
+    if not path.exists():
+        now = resolve_model_directory(path).resolve()
     return now == before or RunDirectory(now).checkpoints == before.parent
 
 

@@ -125,8 +125,8 @@ class Task(ABC):
         """A network with the initial weights of the run."""
 
     @abstractmethod
-    def form(self, model: Transformer) -> ModelForm:
-        """How checkpoints store the model."""
+    def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
+        """How checkpoints store the model, with the generation settings of the model that the run started from."""
 
     def begin(self, model: Transformer) -> bool:
         """Changes initial weights as the settings say; returns whether it did."""

@@ -343,6 +343,6 @@ class ProximalPolicyTask(PolicyTask):
         model.add_module(VALUE_MODEL, values)
         return model
 
-    def form(self, model: Transformer) -> ModelForm:
+    def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
         """Checkpoints store the policy, and the value model beside it."""
-        return WithValues(super().form(model))
+        return WithValues(super().form(model, generation))

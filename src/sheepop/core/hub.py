@@ -1,7 +1,8 @@
-"""Access to the hub through its library: the contents of a dataset repository, its files, and clear errors."""
+"""Access to the hub through its library: the contents of a repository, its verified files, and clear errors."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from huggingface_hub import HfApi, HfFileSystem, constants, get_token, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RevisionNotFoundError
@@ -20,7 +21,7 @@ from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: igno
 
 import sheepop
 from sheepop.core.console import Progress
-from sheepop.core.errors import DataError, UsageError
+from sheepop.core.errors import CheckpointError, DataError, SheepOpError, UsageError
 
 T = TypeVar("T")
 
@@ -61,6 +62,17 @@ class HubFile:
         """The most bytes to transfer."""
         return self.size if self.limit is None else self.limit
 
+    def damage(self, path: Path) -> str | None:
+        """How the bytes at `path` differ from this file; None if size and hash are right."""
+        size = path.stat().st_size
+        if size != self.size:
+            return f"it has {size:,} bytes instead of {self.size:,}"
+        hasher = hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        with path.open("rb") as content:
+            found = hashlib.file_digest(content, lambda: hasher).hexdigest()
+        expected = self.sha256 or self.git_sha1
+        return None if expected in (None, found) else f"its hash is {found} instead of {expected}"
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -75,11 +87,12 @@ class Contents:
 class Hub:
     """A hub at ``HF_ENDPOINT`` or at the library's default address, used with `token` or the stored one.
 
-    `commits` maps each branch to the commit in use, from the first use on. Failures of the hub or the network raise
-    `DataError` with an explanation.
+    `kind` is the kind of its repositories. `commits` maps each branch to the commit in use, from the first use on.
+    Failures of the hub or the network raise an error with an explanation: `DataError` for datasets, `CheckpointError`
+    for models.
     """
 
-    def __init__(self, token: str | None = None) -> None:
+    def __init__(self, token: str | None = None, kind: Literal["dataset", "model"] = "dataset") -> None:
         # Otherwise the library fetches a list of programs for its telemetry and stores it in the home folder.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         # With the library's 10 MiB, a stopped transfer would lose the last chunk.
@@ -90,12 +103,16 @@ class Hub:
         # The address to print and record, without a password.
         self.name = re.sub(r"//[^/@]*@", "//", self.endpoint)
         self.commits: dict[str, str] = {}
-        self._token = token or None
+        self._token, self._kind = token or None, kind
+        self.is_reached = False
+        """Whether the hub has answered."""
+        self.failure: type[SheepOpError] = DataError if kind == "dataset" else CheckpointError
+        self._pages, self._prefix = ("/datasets", "hub:") if kind == "dataset" else ("", "")
 
     def contents(self, repository: str, branch: str = MAIN) -> Contents | None:
         """The contents at the commit in `commits`, or at the newest of the branch; None if there is no such branch.
 
-        Raises `DataError` if this user has no access to such a repository, or the commit is gone.
+        Raises `failure` if this user has no access to such a repository, or the commit is gone.
         """
         contents = self._at(repository, self.commits.get(branch, branch))
         if contents is not None:
@@ -106,40 +123,65 @@ class Hub:
         """The newest commit if it is not `revision`; None if there is none or the hub does not answer."""
         try:
             newest = self._at(repository, CONVERTED if converted else MAIN)
-        except DataError:
+        except self.failure:
             return None
         return newest.revision if newest is not None and newest.revision != revision else None
 
     def _at(self, repository: str, revision: str) -> Contents | None:
         if constants.HF_HUB_OFFLINE:
-            raise DataError("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it to download.")
+            raise self.failure("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it to download.")
         api = HfApi(endpoint=self.endpoint, token=self._token)
         options: dict[str, Any] = {"revision": revision, "files_metadata": True, "timeout": TIMEOUT_SECONDS}
         with self._explained(repository):
             try:
-                info: Any = retried(partial(api.dataset_info, repository, **options))
+                ask = api.dataset_info if self._kind == "dataset" else api.model_info
+                info: Any = retried(partial(ask, repository, **options))
             except RevisionNotFoundError:
-                if revision in (MAIN, CONVERTED):
-                    return None
-                raise
+                if _COMMIT.fullmatch(revision):
+                    raise
+                return None
             except HFValidationError as error:
-                raise UsageError(f"{repository!r} is not the name of a dataset on the hub: {error}") from None
+                raise UsageError(f"{repository!r} is not the name of a {self._kind} on the hub: {error}") from None
             except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise DataError(f"{self.name} does not answer like a hub ({error}). See HF_ENDPOINT.") from None
+                raise self.failure(f"{self.name} does not answer like a hub ({error}). See HF_ENDPOINT.") from None
+        self.is_reached = True
         if str(info.id).lower() != repository.lower():
-            raise DataError(
+            raise self.failure(
                 f"{self.name} answers with {info.id} for {repository}, so it was renamed or replaced. If that is "
-                f"what you want, ask for it by name: hub:{info.id}"
+                f"what you want, ask for it by name: {self._prefix}{info.id}"
             )
         if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
-            raise DataError(f"{self.name} does not say which commit of {repository} it has. See HF_ENDPOINT.")
+            raise self.failure(f"{self.name} does not say which commit of {repository} it has. See HF_ENDPOINT.")
         card = info.card_data.to_dict() if info.card_data is not None else {}
-        return Contents(info.id, info.sha, tuple(map(_file, info.siblings or ())), card)
+        return Contents(info.id, info.sha, tuple(map(self._file, info.siblings or ())), card)
+
+    def _file(self, sibling: Any) -> HubFile:
+        if not isinstance(sibling.size, int) or sibling.size < 0:
+            raise self.failure(f"The hub does not say how large {sibling.rfilename!r} is. Run the command again later.")
+        sha256 = sibling.lfs.sha256 if sibling.lfs is not None else None
+        return HubFile(sibling.rfilename, sibling.size, sha256, None if sha256 else sibling.blob_id)
+
+    def bring(self, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
+        """Downloads a file to `part`, resuming an earlier transfer; raises `failure` if size or hash are wrong twice.
+
+        Advances `progress` by megabytes.
+        """
+        for _ in range(2):
+            self.download(contents, file, part, progress)
+            problem = file.damage(part)
+            if problem is None:
+                return
+            part.unlink()
+            progress.advance(-file.size / 1e6)
+        raise self.failure(
+            f"What {self.name} sends for {file.path} of {contents.repository} is not the file that it lists: "
+            f"{problem}. This happened twice. Run the command again later, or ask the owner."
+        )
 
     def download(self, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
         """Appends the missing bytes of the file to `part`; advances `progress` by megabytes."""
         url = hf_hub_url(
-            contents.repository, file.path, repo_type="dataset", revision=contents.revision, endpoint=self.endpoint
+            contents.repository, file.path, repo_type=self._kind, revision=contents.revision, endpoint=self.endpoint
         )
         headers = build_hf_headers(token=self._token, library_name="sheepop", library_version=sheepop.__version__)
 
@@ -161,7 +203,7 @@ class Hub:
     def open(self, contents: Contents, file: HubFile, size: int | None = None) -> Any:
         """Opens a remote file for random access, or with `size`, its first bytes for sequential reading."""
         system = HfFileSystem(endpoint=self.endpoint, token=self._token, skip_instance_cache=True)
-        path = f"datasets/{contents.repository}@{contents.revision}/{file.path}"
+        path = f"{self._pages[1:]}/{contents.repository}@{contents.revision}/{file.path}"
         cache, size = ("none", file.size) if size is None else ("readahead", min(size, file.size))
         with self._explained(contents.repository):
             opened = system.open(path, "rb", block_size=_BLOCK, cache_type=cache, size=size)
@@ -171,7 +213,7 @@ class Hub:
             with self._explained(contents.repository):
                 received: bytes = fetch(start, stop)
             if len(received) != stop - start:
-                raise DataError(f"{self.name} sends only whole files, so neither Parquet nor a limit works with it.")
+                raise self.failure(f"{self.name} sends only whole files, so neither Parquet nor a limit works with it.")
             return received
 
         opened.cache.fetcher = checked
@@ -179,39 +221,45 @@ class Hub:
 
     @contextmanager
     def _explained(self, repository: str) -> Iterator[None]:
-        """Turns errors of the network and the hub into a `DataError` that says what to do."""
+        """Turns errors of the network and the hub into a `failure` that says what to do."""
         try:
             yield
         except (_CLIENT_ERROR, ConnectionError, TimeoutError) as error:
             raise self._error(repository, error) from error
 
-    def _error(self, repository: str, error: Exception) -> DataError:
+    def _error(self, repository: str, error: Exception) -> SheepOpError:
+        return self.failure(self._words(repository, error))
+
+    def _words(self, repository: str, error: Exception) -> str:
         status = _status_of(error)
+        self.is_reached = self.is_reached or status is not None
         if isinstance(error, GatedRepoError):
-            return DataError(
+            return (
                 f"{repository} is available only to those who accept its terms. Accept them on "
-                f"{self.name}/datasets/{repository} while logged in, create an access token at "
+                f"{self.name}{self._pages}/{repository} while logged in, create an access token at "
                 f"{self.name}/settings/tokens, set it as HF_TOKEN and run the command again."
             )
         if isinstance(error, (EntryNotFoundError, RevisionNotFoundError)):
             what = "file" if isinstance(error, EntryNotFoundError) else "commit"
-            return DataError(
+            if self._kind == "model":
+                return f"{self.name} no longer has this {what} of {repository}. Run the command again."
+            return (
                 f"{self.name} no longer has the {what} of {repository} that this download began with. Remove the "
                 "hidden folder of this download and run it again."
             )
         if status in (401, 403, 404):
             has_token = self._token or get_token()
             token = "the token in use may not read it" if has_token else "it is private; then set HF_TOKEN"
-            return DataError(f"There is no dataset {repository} on {self.name} (status {status}), or {token}.")
+            return f"There is no {self._kind} {repository} on {self.name} (status {status}), or {token}."
         if status == 429:
-            return DataError(
+            return (
                 f"{self.name} asks for fewer requests (status 429). Run the same command again in a few minutes; "
                 "with an access token in HF_TOKEN it allows more."
             )
         words = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
         if status is not None:
-            return DataError(f"{self.name} failed (status {status}): {words}. Run the command again.")
-        return DataError(
+            return f"{self.name} failed (status {status}): {words}. Run the command again."
+        return (
             f"{self.name} cannot be reached, or keeps breaking off: {words}. Check the network (and HF_ENDPOINT, if "
             "set), then run the same command again: it keeps what has arrived."
         )
@@ -234,10 +282,3 @@ def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
 def _status_of(error: Exception) -> int | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
-
-
-def _file(sibling: Any) -> HubFile:
-    if not isinstance(sibling.size, int) or sibling.size < 0:
-        raise DataError(f"The hub does not say how large {sibling.rfilename!r} is. Run the command again later.")
-    sha256 = sibling.lfs.sha256 if sibling.lfs is not None else None
-    return HubFile(sibling.rfilename, sibling.size, sha256, None if sha256 else sibling.blob_id)

@@ -1,0 +1,128 @@
+"""Models in the formats of other programs, directories of Hugging Face and GGUF files: opened, and imported as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sheepop.checkpoint.exchange.passage import converted, reported, watched
+from sheepop.checkpoint.exchange.reader import read_hugging_face
+from sheepop.checkpoint.gguf.reader import read_gguf
+from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
+from sheepop.checkpoint.model_description import describe_model
+from sheepop.checkpoint.model_kind import is_gguf, is_model
+from sheepop.checkpoint.weight_files import write_weights
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, TokenizerError, first_few
+from sheepop.core.files import atomic_directory
+from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
+
+MAX_SHARD_BYTES = 5 * 10**9
+"""The default limit of a weight file."""
+_SHOWN_NAMES = 10
+_GREETING = [{"role": "user", "content": "Hello"}]
+
+
+def read_foreign(source: Path, tokenizer: Path | None = None) -> ForeignModel:
+    """Opens the model in `source` without reading its weights; `tokenizer` replaces its own."""
+    if not source.exists():
+        raise CheckpointError(
+            f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file. A published model "
+            "needs no import: give its name to any command that takes a model."
+        )
+    if source.is_dir() and is_model(source):
+        raise CheckpointError(f"{source} is already a SheepOp model and can be used as it is.")
+    own = None if tokenizer is None else load_tokenizer(tokenizer)
+    if source.is_dir():
+        return read_hugging_face(source, own)
+    if not is_gguf(source):
+        raise CheckpointError(
+            f"{source} is a file, but not a GGUF file. Give the directory that holds config.json and the weights."
+        )
+    return read_gguf(source, own)
+
+
+def import_foreign(
+    model: ForeignModel,
+    output: Path,
+    origin: Mapping[str, Any],
+    console: Console,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes `model` as a model directory, with one tensor in memory at a time.
+
+    `origin` is where the model was published, and replaces the place of its files in the provenance. `dtype` converts
+    the weights; None keeps their dtypes. Weights larger than `max_shard_bytes` are split into several files. Returns a
+    summary.
+    """
+    report = ExchangeReport(console, output, template_problems(model.tokenizer))
+    model = replace(model, tensors=watched(converted(model.tensors, dtype), report.not_finite))
+    with (
+        atomic_directory(output, replace=overwrite) as directory,
+        console.progress("Importing", total_bytes(model.tensors), "bytes") as progress,
+    ):
+        write_weights(directory, reported(model.tensors, progress.advance), max_shard_bytes)
+        source = {key: value for key, value in model.source.items() if not origin or key != "directory"}
+        made = {"imported": {**source, **origin}}
+        describe_model(directory, model.config, model.tokenizer, made, model.generation)
+    return report.finish(model, model.source.get("family", model.source.get("architecture")), model.notes)
+
+
+@dataclass
+class ExchangeReport:
+    """Collects warnings and non-finite tensors while a model is copied, and reports them at the end."""
+
+    console: Console
+    output: Path
+    warnings: list[str] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+
+    def finish(
+        self, model: ForeignModel, family: object, notes: Sequence[str], dtypes: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Prints the warnings and notes; returns the summary of the export or import."""
+        warnings = list(self.warnings)
+        if self.not_finite:
+            names = first_few(self.not_finite, _SHOWN_NAMES)
+            warnings.append(f"There are NaN or infinite values in {names}. The model cannot generate sensible text.")
+        for warning in warnings:
+            self.console.warn(warning)
+        for note in notes:
+            self.console.info(note)
+        numbers = sum(tensor.count for name, tensor in model.tensors.items() if not name.endswith(".router.balance"))
+        own = {str(tensor.dtype).removeprefix("torch.") for tensor in model.tensors.values()}
+        files = sorted(self.output.glob("*.safetensors")) if self.output.is_dir() else [self.output]
+        return {
+            "path": str(self.output),
+            "family": family,
+            "parameters": numbers,
+            "vocab_size": model.config.vocabulary,
+            "dtypes": sorted(own if dtypes is None else dtypes),
+            "bytes": sum(file.stat().st_size for file in files),
+            "not_finite": self.not_finite,
+            "warnings": warnings,
+            "notes": list(notes),
+        }
+
+
+def template_problems(tokenizer: Tokenizer) -> list[str]:
+    """Warnings about the default chat template of a model, from rendering a short conversation.
+
+    A template is foreign code that may be damaged or never end. The model also works without it, so this is no reason
+    to refuse the model.
+    """
+    if "default" not in chat_templates(tokenizer):
+        return []
+    try:
+        with ChatTemplate.of(tokenizer) as template:
+            template.render(_GREETING, add_generation_prompt=True)
+    except TokenizerError as error:
+        return [f"{error} It was tried on a short conversation; the model can be used without it."]
+    return []

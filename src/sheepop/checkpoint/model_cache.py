@@ -1,0 +1,206 @@
+"""The cache of imported models: published models, and files of other programs that were given as MODEL.
+
+It is ``~/.cache/sheepop/models``, or the directory that ``SHEEPOP_MODELS`` names. An entry is a folder with a key that
+changes with the source. It holds ``model/`` (a model directory), ``record.json`` (its origin, written last; its time is
+that of the last use) and, while a model is fetched, ``source/``. A process that fills an entry holds its lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sheepop.checkpoint.published_name import PublishedName
+from sheepop.checkpoint.source_directory import CONFIG
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, StorageError
+from sheepop.core.files import cache_directory, read_json, remove_tree, storage_errors, write_json
+from sheepop.core.interrupts import interrupts_advise
+from sheepop.core.locks import exclusive_lock, is_locked
+
+MARGIN = 2**24
+"""Bytes to leave free on the disk."""
+# Raised when an import changes, so that models are imported again.
+_VERSION = 1
+_RECORD, _MODEL, _SOURCE, _LOCK = "record.json", "model", "source", ".lock"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_LABEL = 80
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """An entry of the cache at `path`, finished or not."""
+
+    path: Path
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        """The content of ``record.json``; empty for an entry that is not finished."""
+        try:
+            found = read_json(self.path / _RECORD)
+        except CheckpointError:
+            return {}
+        is_whole = isinstance(found, dict) and isinstance(found.get("name"), str) and found.get("version") == _VERSION
+        return found if is_whole and (self.directory / CONFIG).is_file() else {}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model can be used."""
+        return bool(self.record)
+
+    @property
+    def name(self) -> str:
+        """The name or path that the model was asked for by; of an unfinished entry, the name of its folder."""
+        return str(self.record.get("name", self.path.name))
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of a published model; None for a model from a path."""
+        revision = self.record.get("revision")
+        return None if revision is None else str(revision)
+
+    @property
+    def directory(self) -> Path:
+        """The model directory."""
+        return self.path / _MODEL
+
+    @property
+    def source(self) -> Path:
+        """The folder in which files are collected until the model is imported."""
+        return self.path / _SOURCE
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that the entry takes on the disk."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    @property
+    def last_used(self) -> float | None:
+        """When the model was last used, in seconds since 1970; None for an unfinished entry."""
+        return (self.path / _RECORD).stat().st_mtime if self.is_finished else None
+
+    def answers(self, name: PublishedName) -> bool:
+        """Whether this is the model that `name` means, as of when the name was last pulled."""
+        if name.key in self.record.get("names", ()):
+            return True
+        same = str(self.record.get("repository", "")).lower() == name.repository.lower()
+        commit = same and name.commit is not None and (self.revision or "").startswith(name.commit)
+        return bool(commit) and self.record.get("file") == name.file
+
+    def use(self) -> Path:
+        """Notes that the model is used now, where the cache can be written; returns its directory."""
+        with suppress(OSError):
+            os.utime(self.path / _RECORD)
+        return self.directory
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Writes the record, which finishes the entry."""
+        write_json(self.path / _RECORD, {"version": _VERSION, **record})
+        self.__dict__.pop("record", None)
+
+    def remove(self) -> None:
+        """Removes the entry; raises `CheckpointError` if a process is filling it."""
+        if is_locked(self.path / _LOCK):
+            raise CheckpointError(f"Another process is fetching {self.name} right now. Stop it, or wait for it.")
+        with storage_errors(self.path):
+            (self.path / _RECORD).unlink(missing_ok=True)  # first, so that a killed removal leaves no broken model
+            remove_tree(self.path)
+
+
+def models_directory() -> Path:
+    """Returns the directory of the cache, which need not exist."""
+    named = os.environ.get("SHEEPOP_MODELS")
+    try:
+        return Path(named) if named else cache_directory() / "models"
+    except RuntimeError:
+        raise StorageError(
+            "This user has no home directory for a cache of models. Set SHEEPOP_MODELS to a directory."
+        ) from None
+
+
+def cached_models() -> list[CachedModel]:
+    """Returns all entries of the cache, sorted by their folders."""
+    place = models_directory()
+    return [CachedModel(path) for path in sorted(place.iterdir()) if path.is_dir()] if place.is_dir() else []
+
+
+def find_published(name: PublishedName) -> CachedModel | None:
+    """Returns the entry of a published model, or None if it has not been fetched."""
+    return next((entry for entry in cached_models() if entry.answers(name)), None)
+
+
+def entry_for(label: str, *identity: Any) -> CachedModel:
+    """Returns the entry of a source; `identity` is JSON that differs for any other source."""
+    digest = hashlib.sha256(json.dumps([_VERSION, label, *identity]).encode()).hexdigest()
+    return CachedModel(models_directory() / f"{_UNSAFE.sub('--', label)[:_LONGEST_LABEL]}-{digest[:16]}")
+
+
+@contextmanager
+def filling(entry: CachedModel, name: str, console: Console) -> Iterator[None]:
+    """Holds the lock of an entry; first waits for another process that fills it.
+
+    An entry that is left empty is removed.
+    """
+    if is_locked(entry.path / _LOCK):
+        console.info(f"Waiting for another process that fetches {name}.")
+    advice = "What was fetched is kept; run the same command again to go on."
+    with storage_errors(entry.path), exclusive_lock(entry.path / _LOCK, None), interrupts_advise(advice):
+        entry.__dict__.pop("record", None)
+        try:
+            yield
+        finally:
+            if [file.name for file in entry.path.iterdir()] == [_LOCK]:
+                remove_tree(entry.path)
+
+
+def local_model(path: Path, console: Console) -> Path:
+    """Returns the model directory for a directory in Hugging Face's format or a GGUF file, imported if it is not yet.
+
+    A source whose files have other sizes or times is imported again, and its former import is removed.
+    """
+    place = path.resolve()
+    files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    entry = entry_for(place.stem, os.fsencode(place).hex(), stamps)
+    if entry.is_finished:
+        return entry.use()
+    with filling(entry, str(path), console):
+        if not entry.is_finished:
+            console.info(f"Importing {path} into the cache in {models_directory()}; 'sheepop models' lists it.")
+            import_into(entry, place, {}, console)
+            entry.write_record({"name": os.fsencode(place).decode(errors="replace")})
+    for other in cached_models():
+        if other.revision is None and other.name == entry.name and other.path != entry.path:
+            other.remove()
+    return entry.use()
+
+
+def import_into(entry: CachedModel, source: Path, origin: Mapping[str, Any], console: Console) -> None:
+    """Imports the model in `source` as that of an entry; raises `StorageError` if the disk has too little space."""
+    # Loads torch, which finding a model that is in the cache does not need.
+    from sheepop.checkpoint.foreign import import_foreign, read_foreign
+    from sheepop.checkpoint.lazy_tensor import total_bytes
+
+    model = read_foreign(source)
+    require_space(total_bytes(model.tensors), source.name)
+    import_foreign(model, entry.directory, origin, console, overwrite=True)
+
+
+def require_space(num_bytes: int, name: str) -> None:
+    """Raises `StorageError` if the disk of the cache has not `num_bytes` free."""
+    place = models_directory()
+    free = shutil.disk_usage(place).free
+    if num_bytes + MARGIN > free:
+        raise StorageError(
+            f"{name} needs {num_bytes / 1e6:,.0f} MB in {place}, where {free / 1e6:,.0f} MB are free. Free some space "
+            "(sheepop models lists what is there), or set SHEEPOP_MODELS to a directory on another disk."
+        )

@@ -1,0 +1,170 @@
+"""The files of a model directory except its weights: configuration, tokenizer, generation settings, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.adapt.lora_config import LoraConfig
+from sheepop.adapt.stored_weight import Format, StoredWeight, is_stored_weight
+from sheepop.checkpoint.card_text import model_card
+from sheepop.checkpoint.generation_settings import GENERATION
+from sheepop.checkpoint.lazy_tensor import LazyTensor
+from sheepop.checkpoint.model_kind import FORMAT
+from sheepop.checkpoint.run_directory import CARD
+from sheepop.checkpoint.source_directory import CONFIG
+from sheepop.core.config import Config, validate
+from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.files import read_json, write_atomic, write_json
+from sheepop.model import ModelConfig
+from sheepop.model.config import ACTIVATION_NAMES
+from sheepop.tokenizer import Tokenizer
+
+FORMAT_VERSION = 5
+"""The newest version, used for weights that are quantised in several ways or in groups with offsets. Reward models have
+version 4, directories with an adapter version 3, those with other quantised weights version 2, all others version 1."""
+PROVENANCE = "provenance.json"
+SCALE, OFFSET = "_scale", "_offset"
+"""The suffixes of a quantised weight's name for its scales and its offsets."""
+Provenance = Mapping[str, Any]
+C = TypeVar("C", bound=Config)
+_STORED: dict[torch.dtype, Format] = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
+
+
+def describe_model(
+    directory: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    provenance: Provenance,
+    generation: Mapping[str, Any],
+    quantization: Quantization | None = None,
+    adapter: LoraConfig | None = None,
+    *,
+    has_reward_head: bool = False,
+) -> None:
+    """Writes all files except the weights.
+
+    `generation` are the keys of ``generation_config.json``, which is not written if there are none. `adapter` is the
+    configuration of a LoRA adapter that is stored with the weights.
+    """
+    found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
+    versions = [1]
+    if quantization is not None:
+        found["quantization"] = quantization.model_dump(mode="json", exclude_defaults=True)
+        versions.append(FORMAT_VERSION if quantization.is_mixed else 2)
+    if adapter is not None:
+        found["adapter"] = adapter.model_dump(mode="json")
+        versions.append(3)
+    if has_reward_head:
+        found["reward_head"] = True
+        versions.append(4)
+    found["format_version"] = max(versions)
+    write_json(directory / CONFIG, found)
+    tokenizer.save(directory)
+    write_json(directory / PROVENANCE, dict(provenance))
+    if generation:
+        write_json(directory / GENERATION, dict(generation))
+    write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
+
+
+class Quantization(Config):
+    """How a directory's matrices are quantised, and their data type before quantisation.
+
+    `is_mixed`: some are stored in another way than `weights`, or in groups with offsets.
+    """
+
+    weights: Literal["int8", "int4", "fp8"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    is_mixed: bool = False
+
+    def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
+        """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None."""
+        whole: dict[str, Tensor] = {}
+        for name, numbers in weights.items():
+            scales, offsets = weights.get(name + SCALE), weights.get(name + OFFSET)
+            if scales is None:
+                if not self._is_part(name, weights):
+                    whole[name] = numbers
+                continue
+            stored = _STORED.get(numbers.dtype, self.weights)
+            if not (self.is_mixed or (stored == self.weights and offsets is None)) or not is_stored_weight(
+                stored, numbers, scales, offsets
+            ):
+                raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
+            made = StoredWeight(stored, numbers, scales, dtype or getattr(torch, self.dtype), offsets)
+            whole[name] = nn.Parameter(made, requires_grad=False)
+        return whole
+
+    def dequantized(self, tensors: Mapping[str, LazyTensor], directory: Path) -> dict[str, LazyTensor]:
+        """Returns the matrices in their original data type, each dequantised when it is read."""
+
+        def read(name: str) -> Tensor:
+            parts = {each: tensors[each].read() for each in (name, name + SCALE, name + OFFSET) if each in tensors}
+            matrix = self.assembled(parts, None, directory)[name]
+            assert isinstance(matrix, StoredWeight)
+            return matrix.rows()
+
+        whole: dict[str, LazyTensor] = {}
+        for name, tensor in tensors.items():
+            if name + SCALE in tensors:
+                shape = (*tensor.shape[:-1], tensor.shape[-1] * (2 if tensor.dtype == torch.uint8 else 1))
+                whole[name] = LazyTensor(shape, getattr(torch, self.dtype), partial(read, name))
+            elif not self._is_part(name, tensors):
+                whole[name] = tensor
+        return whole
+
+    @staticmethod
+    def _is_part(name: str, names: Container[str]) -> bool:
+        """Whether this tensor holds the scales or the offsets of another one."""
+        return any(name.endswith(end) and name.removesuffix(end) in names for end in (SCALE, OFFSET))
+
+
+def read_quantization(directory: Path) -> Quantization | None:
+    """Returns how the matrices of a model directory are quantised, or None if they are not."""
+    return _section(directory, "quantization", Quantization)
+
+
+def read_adapter_config(directory: Path) -> LoraConfig | None:
+    """Returns the configuration of the LoRA adapter in a model directory, or None."""
+    return _section(directory, "adapter", LoraConfig)
+
+
+def _section(directory: Path, name: str, kind: type[C]) -> C | None:
+    found = read_json(directory / CONFIG).get(name)
+    try:
+        return None if found is None else validate(kind, found)
+    except ConfigError as error:
+        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
+
+
+def has_reward_head(directory: Path) -> bool:
+    """Whether the model of a directory is a reward model, which scores answers."""
+    return read_json(directory / CONFIG).get("reward_head") is True
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """Reads the configuration of a model directory, and checks that its format is ours and not newer."""
+    found = read_json(directory / CONFIG)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{directory / 'config.json'} does not describe a SheepOp model. Import a model of another program "
+            "first: sheepop import DIR --output MODEL"
+        )
+    version = found.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{directory} has model format version {version}; this SheepOp reads up to {FORMAT_VERSION}. "
+            "Install a newer SheepOp."
+        )
+    model = found.get("model", {})
+    try:
+        return validate(ModelConfig, model)
+    except ConfigError as error:
+        own = isinstance(model, dict) and model.get("activation") not in (None, *ACTIVATION_NAMES)
+        advice = ". If one of your plugins defines it, give that file with --plugin." if own else ""
+        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}{advice}") from None

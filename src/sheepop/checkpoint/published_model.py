@@ -1,0 +1,314 @@
+"""Fetches a published model from a hub into the cache: only the files that it consists of, each verified."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from huggingface_hub import constants
+from huggingface_hub.file_download import repo_folder_name
+
+from sheepop.checkpoint.generation_settings import GENERATION
+from sheepop.checkpoint.model_cache import (
+    CachedModel,
+    cached_models,
+    entry_for,
+    filling,
+    import_into,
+    models_directory,
+    require_space,
+)
+from sheepop.checkpoint.published_name import PublishedName, is_gguf_path
+from sheepop.checkpoint.source_directory import CONFIG, read_table
+from sheepop.checkpoint.weight_files import INDEX, WEIGHTS
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, first_few
+from sheepop.core.files import make_directory, remove_tree, storage_errors, sync_directory
+from sheepop.core.hub import Contents, Hub, HubFile
+
+_TOKENIZER = "tokenizer.json"
+_SETTINGS = (
+    *(CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+# The vocabularies of tokenizers without tokenizer.json.
+_VOCABULARIES = ("vocab.json", "merges.txt", "vocab.bpe", "encoder.json")
+_VOCABULARY_SUFFIXES = (".model", ".tiktoken")
+_TEMPLATE = re.compile(r"additional_chat_templates/[A-Za-z0-9_][\w.-]*\.jinja", re.A)
+_PART_OF_GGUF = re.compile(r".*-\d{5}-of-(?P<count>\d{5})\.gguf", re.I)
+_SHARD = re.compile(r"[^/]+-\d{5}-of-\d{5}\.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MOST_NAMES = 20
+
+Bring = Callable[[HubFile], Path]
+
+
+class _AbsentError(Exception):
+    """A file of a model is not where it is looked for, or is damaged there."""
+
+
+def pull(name: PublishedName, console: Console) -> CachedModel:
+    """Fetches the newest commit of `name` into the cache, unless it is there already.
+
+    Its files come from the cache of Hugging Face's library if all are there, else from the hub. The cache keeps the
+    imported model alone. Raises `CheckpointError` for a model that does not exist, cannot be read or was damaged on the
+    way, and `StorageError` for a full disk.
+    """
+    hub = Hub(kind="model")
+    contents, stored, is_whole = _contents(name, hub, console)
+    model = _Published(name, contents, is_whole=is_whole)
+    entry = entry_for(contents.repository, contents.revision, name.file, model.checksums)
+    with filling(entry, str(name), console):
+        if not entry.is_finished:
+            _fill(entry, model, hub, stored, console)
+        record = dict(entry.record)
+        if name.key not in record["names"]:
+            entry.write_record({**record, "names": [*record["names"], name.key]})
+    for other in cached_models():
+        if other.path != entry.path and name.key in other.record.get("names", ()):  # of an older commit
+            other.write_record({**other.record, "names": [key for key in other.record["names"] if key != name.key]})
+    return entry
+
+
+class _Published:
+    """A published model at one commit, and which of the repository's files it consists of.
+
+    `is_whole` tells whether `contents` are all files of the commit.
+    """
+
+    def __init__(self, name: PublishedName, contents: Contents, *, is_whole: bool) -> None:
+        self.name, self.contents, self.is_whole = name, contents, is_whole
+        self._files = {file.path: file for file in contents.files}
+        self.gguf = self._chosen_gguf()
+
+    @property
+    def checksums(self) -> list[list[str | None]]:
+        """The checksums of the files that may be needed."""
+        return [[file.path, file.sha256 or file.git_sha1] for file in self.candidates]
+
+    @property
+    def candidates(self) -> list[HubFile]:
+        """The files that may be needed: of weights in several files, all that are beside their index."""
+        if self.gguf is not None:
+            return [self.gguf]
+        weights = [WEIGHTS] if WEIGHTS in self._files else [path for path in self._files if _SHARD.fullmatch(path)]
+        return [*self.description, *(self._files[path] for path in weights)]
+
+    @property
+    def description(self) -> list[HubFile]:
+        """All files of a model in Hugging Face's format except its weights, ``config.json`` first."""
+        wanted = list(_SETTINGS)
+        if _TOKENIZER in self._files:
+            wanted.append(_TOKENIZER)
+        else:
+            wanted += [*_VOCABULARIES, *(path for path in self._files if path.endswith(_VOCABULARY_SUFFIXES))]
+        wanted += [path for path in self._files if _TEMPLATE.fullmatch(path)]
+        if WEIGHTS not in self._files:
+            wanted.append(INDEX)
+        return [self._files[path] for path in wanted if path in self._files and _is_below(path)]
+
+    def weights(self, place: Path) -> list[HubFile]:
+        """The weight files, as the index in `place` lists them if there are several."""
+        if WEIGHTS in self._files:
+            return [self._files[WEIGHTS]]
+        index = read_table(place, INDEX) or {}
+        shards = index.get("weight_map")
+        names = sorted({str(shard) for shard in shards.values()}) if isinstance(shards, dict) else []
+        if missing := [shard for shard in names if shard not in self._files or PurePosixPath(shard).name != shard]:
+            raise _AbsentError(missing[0][:200])
+        return [self._files[shard] for shard in names]
+
+    def collect(self, place: Path, bring: Bring) -> Path:
+        """Brings all files of the model and returns its path, in `place`; refuses what cannot be read early."""
+        if self.gguf is not None:
+            return bring(self.gguf)
+        for file in self.description:
+            bring(file)
+            if file.path == CONFIG:
+                _refuse_unknown_family(place)
+        for file in self.weights(place):
+            bring(file)
+        return place
+
+    def _chosen_gguf(self) -> HubFile | None:
+        """The GGUF file that is meant, or None for a model in Hugging Face's format."""
+        found = sorted(path for path in self._files if is_gguf_path(path))
+        wanted, repository = self.name.file, self.contents.repository
+        listed = f"It has {first_few(found, _MOST_NAMES)}." if found else "It has no GGUF files."
+        if wanted is None:
+            if CONFIG in self._files and (WEIGHTS in self._files or INDEX in self._files):
+                return None
+            if not found and not self.is_whole:
+                what = CONFIG if CONFIG not in self._files else f"{WEIGHTS} or {INDEX}"
+                raise CheckpointError(_missing(self.name, what))
+            if not found:
+                raise CheckpointError(self._refusal())
+            if len(found) > 1:
+                raise CheckpointError(
+                    f"{repository} has several GGUF files. Name one, such as {repository}/{found[0]}. {listed}"
+                )
+            wanted = found[0]
+        if wanted not in found and not self.is_whole:
+            raise CheckpointError(_missing(self.name, wanted))
+        if wanted not in found:
+            raise CheckpointError(f"{repository} has no file {wanted}. {listed}")
+        if match := _PART_OF_GGUF.fullmatch(wanted):
+            raise CheckpointError(
+                f"{wanted} of {repository} is one of {int(match['count'])} parts of a model. Download them, join them "
+                "with llama-gguf-split --merge, and give the joined file."
+            )
+        return self._files[wanted]
+
+    def _refusal(self) -> str:
+        repository, pickles = self.contents.repository, [path for path in self._files if path.endswith(_PICKLES)]
+        if pickles:
+            return (
+                f"{repository} has its weights only in {pickles[0]}, a pickle, which can run code when it is "
+                "read, so SheepOp never opens it. Look for a repository or revision with safetensors; if you trust it, "
+                "convert it with transformers (save_pretrained) and give the directory."
+            )
+        return (
+            f"{repository} is not a model that SheepOp reads: it has neither {CONFIG} with {WEIGHTS} or {INDEX}, nor a "
+            "GGUF file."
+        )
+
+
+def _contents(name: PublishedName, hub: Hub, console: Console) -> tuple[Contents, Path | None, bool]:
+    """The files of a repository at one commit, and their folder in the cache of Hugging Face's library, if any.
+
+    Without a network, these are the files in that cache; the last value tells whether they are all files.
+    """
+    if not constants.HF_HUB_OFFLINE:
+        console.info(f"Looking for {name} on {hub.name}.")
+        try:
+            contents = hub.contents(name.repository, name.revision)
+        except CheckpointError as error:
+            stored = _stored(name)
+            if hub.is_reached or stored is None:
+                raise CheckpointError(f"{name} is neither a path here nor in the cache, and {error}") from None
+            console.warn(f"{error} The files that are already here are used.")
+            return _stored_contents(name, stored), stored, False
+        if contents is None:
+            raise CheckpointError(f"{name.repository} on {hub.name} has no revision {name.revision}.")
+        return contents, _stored(PublishedName(contents.repository, contents.revision)), True
+    stored = _stored(name)
+    if stored is None:
+        raise CheckpointError(_missing(name, "it"))
+    return _stored_contents(name, stored), stored, False
+
+
+def _stored(name: PublishedName) -> Path | None:
+    """The folder of a revision in the cache of Hugging Face's library, or None."""
+    home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repository, repo_type="model")
+    try:
+        commit = (home / "refs" / name.revision).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        commit = name.revision
+    folder = home / "snapshots" / commit
+    return folder if re.fullmatch(r"[0-9a-f]{40}", commit) and folder.is_dir() else None
+
+
+def _stored_contents(name: PublishedName, folder: Path) -> Contents:
+    """The files in a folder of that cache, whose blobs are named after their checksums."""
+    files = []
+    for path in sorted(folder.rglob("*")):
+        blob = path.resolve()
+        if path.is_file() and blob.parent.name == "blobs":
+            is_large = len(blob.name) == 64
+            checksums = (blob.name, None) if is_large else (None, blob.name)
+            files.append(HubFile(path.relative_to(folder).as_posix(), blob.stat().st_size, *checksums))
+    return Contents(name.repository, folder.name, tuple(files), {})
+
+
+def _missing(name: PublishedName, what: str) -> str:
+    return (
+        f"{name} is neither a path here nor complete in a cache: {what} is missing in {models_directory()} and in "
+        f"{constants.HF_HUB_CACHE}, and {'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'no hub answers'}. "
+        f"Run 'sheepop models pull {name}' with a network, here or on another machine whose cache you copy."
+    )
+
+
+def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, console: Console) -> None:
+    """Fetches and imports a model, and writes the record of its entry."""
+    contents, name = model.contents, model.name
+    source = None
+    if stored is not None:
+        try:
+            source = model.collect(stored, partial(_checked, stored))
+        except _AbsentError as error:
+            if not model.is_whole:
+                raise CheckpointError(_missing(name, str(error))) from None
+    source = source or _download(entry, model, hub, console)
+    record: dict[str, Any] = {
+        "name": str(PublishedName(contents.repository, file=name.file)),
+        "hub": hub.name,
+        "repository": contents.repository,
+        "revision": contents.revision,
+        "file": name.file,
+        "names": [name.key],
+    }
+    licence = contents.card.get("license")
+    origin = {key: record[key] for key in ("hub", "repository", "revision")}
+    import_into(entry, source, origin | ({"license": licence} if isinstance(licence, str) else {}), console)
+    entry.write_record({**record, "checksums": model.checksums})
+    remove_tree(entry.source)
+
+
+def _checked(folder: Path, file: HubFile) -> Path:
+    """The path of a file in `folder`; raises `_AbsentError` if it is not there, or has other bytes."""
+    path = folder / file.path
+    if not path.is_file():
+        raise _AbsentError(file.path)
+    if file.damage(path) is not None:
+        raise _AbsentError(f"{file.path}, undamaged,")
+    return path
+
+
+def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console) -> Path:
+    """Downloads the files of a model that are not there yet into the source folder of its entry."""
+    place, name = entry.source, str(model.name)
+    with storage_errors(place):
+        make_directory(place)
+    # The import makes another copy before this one is removed.
+    sizes = [file.size for file in model.candidates]
+    there = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    require_space(2 * sum(sizes) - there, name)
+    with console.progress(f"Downloading {name}", sum(sizes) / 1e6, "MB") as progress:
+
+        def bring(file: HubFile) -> Path:
+            folder = PurePosixPath(file.path).parent.name if _TEMPLATE.fullmatch(file.path) else ""
+            target = place / folder / PurePosixPath(file.path).name
+            progress.describe(target.name)
+            if target.is_file() and file.damage(target) is None:
+                progress.advance(file.size / 1e6)
+                return target
+            with storage_errors(target):
+                make_directory(target.parent)
+                part = target.with_name(f"{target.name}.part")
+                hub.bring(model.contents, file, part, progress)
+                part.replace(target)
+                sync_directory(target.parent)
+            return target
+
+        try:
+            return model.collect(place, bring)
+        except _AbsentError as error:
+            raise CheckpointError(
+                f"{INDEX} of {name} lists {str(error)!r}, which is not a file beside it. The repository is damaged: "
+                "ask its owner, or give another revision."
+            ) from None
+
+
+def _refuse_unknown_family(place: Path) -> None:
+    """Raises `CheckpointError` for a configuration that SheepOp cannot read, before weights are fetched."""
+    from sheepop.checkpoint.exchange.reader import family_of  # loads torch
+
+    keys: Mapping[str, Any] = read_table(place, CONFIG) or {}
+    family_of(keys, place).read_config(keys, str(place / CONFIG))
+
+
+def _is_below(path: str) -> bool:
+    return PurePosixPath(path).name == path or _TEMPLATE.fullmatch(path) is not None
