@@ -15,7 +15,7 @@ from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
 from sheepop.generate.generator import Generator
 from sheepop.generate.paged_cache import reaches_of
-from sheepop.generate.runner import paged_runner
+from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
@@ -141,7 +141,7 @@ class _Reading:
     """Reads the contexts of sorted groups, as many per pass as fit its tokens, and then their continuations."""
 
     def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
-        self._groups, self._tokens_per_pass, self._device = groups, tokens_per_pass, model.device
+        self._groups, self._tokens_per_pass, self._head = groups, tokens_per_pass, model.lm_head
         reaches = reaches_of(model)
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
         # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
@@ -155,11 +155,11 @@ class _Reading:
         begin = 0
         while begin < len(self._groups):
             texts, shares = self._contexts(begin)
-            logits_RV = self._runner.run(shares)
+            states_RD = self._runner.states(Reading.of(shares))
             for text in texts:
                 assert text.table is not None
                 self._manager.advance(text.table, text.context, len(text.context))
-            yield from self._continue(self._groups[begin : begin + len(texts)], texts, logits_RV)
+            yield from self._continue(self._groups[begin : begin + len(texts)], texts, states_RD)
             for text in texts:
                 assert text.table is not None
                 self._manager.close(text.table)
@@ -185,17 +185,17 @@ class _Reading:
         return texts, shares
 
     def _continue(
-        self, groups: Sequence[_Group], texts: Sequence[_Text], logits_RV: Tensor
+        self, groups: Sequence[_Group], texts: Sequence[_Text], states_RD: Tensor
     ) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
-        """Scores the continuations of contexts that were read; `logits_RV` has a row for each context."""
+        """Scores the continuations of contexts that were read; `states_RD` has a row for each context."""
         pairs = [(row, found) for row, group in enumerate(groups) for found in group.continuations]
-        firsts = self._judge(logits_RV, [row for row, _ in pairs], [found[0] for _, found in pairs])
+        firsts = self._judge(states_RD, [row for row, _ in pairs], [found[0] for _, found in pairs])
         judged = {pair: [first] for pair, first in zip(pairs, firsts, strict=True)}
         waiting = [(row, found) for row, found in pairs if len(found) > 1]
         while waiting:
             forks, shares = self._forks(waiting, texts)
             tokens = [token for _, found in waiting[: len(forks)] for token in found[1:]]
-            rest = iter(self._judge(self._runner.run(shares), range(len(tokens)), tokens))
+            rest = iter(self._judge(self._runner.states(Reading.of(shares)), range(len(tokens)), tokens))
             for pair, fork in zip(waiting, forks, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
                 assert fork.table is not None
@@ -229,15 +229,10 @@ class _Reading:
             budget -= count
         return forks, shares
 
-    def _judge(self, logits_RV: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
-        """Scores each of `token_ids` as the next token of the row of `logits_RV` with the same index in `rows`."""
-        values = logits_RV.float()
-        normal, best = values.logsumexp(-1), values.max(-1)
-        where = torch.tensor(list(rows), device=self._device)
-        tokens = torch.tensor(token_ids, device=self._device)
-        logprobs, bests = values[where, tokens] - normal[where], best.values[where] - normal[where]
-        is_likeliest = best.indices[where] == tokens
-        return list(zip(logprobs.tolist(), is_likeliest.tolist(), bests.tolist(), strict=True))
+    def _judge(self, states_RD: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
+        """Scores each of `token_ids` as the next token after the state with the same index in `rows`."""
+        found = self._head.judge(states_RD, torch.tensor(token_ids), torch.tensor(list(rows)))
+        return list(zip(found.logprobs.tolist(), found.is_likeliest.tolist(), found.best_logprobs.tolist(), strict=True))
 
 
 def _share(text: _Text, count: int, copies: list[Copy]) -> Share:
@@ -303,10 +298,9 @@ def score_text(model: Transformer, tokenizer: Tokenizer, text: str) -> Score:
         stop = min(len(token_ids), begin + length + 1)
         window = torch.tensor(token_ids[begin:stop], device=model.device)
         hidden_TD = network.hidden_states(window[None, :-1])[0, end - begin - 1 :]
-        found = network.read_out(hidden_TD[None])[0].float().log_softmax(-1)
-        chosen = found.gather(-1, window[end - begin :, None])
-        logprobs += chosen[:, 0].tolist()
-        ranks += ((found > chosen).sum(-1) + 1).tolist()
+        found = network.lm_head.judge(hidden_TD, window[end - begin :])
+        logprobs += found.logprobs.tolist()
+        ranks += found.ranks.tolist()
         end = stop
     predicted = token_ids[1:]
     sizes = tokenizer.byte_lengths()
