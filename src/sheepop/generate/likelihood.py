@@ -13,16 +13,20 @@ from torch import Tensor
 from sheepop.core.errors import UsageError
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
-from sheepop.generate.generator import Generator
-from sheepop.generate.paged_cache import reaches_of
+from sheepop.generate.generator import Generator, free_memory
+from sheepop.generate.paged_cache import bytes_per_block, reaches_of
 from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
+from sheepop.model.accounting.memory import pass_bytes
+from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.logits import logits_bytes
 from sheepop.tokenizer import Tokenizer
 
 # A context waits for the next pass if waiting saves it from reading at least this many tokens again.
 _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
+_WINDOW = 2048  # tokens of a window, unless the model's context is shorter
 _Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
 
@@ -143,10 +147,14 @@ class _Reading:
     def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
         self._groups, self._tokens_per_pass, self._head = groups, tokens_per_pass, model.lm_head
         reaches = reaches_of(model)
+        longest_pass = max(
+            tokens_per_pass, *(len(ids) for group in groups for ids in (group.context, *group.continuations))
+        )
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
         # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
         counts = [2 * texts + 2 * _FORKS_PER_PASS] * len(reaches)
+        require_memory(model, longest_pass, longest, counts[0] * bytes_per_block(model, BLOCK_SIZE))
         self._manager = BlockManager(counts, reaches, BLOCK_SIZE)
         self._runner = paged_runner(model, num_blocks=counts, block_size=BLOCK_SIZE)
 
@@ -232,7 +240,9 @@ class _Reading:
     def _judge(self, states_RD: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
         """Scores each of `token_ids` as the next token after the state with the same index in `rows`."""
         found = self._head.judge(states_RD, torch.tensor(token_ids), torch.tensor(list(rows)))
-        return list(zip(found.logprobs.tolist(), found.is_likeliest.tolist(), found.best_logprobs.tolist(), strict=True))
+        return list(
+            zip(found.logprobs.tolist(), found.is_likeliest.tolist(), found.best_logprobs.tolist(), strict=True)
+        )
 
 
 def _share(text: _Text, count: int, copies: list[Copy]) -> Share:
@@ -250,7 +260,8 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 class Score:
     """The predicted tokens of a text, `token_ids`, with their `logprobs` (natural logarithms) and `ranks` (from 1).
 
-    The first token of a text is predicted only if the tokenizer puts a prefix token before it.
+    They were read in windows of `context` tokens. The first token of a text is predicted only if the tokenizer puts a
+    prefix token before it.
     """
 
     token_ids: list[int]
@@ -258,6 +269,7 @@ class Score:
     logprobs: list[float]
     ranks: list[int]
     num_bytes: int
+    context: int
 
     @property
     def loss(self) -> float:
@@ -275,23 +287,64 @@ class Score:
         return -math.fsum(self.logprobs) / math.log(2) / self.num_bytes
 
 
+def window_length(model: Transformer, context: int | None = None) -> int:
+    """Returns the tokens of the windows in which texts are scored: `context`, by default at most 2,048.
+
+    Raises `UsageError` if that is longer than the model's context.
+    """
+    longest = model.config.max_seq_len
+    if context is None:
+        return min(_WINDOW, longest)
+    if not 1 <= context <= longest:
+        raise UsageError(f"context = {context} must be at least 1 and at most the model's context of {longest} tokens.")
+    return context
+
+
+def require_memory(model: Transformer, num_tokens: int, num_keys: int, cache_bytes: int = 0) -> None:
+    """Raises `UsageError` if scoring `num_tokens` tokens that see `num_keys` does not fit the free memory.
+
+    The cache has `cache_bytes`; the weights are in memory already.
+    """
+    device, config = model.device, model.config
+
+    def needed(tokens: int, keys: int) -> int:
+        kinds = [model.attention_kind(window) for window in dict.fromkeys(model.windows)]
+        scores = any(choose_kernel(kind, kind.sight(tokens, keys)).kernel.name == "stepwise" for kind in kinds)
+        logits = logits_bytes(tokens, config.vocabulary, model.dtype, device.type)
+        activations = pass_bytes(config, tokens, keys, model.dtype.itemsize, scores=scores)
+        return int(activations + cache_bytes * keys / num_keys + logits)
+
+    free, most = free_memory(device), needed(num_tokens, num_keys)
+    if most <= free:
+        return
+    shorter = 1 << max(0, num_keys - 1).bit_length() - 1
+    while shorter > 1 and needed(min(num_tokens, shorter), shorter) > free:
+        shorter //= 2
+    raise UsageError(
+        f"Scoring {num_keys:,} tokens at a time needs {most / 1e9:.1f} GB beside the weights, and {free / 1e9:.1f} GB "
+        f"are free. Score shorter texts or windows: --context {shorter}"
+    )
+
+
 @torch.inference_mode()
-def score_text(model: Transformer, tokenizer: Tokenizer, text: str) -> Score:
+def score_text(model: Transformer, tokenizer: Tokenizer, text: str, *, context: int | None = None) -> Score:
     """Predicts every token of `text` from the tokens before it.
 
-    A text longer than the context is read in windows that overlap by half, so that each token is predicted once, from
-    at least half a context. Raises `UsageError` for a text without a token to predict.
+    A text longer than a window of `context` tokens, by default at most 2,048, is read in windows that overlap by half,
+    so that each token is predicted once, from at least half a window. Raises `UsageError` for a text without a token to
+    predict, a window that is longer than the model's context, and one that does not fit the free memory.
     """
     if isinstance(model, EncoderDecoder):
         raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no score.")
     token_ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
     if len(token_ids) < 2:
         raise UsageError("The text has no token that follows another, so there is nothing to predict.")
-    length = model.config.max_seq_len
+    length = window_length(model, context)
     stride = max(1, length // 2)
     logprobs: list[float] = []
     ranks: list[int] = []
     network = model.sharing_copy().eval()
+    require_memory(network, min(length, len(token_ids)), min(length, len(token_ids)))
     end = 1
     while end < len(token_ids):
         begin = max(0, end - 1 - (length - stride))
@@ -305,4 +358,4 @@ def score_text(model: Transformer, tokenizer: Tokenizer, text: str) -> Score:
     predicted = token_ids[1:]
     sizes = tokenizer.byte_lengths()
     pieces = [tokenizer.token_bytes(token_id).decode("utf-8", errors="replace") for token_id in predicted]
-    return Score(predicted, pieces, logprobs, ranks, int(sizes[predicted].sum()))
+    return Score(predicted, pieces, logprobs, ranks, int(sizes[predicted].sum()), length)

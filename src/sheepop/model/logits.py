@@ -158,9 +158,7 @@ class WeightGradient:
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
 
 
-def chunk_rows(
-    count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None = None
-) -> int:
+def chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None = None) -> int:
     """Returns how many of `count` rows of logits are computed at a time, in chunks of about equal size."""
     row = vocab_size * dtype.itemsize
     if chunk_bytes is None and device == "cuda":
