@@ -73,9 +73,9 @@ class LanguageModel:
         """Yields the text of `generate` in pieces: ``for piece in lm.stream("Once"): print(piece, end="")``."""
         return self._generator.stream(prompt, requested(**settings).over(self.defaults))
 
-    def score(self, text: str) -> Score:
-        """Scores how well the model predicts each token of `text`; raises `UsageError` for an empty text."""
-        return score_text(self.model, self.tokenizer, text)
+    def score(self, text: str, *, context: int | None = None) -> Score:
+        """Scores how well the model predicts each token of `text`, in windows of `context` tokens; see `score_text`."""
+        return score_text(self.model, self.tokenizer, text, context=context)
 
     def trace(self, prompt: str | Sequence[int], target: str | Sequence[int] | None = None) -> Trace:
         """Traces a pass over `prompt`: ``lm.trace("Hello World")["blocks.0.attention.weights"]`` is (H, T, T).

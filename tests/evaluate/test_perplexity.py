@@ -123,5 +123,35 @@ def test_characters_that_a_tokenizer_cannot_write_are_told(generator: Generator)
 def test_what_cannot_be_predicted_is_refused(generator: Generator) -> None:
     with pytest.raises(DataError, match="no text to predict"):
         evaluate_perplexity(generator, [Text("t", "")])
-    with pytest.raises(UsageError, match="stride = 257 must be at least 1 and at most the model's context of 256"):
+    with pytest.raises(UsageError, match="stride = 257 must be at least 1 and at most the window of 256"):
         evaluate_perplexity(generator, TEXTS, stride=257)
+    with pytest.raises(UsageError, match="context = 257 must be at least 1 and at most the model's context of 256"):
+        evaluate_perplexity(generator, TEXTS, context=257)
+
+
+def test_a_window_may_be_shorter_than_the_context(generator: Generator) -> None:
+    found = evaluate_perplexity(generator, TEXTS, context=32)
+    nats, count = 0.0, 0
+    for text in TEXTS:
+        for window in windows(text, generator.tokenizer, 32, 16):
+            for place, token in enumerate(window.predicted):
+                read = [*window.context, *window.predicted[:place]]
+                with torch.no_grad():
+                    nats -= float(generator.model(torch.tensor([read]))[0, -1].double().log_softmax(-1)[token])
+                count += 1
+    assert found.measure("loss").value == pytest.approx(nats / count, rel=1e-6)
+    assert found.settings["context"] == 32
+    assert found.settings["stride"] == 16
+
+
+def test_the_default_window_is_named_where_the_context_is_longer(shaken: Callable[..., Transformer]) -> None:
+    model = shaken(max_seq_len=4096, position_encoding="rope", num_layers=1)
+    found = evaluate_perplexity(Generator(model, CharTokenizer()), [Text("t", "sheep", "s")])
+    assert found.settings["context"] == 2048
+    assert any("Windows have 2,048 tokens; the model's context is 4,096" in note for note in found.notes)
+
+
+def test_a_single_window_has_no_interval(generator: Generator) -> None:
+    found = evaluate_perplexity(generator, [Text("t", "sheep")])
+    assert [measure.interval for measure in found.measures] == [None] * 5
+    assert any("nothing to compute an interval from" in note for note in found.notes)

@@ -15,6 +15,7 @@ from sheepop.cli.options import (
     MODEL,
     Adapter,
     ConfiguredCommand,
+    Context,
     Device,
     Dtype,
     Json,
@@ -44,8 +45,7 @@ NoRecord = Annotated[
 ]
 Checkpoints = Annotated[bool, typer.Option("--checkpoints", help="Evaluate every checkpoint of a run, with curves.")]
 Stride = Annotated[
-    int | None,
-    typer.Option(min=1, help="New tokens that each window predicts.", show_default="half the model's context"),
+    int | None, typer.Option(min=1, help="New tokens that each window predicts.", show_default="half the window")
 ]
 DataToPredict = Annotated[
     list[Path] | None,
@@ -86,6 +86,7 @@ def perplexity(
     models: Models,
     data: DataToPredict = None,
     output: Output = None,
+    context: Context = None,
     stride: Stride = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Read about N texts, evenly spaced.", show_default="all")
@@ -120,7 +121,7 @@ def perplexity(
     def kind(console: Console) -> Evaluate:
         from sheepop.jobs.evaluation_kinds import Perplexity
 
-        return Perplexity(data or (), stride, limit, compressors, console)
+        return Perplexity(data or (), context, stride, limit, compressors, console)
 
     _evaluate(models, kind, how, quiet=quiet, as_json=as_json)
 
@@ -249,6 +250,7 @@ def compare(
         list[Path], typer.Argument(metavar="MODEL... | REPORT...", help="Two or more models, or evaluations of them.")
     ],
     data: DataToPredict = None,
+    context: Context = None,
     tasks: TaskNames = None,
     output: Output = None,
     limit: Annotated[
@@ -275,7 +277,7 @@ def compare(
 
     console = make_console(quiet or as_json)
     how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
-    outcome = compare_models(models, data or (), tasks or (), limit, how, console)
+    outcome = compare_models(models, data or (), context, tasks or (), limit, how, console)
     _show(outcome, quiet=quiet, as_json=as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from sheepop.cli.options import MODEL, Adapter, Device, Dtype, Json, Quiet, make
 from sheepop.cli.terminal import at_terminal, for_each_line
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
+from sheepop.core.facts import counted
 
 if TYPE_CHECKING:
     from sheepop.generate import Completion, GenerationConfig
@@ -149,13 +151,17 @@ def generate(
     def write(requested: Sequence[str], *, echo: bool) -> None:
         streams = len(requested) == 1 and config.num_completions == 1 and config.best_of is None and not as_json
         on_text = print_text if streams else None
+        begin = time.perf_counter()
         written = write_texts(generator, requested, config, batched=not apart, on_text=on_text, echo=echo)
+        seconds = time.perf_counter() - begin
         if as_json:
             print_json([asdict(completion) for completion in written])
         elif streams:
             print_text("\n")
         else:
             _show_apart(written, with_prompts=echo)
+        count = sum(len(completion.token_ids) for completion in written)
+        console.info(f"{counted(count, 'token')} in {seconds:.1f} s: {count / seconds:.1f} tokens a second.")
         _tell_if_context_is_full(written, config, console)
 
     if prompts:

@@ -33,6 +33,15 @@ TemplateVariables = Annotated[
         "--chat-template-kwargs", metavar="JSON", help="Variables for the chat template.", show_default="none"
     ),
 ]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=1,
+        help="Tokens of a window; a longer text is read in several.",
+        show_default="2048, or the model's context if that is shorter",
+    ),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
 RunOutput = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run directory.", show_default="runs/<date>")

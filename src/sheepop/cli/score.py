@@ -10,7 +10,18 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import MODEL, Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import (
+    MODEL,
+    Adapter,
+    Context,
+    Device,
+    Dtype,
+    Json,
+    Quiet,
+    make_console,
+    print_json,
+    print_text,
+)
 from sheepop.cli.terminal import print_styled
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
@@ -25,6 +36,7 @@ def score(
         str,
         typer.Argument(metavar="FILE|-", help="The text; a dash or nothing: standard input.", show_default=False),
     ] = "-",
+    context: Context = None,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -52,7 +64,7 @@ def score(
     text = _read(file)
     from sheepop.jobs.score import score as score_with
 
-    found = score_with(model, text, device=device or "auto", dtype=dtype, adapters=adapter or ())
+    found = score_with(model, text, context=context, device=device or "auto", dtype=dtype, adapters=adapter or ())
     summary = {
         "num_tokens": len(found.logprobs),
         "loss": found.loss,
@@ -68,9 +80,10 @@ def score(
             probability = math.exp(logprob)
             style = next(style for least, style in _STYLES if probability >= least)
             print_styled(f"{probability:11.2%} {logprob:9.4f} {rank:7,}  {visible_line(piece)}\n", style)
+    windows = f", in windows of {found.context:,} tokens" if len(found.logprobs) > found.context else ""
     print_text(
         f"{counted(len(found.logprobs), 'token')}, {found.loss:.4f} nats per token, perplexity "
-        f"{found.perplexity:.2f}, {found.bits_per_byte:.4f} bits per byte\n"
+        f"{found.perplexity:.2f}, {found.bits_per_byte:.4f} bits per byte{windows}\n"
     )
 
 

@@ -22,7 +22,7 @@ from sheepop.data import Corpus, is_corpus
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.statistics import ratio_interval, reliability
 from sheepop.generate import Generator
-from sheepop.generate.likelihood import Continuation, LikelihoodScorer
+from sheepop.generate.likelihood import Continuation, LikelihoodScorer, window_length
 from sheepop.tokenizer import Tokenizer
 
 _WINDOWS_AT_ONCE = 64  # for each rank
@@ -189,18 +189,20 @@ def evaluate_perplexity(
     texts: Iterable[Text],
     *,
     name: str = "held-out text",
+    context: int | None = None,
     stride: int | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Scores `texts` in windows that each predict `stride` tokens, by default half the model's context.
+    """Scores `texts` in windows of `context` tokens that each predict `stride` tokens, by default half the window.
 
-    `on_done` gets the number of further bytes that are finished. Raises `DataError` if there is nothing to predict, and
-    `UsageError` for a stride that is longer than the model's context.
+    `context` is that of `window_length`. `on_done` gets the number of further bytes that are finished. Raises
+    `DataError` if there is nothing to predict, and `UsageError` for a window that is longer than the model's context, a
+    stride that is longer than the window, and windows that do not fit the free memory.
     """
-    length = generator.model.config.max_seq_len
+    length = window_length(generator.model, context)
     stride = max(1, length // 2) if stride is None else stride
     if not 1 <= stride <= length:
-        raise UsageError(f"stride = {stride} must be at least 1 and at most the model's context of {length} tokens.")
+        raise UsageError(f"stride = {stride} must be at least 1 and at most the window of {length} tokens.")
     scorer, tokenizer, found = LikelihoodScorer(generator), generator.tokenizer, _Found()
     sizes, unknown = np.asarray(tokenizer.byte_lengths()), tokenizer.special_id("unk")
     waiting = (window for text in texts for window in windows(text, tokenizer, length, stride))
@@ -213,18 +215,27 @@ def evaluate_perplexity(
             on_done(done)
     if not sum(sums[1] for sums in found.documents.values()):
         raise DataError("There is no text to predict: every text is empty or a single token. Give more text.")
-    return _evaluation(name, found, {"stride": stride, "context": length})
+    longest = generator.model.config.max_seq_len
+    shorter = (
+        []
+        if context is not None or length == longest
+        else [
+            f"Windows have {length:,} tokens; the model's context is {longest:,}. Choose another length with --context."
+        ]
+    )
+    return _evaluation(name, found, shorter, {"stride": stride, "context": length})
 
 
-def _evaluation(name: str, found: _Found, settings: Mapping[str, Any]) -> Evaluation:
+def _evaluation(name: str, found: _Found, notes: list[str], settings: Mapping[str, Any]) -> Evaluation:
     calibration = reliability(found.confidences, found.right)
     items = [
         Item(str(key), {"bits_per_byte": _bits_per_byte(sums)}, weight=float(sums[1]))
         for key, sums in found.documents.items()
         if sums[1]
     ]
-    notes = []
-    if len(found.documents) < _FEWEST_DOCUMENTS:
+    if len(found.pieces) == 1:
+        notes.append("The text fits one window, so there is nothing to compute an interval from. Give more text.")
+    elif len(found.documents) < _FEWEST_DOCUMENTS:
         notes.append(
             f"There are fewer than {_FEWEST_DOCUMENTS} documents, so intervals come from windows of up to "
             f"{settings['context']} tokens, which are not quite independent of each other."
@@ -239,42 +250,48 @@ def _evaluation(name: str, found: _Found, settings: Mapping[str, Any]) -> Evalua
 
 
 def _means(found: _Found) -> list[Measure]:
-    """Loss, perplexity, accuracy and bits per byte; intervals are over documents, or over windows of few documents."""
+    """Loss, perplexity, accuracy and bits per byte; intervals are over documents, or over windows of few documents.
+
+    A single window has no intervals.
+    """
     few = len(found.documents) < _FEWEST_DOCUMENTS
     rows = np.stack(found.pieces if few else list(found.documents.values()))
     tokens, num_bytes, nats, right = rows.T
     whole = rows.sum(0)
-    low, high = ratio_interval(nats, tokens)
     bits, loss, accuracy = _bits_per_byte(whole), float(whole[2] / whole[0]), float(whole[3] / whole[0])
 
-    def measure(name: str, value: float, interval: tuple[float, float], definition: str) -> Measure:
+    def interval_of(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float] | None:
+        return None if len(rows) == 1 else ratio_interval(values, sizes)
+
+    def measure(name: str, value: float, interval: tuple[float, float] | None, definition: str) -> Measure:
         return Measure(name, value, definition, int(whole[0]), interval, higher_is_better=name == "accuracy")
 
+    of_loss = interval_of(nats, tokens)
     return [
         measure(
             "bits_per_byte",
             bits,
-            ratio_interval(nats / math.log(2), num_bytes),
+            interval_of(nats / math.log(2), num_bytes),
             "Minus the binary logarithm of the probability of all predicted tokens, per UTF-8 byte of their text; the "
             "end of each text is predicted too. Comparable between tokenizers and with compressors.",
         ),
         measure(
             "loss",
             loss,
-            (low, high),
+            of_loss,
             "Minus the natural logarithm of the probability of a token, given the tokens before it in the window, on "
             "average over tokens.",
         ),
         measure(
             "perplexity",
             _exp(loss),
-            (_exp(low), _exp(high)),
+            None if of_loss is None else (_exp(of_loss[0]), _exp(of_loss[1])),
             "e to the power of the loss. It depends on the tokenizer, so compare only models with the same one.",
         ),
         measure(
             "accuracy",
             accuracy,
-            ratio_interval(right, tokens),
+            interval_of(right, tokens),
             "How often the likeliest token is the next token of the text. It depends on the tokenizer.",
         ),
     ]

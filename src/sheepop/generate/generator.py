@@ -167,7 +167,7 @@ class Generator:
         guesses = max(request.config.guesses for request in requests)
         needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
         in_int8 = config.cache_dtype == "int8"
-        affordable = _free_memory(self.model.device) // 2 // self._bytes_per_block(guesses, in_int8=in_int8)
+        affordable = free_memory(self.model.device) // 2 // self._bytes_per_block(guesses, in_int8=in_int8)
         return Engine.build(
             self._invariant_model if config.batch_invariant else self.model,
             self._sampler,
@@ -266,7 +266,7 @@ class Generator:
         """
         most = max_sequences * -(-self.model.config.max_seq_len // BLOCK_SIZE)
         if cache_bytes is None:
-            cache_bytes = _free_memory(self.model.device) // 2
+            cache_bytes = free_memory(self.model.device) // 2
         return Engine.build(
             self._invariant_model if batch_invariant else self.model,
             self._sampler,
@@ -341,5 +341,6 @@ def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[in
     return forbidden
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
+    """Returns the bytes of memory that this process may still use on `device`."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()

@@ -13,16 +13,20 @@ from torch import Tensor
 from sheepop.core.errors import UsageError
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
-from sheepop.generate.generator import Generator
-from sheepop.generate.paged_cache import reaches_of
-from sheepop.generate.runner import paged_runner
+from sheepop.generate.generator import Generator, free_memory
+from sheepop.generate.paged_cache import bytes_per_block, reaches_of
+from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
+from sheepop.model.accounting.memory import pass_bytes
+from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.logits import logits_bytes
 from sheepop.tokenizer import Tokenizer
 
 # A context waits for the next pass if waiting saves it from reading at least this many tokens again.
 _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
+_WINDOW = 2048  # tokens of a window, unless the model's context is shorter
 _Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
 
@@ -141,12 +145,16 @@ class _Reading:
     """Reads the contexts of sorted groups, as many per pass as fit its tokens, and then their continuations."""
 
     def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
-        self._groups, self._tokens_per_pass, self._device = groups, tokens_per_pass, model.device
+        self._groups, self._tokens_per_pass, self._head = groups, tokens_per_pass, model.lm_head
         reaches = reaches_of(model)
+        longest_pass = max(
+            tokens_per_pass, *(len(ids) for group in groups for ids in (group.context, *group.continuations))
+        )
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
         # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
         counts = [2 * texts + 2 * _FORKS_PER_PASS] * len(reaches)
+        require_memory(model, longest_pass, longest, counts[0] * bytes_per_block(model, BLOCK_SIZE))
         self._manager = BlockManager(counts, reaches, BLOCK_SIZE)
         self._runner = paged_runner(model, num_blocks=counts, block_size=BLOCK_SIZE)
 
@@ -155,11 +163,11 @@ class _Reading:
         begin = 0
         while begin < len(self._groups):
             texts, shares = self._contexts(begin)
-            logits_RV = self._runner.run(shares)
+            states_RD = self._runner.states(Reading.of(shares))
             for text in texts:
                 assert text.table is not None
                 self._manager.advance(text.table, text.context, len(text.context))
-            yield from self._continue(self._groups[begin : begin + len(texts)], texts, logits_RV)
+            yield from self._continue(self._groups[begin : begin + len(texts)], texts, states_RD)
             for text in texts:
                 assert text.table is not None
                 self._manager.close(text.table)
@@ -185,17 +193,17 @@ class _Reading:
         return texts, shares
 
     def _continue(
-        self, groups: Sequence[_Group], texts: Sequence[_Text], logits_RV: Tensor
+        self, groups: Sequence[_Group], texts: Sequence[_Text], states_RD: Tensor
     ) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
-        """Scores the continuations of contexts that were read; `logits_RV` has a row for each context."""
+        """Scores the continuations of contexts that were read; `states_RD` has a row for each context."""
         pairs = [(row, found) for row, group in enumerate(groups) for found in group.continuations]
-        firsts = self._judge(logits_RV, [row for row, _ in pairs], [found[0] for _, found in pairs])
+        firsts = self._judge(states_RD, [row for row, _ in pairs], [found[0] for _, found in pairs])
         judged = {pair: [first] for pair, first in zip(pairs, firsts, strict=True)}
         waiting = [(row, found) for row, found in pairs if len(found) > 1]
         while waiting:
             forks, shares = self._forks(waiting, texts)
             tokens = [token for _, found in waiting[: len(forks)] for token in found[1:]]
-            rest = iter(self._judge(self._runner.run(shares), range(len(tokens)), tokens))
+            rest = iter(self._judge(self._runner.states(Reading.of(shares)), range(len(tokens)), tokens))
             for pair, fork in zip(waiting, forks, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
                 assert fork.table is not None
@@ -229,15 +237,12 @@ class _Reading:
             budget -= count
         return forks, shares
 
-    def _judge(self, logits_RV: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
-        """Scores each of `token_ids` as the next token of the row of `logits_RV` with the same index in `rows`."""
-        values = logits_RV.float()
-        normal, best = values.logsumexp(-1), values.max(-1)
-        where = torch.tensor(list(rows), device=self._device)
-        tokens = torch.tensor(token_ids, device=self._device)
-        logprobs, bests = values[where, tokens] - normal[where], best.values[where] - normal[where]
-        is_likeliest = best.indices[where] == tokens
-        return list(zip(logprobs.tolist(), is_likeliest.tolist(), bests.tolist(), strict=True))
+    def _judge(self, states_RD: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
+        """Scores each of `token_ids` as the next token after the state with the same index in `rows`."""
+        found = self._head.judge(states_RD, torch.tensor(token_ids), torch.tensor(list(rows)))
+        return list(
+            zip(found.logprobs.tolist(), found.is_likeliest.tolist(), found.best_logprobs.tolist(), strict=True)
+        )
 
 
 def _share(text: _Text, count: int, copies: list[Copy]) -> Share:
@@ -255,7 +260,8 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 class Score:
     """The predicted tokens of a text, `token_ids`, with their `logprobs` (natural logarithms) and `ranks` (from 1).
 
-    The first token of a text is predicted only if the tokenizer puts a prefix token before it.
+    They were read in windows of `context` tokens. The first token of a text is predicted only if the tokenizer puts a
+    prefix token before it.
     """
 
     token_ids: list[int]
@@ -263,6 +269,7 @@ class Score:
     logprobs: list[float]
     ranks: list[int]
     num_bytes: int
+    context: int
 
     @property
     def loss(self) -> float:
@@ -280,35 +287,75 @@ class Score:
         return -math.fsum(self.logprobs) / math.log(2) / self.num_bytes
 
 
+def window_length(model: Transformer, context: int | None = None) -> int:
+    """Returns the tokens of the windows in which texts are scored: `context`, by default at most 2,048.
+
+    Raises `UsageError` if that is longer than the model's context.
+    """
+    longest = model.config.max_seq_len
+    if context is None:
+        return min(_WINDOW, longest)
+    if not 1 <= context <= longest:
+        raise UsageError(f"context = {context} must be at least 1 and at most the model's context of {longest} tokens.")
+    return context
+
+
+def require_memory(model: Transformer, num_tokens: int, num_keys: int, cache_bytes: int = 0) -> None:
+    """Raises `UsageError` if scoring `num_tokens` tokens that see `num_keys` does not fit the free memory.
+
+    The cache has `cache_bytes`; the weights are in memory already.
+    """
+    device, config = model.device, model.config
+
+    def needed(tokens: int, keys: int) -> int:
+        kinds = [model.attention_kind(window) for window in dict.fromkeys(model.windows)]
+        scores = any(choose_kernel(kind, kind.sight(tokens, keys)).kernel.name == "stepwise" for kind in kinds)
+        logits = logits_bytes(tokens, config.vocabulary, model.dtype, device.type)
+        activations = pass_bytes(config, tokens, keys, model.dtype.itemsize, scores=scores)
+        return int(activations + cache_bytes * keys / num_keys + logits)
+
+    free, most = free_memory(device), needed(num_tokens, num_keys)
+    if most <= free:
+        return
+    shorter = 1 << max(0, num_keys - 1).bit_length() - 1
+    while shorter > 1 and needed(min(num_tokens, shorter), shorter) > free:
+        shorter //= 2
+    raise UsageError(
+        f"Scoring {num_keys:,} tokens at a time needs {most / 1e9:.1f} GB beside the weights, and {free / 1e9:.1f} GB "
+        f"are free. Score shorter texts or windows: --context {shorter}"
+    )
+
+
 @torch.inference_mode()
-def score_text(model: Transformer, tokenizer: Tokenizer, text: str) -> Score:
+def score_text(model: Transformer, tokenizer: Tokenizer, text: str, *, context: int | None = None) -> Score:
     """Predicts every token of `text` from the tokens before it.
 
-    A text longer than the context is read in windows that overlap by half, so that each token is predicted once, from
-    at least half a context. Raises `UsageError` for a text without a token to predict.
+    A text longer than a window of `context` tokens, by default at most 2,048, is read in windows that overlap by half,
+    so that each token is predicted once, from at least half a window. Raises `UsageError` for a text without a token to
+    predict, a window that is longer than the model's context, and one that does not fit the free memory.
     """
     if isinstance(model, EncoderDecoder):
         raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no score.")
     token_ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
     if len(token_ids) < 2:
         raise UsageError("The text has no token that follows another, so there is nothing to predict.")
-    length = model.config.max_seq_len
+    length = window_length(model, context)
     stride = max(1, length // 2)
     logprobs: list[float] = []
     ranks: list[int] = []
     network = model.sharing_copy().eval()
+    require_memory(network, min(length, len(token_ids)), min(length, len(token_ids)))
     end = 1
     while end < len(token_ids):
         begin = max(0, end - 1 - (length - stride))
         stop = min(len(token_ids), begin + length + 1)
         window = torch.tensor(token_ids[begin:stop], device=model.device)
         hidden_TD = network.hidden_states(window[None, :-1])[0, end - begin - 1 :]
-        found = network.read_out(hidden_TD[None])[0].float().log_softmax(-1)
-        chosen = found.gather(-1, window[end - begin :, None])
-        logprobs += chosen[:, 0].tolist()
-        ranks += ((found > chosen).sum(-1) + 1).tolist()
+        found = network.lm_head.judge(hidden_TD, window[end - begin :])
+        logprobs += found.logprobs.tolist()
+        ranks += found.ranks.tolist()
         end = stop
     predicted = token_ids[1:]
     sizes = tokenizer.byte_lengths()
     pieces = [tokenizer.token_bytes(token_id).decode("utf-8", errors="replace") for token_id in predicted]
-    return Score(predicted, pieces, logprobs, ranks, int(sizes[predicted].sum()))
+    return Score(predicted, pieces, logprobs, ranks, int(sizes[predicted].sum()), length)

@@ -75,10 +75,18 @@ class PagedRunner:
 
     def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
         """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
+        if self._graphs is not None and self._graphs.suits(reading.chunks):
+            self._cache.copy(reading.copies)
+            return self._graphs.run(reading.token_ids, reading.chunks)
+        return self._model.read_out(self._states(reading, sources)[:, None])[:, 0]
+
+    def states(self, reading: Reading) -> Tensor:
+        """The hidden states (R, D) of one pass, from which `read` computes logits."""
+        return self._states(reading, None)
+
+    def _states(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None) -> Tensor:
         chunks, read, predicting = reading.chunks, reading.token_ids, reading.predicting
         self._cache.copy(reading.copies)
-        if self._graphs is not None and self._graphs.suits(chunks):
-            return self._graphs.run(read, chunks)
         inputs: dict[str, Any] = {}
         numbers, longest = None, 0
         if self._sources is not None and sources is not None:
@@ -90,7 +98,7 @@ class PagedRunner:
         hidden_N1D = self._model.hidden_states(input_ids, cache=self._cache, **inputs)
         if len(predicting) < len(read):
             hidden_N1D = hidden_N1D[torch.tensor(predicting, dtype=torch.long, device=device)]
-        return self._model.read_out(hidden_N1D)[:, 0]
+        return hidden_N1D[:, 0]
 
 
 def is_led(model: Transformer) -> bool:

@@ -127,6 +127,10 @@ class _LeadingRunner(PagedRunner):
         with self._followers.together(read=self._number, **to_record(reading)):
             return super().read(reading, sources)
 
+    def states(self, reading: Reading) -> Tensor:
+        with self._followers.together(states=self._number, **to_record(reading)):
+            return super().states(reading)
+
 
 def to_record(reading: Reading) -> dict[str, Any]:
     """Converts the input of a pass to JSON."""
@@ -209,6 +213,8 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
                 if "whole" in message:
                     hidden_states(models[message["whole"]], message["token_ids"])
+                elif "states" in message:
+                    runners[message["states"]].states(from_record(message))
                 else:
                     runners[message["read"]].read(from_record(message))
 

@@ -99,26 +99,54 @@ def _blocks(trace: Trace, values: Mapping[str, Tensor]) -> float:
 
 
 def _logits(trace: Trace) -> list[Check]:
-    """Compares the traced logits with the last row of the lens, with two untraced passes, and with a prefix."""
-    model, length = trace.model, trace.num_tokens
-    ids = torch.tensor([trace.token_ids], device=model.device)
-    traced = trace["logits"].double()
-    lens = torch.cat([log_p for _, log_p in trace.log_probabilities(trace.residuals[-1])])
-    eager = model.sharing_copy()
-    eager.config = model.config.replace(attention_backend="eager")
-    half = max(1, length // 2)
-    untraced, stepwise, prefix = trace.run(ids)[0], trace.run(ids, eager)[0], trace.run(ids[:, :half])[0]
+    """Compares the traced logits with the last row of the lens, with two untraced passes, and with a prefix.
+
+    The logits of a few positions are in memory at a time.
+    """
+    length = trace.num_tokens
+    ids = torch.tensor([trace.token_ids], device=trace.model.device)
+    eager = trace.model.sharing_copy()
+    eager.config = trace.model.config.replace(attention_backend="eager")
+    passes = [trace.states(ids, eager), trace.states(ids), trace.states(ids[:, : max(1, length // 2)])]
+    of_lens, *errors = (_LargestError() for _ in range(4))
+    lens = trace.log_probabilities(trace.residuals[-1])
+    for (places, traced), (_, log_p) in zip(trace.logits_of(trace.final), lens, strict=True):
+        of_lens.add(log_p, traced.double().log_softmax(-1))
+        for error, final_TD in zip(errors, passes, strict=True):
+            if places.start < len(final_TD):
+                found = trace.model.read_out(final_TD[None, places])[0]
+                error.add(found, traced[: len(found)].double())
+    stepwise, untraced, prefix = (error.relative for error in errors)
     return [
-        Check("last row of the lens = the prediction", _error(lens, traced.log_softmax(-1)), _limit(trace)),
-        Check("traced logits = untraced logits step by step, bit for bit", _error(stepwise, traced), 0.0),
-        Check("traced logits = untraced logits of the fast kernels", _error(untraced, traced), _limit(trace)),
-        Check("later tokens do not change earlier logits", _error(prefix, traced[:half]), _limit(trace)),
+        Check("last row of the lens = the prediction", of_lens.relative, _limit(trace)),
+        Check("traced logits = untraced logits step by step, bit for bit", stepwise, 0.0),
+        Check("traced logits = untraced logits of the fast kernels", untraced, _limit(trace)),
+        Check("later tokens do not change earlier logits", prefix, _limit(trace)),
     ]
+
+
+class _LargestError:
+    """The largest difference between numbers found and expected in parts, relative to the largest number expected."""
+
+    def __init__(self) -> None:
+        self._differences, self._largest = list[Tensor](), list[Tensor]()
+
+    def add(self, found: Tensor, expected: Tensor) -> None:
+        """Adds a part."""
+        self._differences.append((found.double() - expected).abs().max())
+        self._largest.append(expected.abs().max())
+
+    @property
+    def relative(self) -> float:
+        """The error; NaN if any number is."""
+        return float(torch.stack(self._differences).max() / torch.stack(self._largest).max().clamp(min=1e-30))
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest number expected."""
-    return float((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+    error = _LargestError()
+    error.add(found, expected)
+    return error.relative
 
 
 def _limit(trace: Trace) -> float:

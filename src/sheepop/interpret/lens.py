@@ -15,6 +15,8 @@ from sheepop.core.errors import UsageError
 from sheepop.interpret.trace import Stream, Trace
 from sheepop.model import Transformer
 
+_ROWS = 2**14  # embeddings that are compared at a time
+
 
 @dataclass(frozen=True, eq=False)
 class Lens:
@@ -145,11 +147,12 @@ def embedding_map(model: Transformer, token_ids: Sequence[int]) -> EmbeddingMap:
 @torch.no_grad()
 def nearest_tokens(model: Transformer, token_id: int, count: int = 8) -> list[Neighbour]:
     """The tokens whose embeddings have the largest cosine to that of `token_id`, without the token itself."""
-    table = model.embedding(torch.arange(model.config.vocabulary, device=model.device)).float()
-    own = table[range(len(table))[token_id]]
-    cosines = torch.nn.functional.cosine_similarity(table, own[None], dim=-1)
+    size = model.config.vocabulary
+    own = model.embedding(torch.tensor([range(size)[token_id]], device=model.device)).float()
+    parts = torch.arange(size, device=model.device).split(_ROWS)
+    cosines = torch.cat([torch.cosine_similarity(model.embedding(ids).float(), own, dim=-1) for ids in parts])
     cosines[token_id] = -torch.inf
-    best = cosines.topk(min(count, len(table) - 1))
-    distances = (table[best.indices] - own).norm(dim=-1)
+    best = cosines.topk(min(count, size - 1))
+    distances = (model.embedding(best.indices).float() - own).norm(dim=-1)
     rows = zip(best.indices.tolist(), best.values.tolist(), distances.tolist(), strict=True)
     return [Neighbour(*row) for row in rows]

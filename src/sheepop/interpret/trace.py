@@ -28,8 +28,8 @@ from sheepop.model.block import Block
 from sheepop.model.probe import named_probes, watch
 from sheepop.tokenizer import Tokenizer
 
-# The most logits in memory at a time.
-_LOGITS = 2**24
+# The most logits of a pass in memory at a time; readings of them take several copies in float64.
+_LOGITS = 2**22
 # The tensors of the last requested block stay in memory if they have at most this many bytes.
 _KEPT_BYTES = 2**28
 _SHOWN = 10  # likeliest tokens
@@ -226,16 +226,28 @@ class Trace:
             return self.model.finish(self.residuals[-1][None])[0]
 
     @torch.no_grad()
+    def states(self, input_ids: Tensor, model: Transformer | None = None) -> Tensor:
+        """The states (T, D) after the final norm in an untraced pass over target ids (1, T); see `run`."""
+        sources = self.prompt.source_ids
+        inputs = {} if sources is None else {"source_ids": torch.tensor([sources], device=input_ids.device)}
+        return (model or self.model).hidden_states(input_ids, **inputs)[0]
+
+    @torch.no_grad()
+    def logits_of(self, final_TD: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yields slices of positions with their logits (t, V), given states after the final norm."""
+        step = max(1, _LOGITS // self.config.vocabulary)
+        for start in range(0, len(final_TD), step):
+            places = slice(start, min(start + step, len(final_TD)))
+            yield places, self.model.read_out(final_TD[None, places])[0]
+
     def log_probabilities(self, residual_TD: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Yields slices of positions with their log-probabilities (t, V), in float32 or a finer type.
 
         They follow from the last residual stream, or from another as if it were the last (the logit lens).
         """
-        final = self.final if residual_TD is None else self.model.finish(residual_TD[None])[0]
-        step = max(1, _LOGITS // self.config.vocabulary)
-        for start in range(0, len(final), step):
-            places = slice(start, min(start + step, len(final)))
-            logits = self.model.read_out(final[None, places])[0]
+        with torch.no_grad():
+            final = self.final if residual_TD is None else self.model.finish(residual_TD[None])[0]
+        for places, logits in self.logits_of(final):
             yield places, logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     @cached_property

@@ -36,10 +36,12 @@ _JUDGE_WORKERS = 4
 class Perplexity:
     """Predicts the text of `data` (files, folders or corpora), or else the held-out text of the model's run.
 
+    Windows have `context` tokens and each predicts `stride` of them; None means the defaults of `evaluate_perplexity`.
     `limit` is about the number of texts to read. `compressors` adds the bits per byte of gzip and xz on the same text.
     """
 
     data: Sequence[Path]
+    context: int | None
     stride: int | None
     limit: int | None
     compressors: bool
@@ -56,6 +58,7 @@ class Perplexity:
                 subject.generator,
                 texts.read(),
                 name=", ".join(path.name for path in self.data) or "held-out text",
+                context=self.context,
                 stride=self.stride,
                 on_done=lambda count: progress.advance(count / 1e3),
             )
@@ -236,11 +239,18 @@ class Code:
 
 
 def compare_models(
-    models: Sequence[Path], data: Sequence[Path], tasks: Sequence[str], limit: int | None, how: How, console: Console
+    models: Sequence[Path],
+    data: Sequence[Path],
+    context: int | None,
+    tasks: Sequence[str],
+    limit: int | None,
+    how: How,
+    console: Console,
 ) -> Outcome:
     """Evaluates models on the same data and tasks and compares them, or compares their existing reports.
 
-    The models predict `data`, by default the held-out text of the first one's run if there is any, and answer `tasks`.
+    The models predict `data` in windows of `context` tokens, and answer `tasks`. Without `data` they predict the
+    held-out text of the first one's run, if there is any.
     """
     if all((model / REPORT).is_file() for model in models):
         return compare_reports(models, how)
@@ -253,7 +263,9 @@ def compare_models(
         if not corpora and corpus is not None and corpus.validation.num_documents:
             corpora.append(corpus.directory)
         questions = Tasks(tasks, limit, [0], False, None, Harness((), None, limit, False, None, console), console)
-        found = [] if not (data or corpora) else Perplexity(data or corpora, None, limit, False, console)(subject)
+        found = (
+            [] if not (data or corpora) else Perplexity(data or corpora, context, None, limit, False, console)(subject)
+        )
         return [*found, *questions(subject)]
 
     return run_evaluations(models, evaluate, how, console)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from sheepop.model.logits import LossMemory, Places, cap
+from sheepop.model.logits import LossMemory, Places, block_rows, cap, chunk_rows
 from sheepop.model.loss import (
     LossSums,
     LossTerms,
@@ -15,6 +18,19 @@ from sheepop.model.loss import (
     linear_log_probabilities,
     score_tokens,
 )
+
+
+class Judged(NamedTuple):
+    """What a model gives tokens (M,): `logprobs` in nats, and `ranks` from 1, 1 + the number of likelier tokens.
+
+    `best_logprobs` are those of the likeliest tokens; `is_likeliest` is True where that is the token, the first in a
+    tie.
+    """
+
+    logprobs: Tensor
+    ranks: Tensor
+    is_likeliest: Tensor
+    best_logprobs: Tensor
 
 
 class OutputHead(nn.Linear):
@@ -83,6 +99,45 @@ class OutputHead(nn.Linear):
         parts["vocabulary"] = self.vocabulary
         hidden, weight = _joined(hidden, self.own_weight, bias)
         return hidden, weight, parts if places is None else {**parts, "places": places}
+
+    def blocks_of_logits(self, hidden_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yields slices of the N rows with their logits (R, V), in float32 or a finer type, and forgets them after.
+
+        A chunk of rows is one product; its blocks are small enough for the processor's cache.
+        """
+        size = chunk_rows(len(hidden_ND), self.weight.shape[0], hidden_ND.dtype, hidden_ND.device.type)
+        for start in range(0, len(hidden_ND), max(1, size)):
+            logits_RV = self(hidden_ND[start : start + size])
+            exact = torch.promote_types(logits_RV.dtype, torch.float32)
+            for part_RV in logits_RV.split(block_rows(logits_RV.shape[1], exact, logits_RV.device.type)):
+                yield slice(start, start + len(part_RV)), part_RV.to(exact)
+                start += len(part_RV)
+
+    @torch.no_grad()
+    def judge(self, hidden_ND: Tensor, token_ids_M: Tensor, rows_M: Tensor | None = None) -> Judged:
+        """Judges each token as the next one after the hidden state in its row, by default one token for each row.
+
+        `rows_M` are ascending. All results are on the CPU.
+        """
+        rows = torch.arange(len(hidden_ND)) if rows_M is None else rows_M.cpu()
+        tokens = token_ids_M.to(hidden_ND.device)
+        found: list[tuple[Tensor, ...]] = []
+        for places, logits_RV in self.blocks_of_logits(hidden_ND):
+            begin, end = torch.searchsorted(rows, torch.tensor([places.start, places.stop])).tolist()
+            where = (rows[begin:end] - places.start).to(hidden_ND.device)
+            best, likeliest = logits_RV.max(-1)
+            log_sum = logits_RV.logsumexp(-1)
+            own = logits_RV[where, tokens[begin:end]]
+            of_tokens = logits_RV if rows_M is None else logits_RV[where]
+            found.append(
+                (
+                    own - log_sum[where],
+                    (of_tokens > own[:, None]).sum(-1) + 1,
+                    likeliest[where] == tokens[begin:end],
+                    (best - log_sum)[where],
+                )
+            )
+        return Judged(*(torch.cat(parts).cpu() for parts in zip(*found, strict=True)))
 
 
 def _joined(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,7 @@ class LossMemory:
 
 def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:
     """Returns the largest number of bytes of logits that a loss over `num_tokens` tokens holds at a time."""
-    return _chunk_rows(num_tokens, vocab_size, dtype, device, None) * vocab_size * dtype.itemsize
+    return chunk_rows(num_tokens, vocab_size, dtype, device) * vocab_size * dtype.itemsize
 
 
 def supervised_places(labels_N: Tensor) -> Places:
@@ -104,7 +104,7 @@ class LogitChunks:
     def rows(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
         """Yields the supervised rows in chunks of about equal size."""
         count = labels_N.numel() if isinstance(places, slice) else places.numel()
-        size = _chunk_rows(count, self.weight.shape[0], self.dtype, self.weight.device.type, chunk_bytes)
+        size = chunk_rows(count, self.weight.shape[0], self.dtype, self.weight.device.type, chunk_bytes)
         for start in range(0, count, max(1, size)):
             stop = min(count, start + size)
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
@@ -122,8 +122,7 @@ class LogitChunks:
     def block_rows(self, matrix: Tensor) -> int:
         """Returns how many rows of a matrix are processed together."""
         device = matrix.device.type
-        limit = None if fuses(device) else _BLOCK_BYTES.get(device)
-        return matrix.shape[0] if limit is None else max(1, limit // (matrix.shape[1] * self.exact.itemsize))
+        return matrix.shape[0] if fuses(device) else block_rows(matrix.shape[1], self.exact, device)
 
 
 class WeightGradient:
@@ -159,7 +158,7 @@ class WeightGradient:
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
 
 
-def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None) -> int:
+def chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None = None) -> int:
     """Returns how many of `count` rows of logits are computed at a time, in chunks of about equal size."""
     row = vocab_size * dtype.itemsize
     if chunk_bytes is None and device == "cuda":
@@ -168,6 +167,11 @@ def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, ch
         most = (chunk_bytes or _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE)) // row
     num_chunks = max(1, -(-count // max(1, most)))
     return -(-count // num_chunks)
+
+
+def block_rows(vocab_size: int, dtype: torch.dtype, device: str) -> int:
+    """Returns how many rows of logits in `dtype` go through exponential and sum together."""
+    return max(1, _BLOCK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE) // (vocab_size * dtype.itemsize))
 
 
 @functools.cache

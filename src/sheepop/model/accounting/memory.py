@@ -67,6 +67,22 @@ def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _
     return rows * (capacity + source_len) * per_token
 
 
+def pass_bytes(
+    config: ModelConfig, num_tokens: int, num_keys: int, itemsize: int = _FLOAT32, *, scores: bool = False
+) -> int:
+    """Returns the bytes of activations of a pass without gradients over `num_tokens` tokens that see `num_keys`.
+
+    They are those of the widest layer, without logits and without a cache. With `scores` its attention scores exist in
+    memory; without them only a mask does.
+    """
+    heads, kv_heads = config.num_heads, config.kv_heads
+    attention = 2 * (heads + kv_heads) * config.head_size + (2 * heads + kv_heads) * config.value_size
+    experts = 1 if config.experts is None else config.experts.per_token
+    widths = 4 * config.d_model + max(attention, 3 * experts * config.ffn_size)
+    masks = 1 + itemsize + (3 * heads * max(itemsize, _FLOAT32) if scores else 0)
+    return num_tokens * (widths * itemsize + num_keys * masks)
+
+
 def _kept_exact(config: ModelConfig) -> int:
     """Counts the numbers that stay in float32: routers, tables, and an embedding that the head does not share."""
     embedding = 0 if config.tie_weights else config.vocabulary * config.d_model
