@@ -86,7 +86,7 @@ def test_a_quantised_file_holds_what_llama_cpps_own_package_reads(
     made = make(toy, **{"d_model": 256, "d_ff": 288, "num_layers": 2, **changes})
     written = write_gguf(tmp_path / "toy.gguf", made.config, made.tensors, made.tokenizer, dtype=name, name="toy")
     # The rows of the last matrix in the feed-forward network have 288 numbers.
-    noted = [note for note in written.notes if "matrices have rows that are not multiples of 256 numbers" in note]
+    noted = [note for note in written.notes if "tensors have rows that are not multiples of 256 numbers" in note]
     assert len(noted) == (1 if "k" in name else 0)
     reader = gguf.GGUFReader(tmp_path / "toy.gguf")
     assert reader.fields["general.file_type"].contents() == gguf.LlamaFileType[f"MOSTLY_{name.upper()}"]

@@ -101,9 +101,8 @@ def open_gguf(path: str | Path) -> GGUFFile:
     """
     container = open_container(path)
     try:
-        if not is_split(
-            container
-        ):  # a checksum that was copied into the first part is that of the file before the split
+        # A checksum in a part was copied from the file before it was split.
+        if not is_split(container):
             verify_checksum(container)
         return GGUFFile(container)
     except BaseException:

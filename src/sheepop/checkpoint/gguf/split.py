@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, first_few
 
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_SHOWN = 3
 
 
 def open_container(path: str | Path) -> Container:
@@ -54,8 +55,8 @@ def _paths(path: Path, count: int) -> list[Path]:
     found = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [part.name for part in found if not part.is_file()]:
         raise CheckpointError(
-            f"{path} is one of {count} parts of a model, of which {', '.join(missing)} cannot be found. Put all parts "
-            "into one folder."
+            f"{path} is one of {count} parts of a model, of which {first_few(missing, _SHOWN)} cannot be found. Put "
+            "all parts into one folder."
         )
     return found
 

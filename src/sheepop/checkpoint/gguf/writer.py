@@ -149,8 +149,8 @@ def _larger_notes(entries: Sequence[TensorEntry], dtype: str | None) -> list[str
     block = 1 if dtype is None else TYPES[MIXTURES[dtype].most].block
     larger = [entry.kind.name for entry in entries if entry.kind.block > 1 and entry.shape[-1] % block]
     kinds = ", ".join(sorted(set(larger)))
-    reason = f"have rows that are not multiples of {block} numbers, and are stored in the larger type {kinds}"
-    return [f"{len(larger)} matrices {reason}."] if larger else []
+    reason = f"have rows that are not multiples of {block} numbers, and are stored as {kinds}, which need more bits"
+    return [f"{len(larger)} of {len(entries)} tensors {reason}."] if larger else []
 
 
 def _most_common(entries: Sequence[TensorEntry]) -> str:
