@@ -149,7 +149,7 @@ def nearest_tokens(model: Transformer, token_id: int, count: int = 8) -> list[Ne
     """The tokens whose embeddings have the largest cosine to that of `token_id`, without the token itself."""
     size = model.config.vocabulary
     own = model.embedding(torch.tensor([range(size)[token_id]], device=model.device)).float()
-    parts = torch.arange(size, device=model.device).split(_ROWS)
+    parts = torch.split(torch.arange(size, device=model.device), _ROWS)
     cosines = torch.cat([torch.cosine_similarity(model.embedding(ids).float(), own, dim=-1) for ids in parts])
     cosines[token_id] = -torch.inf
     best = cosines.topk(min(count, size - 1))
