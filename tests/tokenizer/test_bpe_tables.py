@@ -1,5 +1,6 @@
 """BPE with tables of its own gives the ids of the library, and its file is a copy that may be missing."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -165,5 +166,29 @@ def test_damaged_tables_are_refused(bpe: Tokenizer, tmp_path: Path):
         else:  # the name of its format or of its tokenizer was damaged
             assert loaded.fingerprint() == bpe.fingerprint()
     file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(TokenizerError, match=r"tokenizer\.tables is damaged"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "outline",
+    [
+        [],
+        {},
+        {"model": {"type": "WordLevel"}},
+        {"model": {"type": "BPE"}, "added_tokens": [{"id": 999, "content": "<eos>"}]},
+        {"model": {"type": "BPE"}, "added_tokens": [{"id": 0, "content": "<eos>"}]},
+    ],
+)
+def test_tables_whose_parts_do_not_fit_each_other_are_refused(outline: Any, bpe: Tokenizer, tmp_path: Path):
+    bpe.save(tmp_path)
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    tables = BpeTables.of(json.loads(content))
+    dataclasses.replace(tables, outline=outline).save(tmp_path, content)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.tables is damaged"):
+        load_tokenizer(tmp_path)
+    beyond = tables.merged.copy()
+    beyond[-1] = len(tables)
+    dataclasses.replace(tables, merged=beyond).save(tmp_path, content)
     with pytest.raises(TokenizerError, match=r"tokenizer\.tables is damaged"):
         load_tokenizer(tmp_path)

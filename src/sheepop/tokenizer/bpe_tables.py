@@ -27,7 +27,8 @@ from sheepop.tokenizer.settings import are_tokens
 from sheepop.tokenizer.vocabulary import BYTE_TOKENS
 
 TABLES_FILE = "tokenizer.tables"
-_FORMAT = "1"
+_FORMAT_VERSION = 1
+_METADATA = "sheepop"
 _LARGEST_OUTLINE = 2**26
 _DTYPES = {"text": "u1", "starts": "<u4", "order": "<u4", "pairs": "<u8", "ranks": "<u4", "merged": "<u4"}
 
@@ -148,12 +149,13 @@ class BpeTables:
         arrays = self._arrays()
         outline = json.dumps(self.outline, ensure_ascii=False)
         metadata = {
-            "format_version": _FORMAT,
+            "format_version": _FORMAT_VERSION,
             "tokenizer_sha256": hashlib.sha256(content).hexdigest(),
             "sha256": _checksum(arrays, outline),
             "outline": outline,
         }
-        write_atomic(directory / TABLES_FILE, save(arrays, metadata))
+        # As one value, because the format writes several in any order.
+        write_atomic(directory / TABLES_FILE, save(arrays, {_METADATA: json.dumps(metadata)}))
 
     @classmethod
     def load(cls, directory: Path, content: bytes) -> BpeTables | None:
@@ -168,19 +170,31 @@ class BpeTables:
             return None
         try:
             with safe_open(file, framework="numpy") as opened:
-                metadata = opened.metadata() or {}
-                if metadata.get("format_version") != _FORMAT:
+                metadata = json.loads((opened.metadata() or {})[_METADATA])
+                if metadata["format_version"] != _FORMAT_VERSION:
                     return None
-                if metadata.get("tokenizer_sha256") != hashlib.sha256(content).hexdigest():
+                if metadata["tokenizer_sha256"] != hashlib.sha256(content).hexdigest():
                     return None
                 arrays = {name: opened.get_tensor(name) for name in _DTYPES}
             outline = metadata["outline"]
             is_whole = len(outline) <= _LARGEST_OUTLINE and metadata["sha256"] == _checksum(arrays, outline)
             if is_whole and _is_consistent(**arrays):
-                return cls(json.loads(outline), **{**arrays, "text": arrays["text"].tobytes()})
+                tables = cls(json.loads(outline), **{**arrays, "text": arrays["text"].tobytes()})
+                if tables._fit_outline():
+                    return tables
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         raise TokenizerError(f"{file} is damaged. Remove it: it only repeats {TOKENIZER_FILE}, to load it faster.")
+
+    def _fit_outline(self) -> bool:
+        """Whether the outline is of a BPE model, whose added tokens have the texts and ids of the tables."""
+        model = self.outline.get("model") if isinstance(self.outline, dict) else None
+        if not isinstance(model, dict) or model.get("type") != "BPE":
+            return False
+        added = self.outline.get("added_tokens") or []
+        return are_tokens(added) and all(
+            0 <= token["id"] < len(self) and self[token["id"]] == token["content"] for token in added
+        )
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {**{name: getattr(self, name) for name in _DTYPES}, "text": np.frombuffer(self.text, dtype=np.uint8)}
