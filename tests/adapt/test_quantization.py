@@ -134,6 +134,7 @@ def test_a_disk_keeps_the_rounded_model(form: Format, experts: dict[str, Any], t
     # The matrices take one byte or half of one; the scales are small beside them.
     stored = {name: weight for name, weight in loaded.model.named_parameters() if isinstance(weight, StoredWeight)}
     for name, weight in stored.items():
+        # Of two blocks, none is the first or last eighth, and only the third would be the third between.
         is_half = form == "int4" and name not in ("embedding.weight", "lm_head.weight")
         assert weight.numbers.nbytes == weight.numel() // (1 + is_half), name
     half = load_model(tmp_path / "model", dtype=torch.bfloat16).model
@@ -158,3 +159,13 @@ def test_a_model_of_floats_is_of_the_first_version(tmp_path: Path) -> None:
     found = read_json(tmp_path / "model" / "config.json")
     assert found["format_version"] == 1
     assert "quantization" not in found
+
+
+def test_int4_leaves_what_matters_most_at_int8() -> None:
+    """The vocabulary, and of 8 blocks the first, the last, and every third between: values and down projections."""
+    model = quantize(build_model(ModelConfig.model_validate({**SIZES, "num_layers": 8}), 0), "int4")
+    found = {name for name, weight in model.named_parameters() if getattr(weight, "stored", None) == "int8"}
+    blocks = {name for name in found if name.startswith("blocks.")}
+    assert found - blocks == {"embedding.weight"}
+    names = ("attention.v_proj.weight", "feed_forward.down_proj.weight")
+    assert blocks == {f"blocks.{layer}.{name}" for layer in (0, 3, 6, 7) for name in names}

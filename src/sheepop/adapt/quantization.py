@@ -8,6 +8,7 @@ Activations are not quantised.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -27,8 +28,11 @@ _SPANS = (13.5, 14.0, 14.5, 15.0, 15.5, 16.0, 17.0, 18.0)
 _CHUNK = 2**17
 _TINY = 1e-30  # no scale is 0
 
-# int8 keeps the rows of the vocabulary: every token reads one of them, and their errors add to every logit.
+# int4 leaves these at int8. The errors of the vocabulary concern every token and every logit. Values and the outputs of
+# feed-forward networks add to the residual stream; as in llama.cpp's mixtures, those of the first and last blocks and of
+# every third one between are more exact.
 _OF_VOCABULARY = ("embedding.weight", "lm_head.weight")
+_OF_RESIDUALS = re.compile(r"blocks\.(\d+)\..*(v_proj|down_proj)(\.weight)?")
 
 
 def quantized(weight: Tensor, stored: Format, importance: Tensor | None = None) -> StoredWeight:
@@ -55,14 +59,22 @@ def quantized(weight: Tensor, stored: Format, importance: Tensor | None = None) 
 def quantize(model: Transformer, stored: Format, importance: Mapping[Tensor, Tensor] | None = None) -> Transformer:
     """Returns a copy of the network with quantised matrices; norms, biases and routers are unchanged.
 
-    int4 leaves the embedding and the output projection at int8. A tied embedding stays tied. `importance` are the
-    columns' weights from `input_importance`. Raises `UsageError` like `quantized`.
+    int4 leaves the embedding, the output projection, and some value and down projections at int8. A tied embedding stays
+    tied. `importance` are the columns' weights from `input_importance`. Raises `UsageError` like `quantized`.
     """
     replaced = {}
     for name, weight in quantizable(model):
-        form: Format = "int8" if stored == "int4" and name in _OF_VOCABULARY else stored
+        form: Format = "int8" if stored == "int4" and _is_sensitive(name, model.config.num_layers) else stored
         replaced[weight] = nn.Parameter(quantized(weight, form, (importance or {}).get(weight)), False)
     return model.sharing_copy(replaced)
+
+
+def _is_sensitive(name: str, num_layers: int) -> bool:
+    """Whether int4 leaves this matrix at int8."""
+    if found := _OF_RESIDUALS.fullmatch(name):
+        layer, ends = int(found[1]), num_layers // 8
+        return not ends <= layer < num_layers - ends or (layer - ends) % 3 == 2
+    return name in _OF_VOCABULARY
 
 
 def dequantized(model: Transformer) -> Transformer:

@@ -36,7 +36,8 @@ def quantize_model(
     """Writes a model with its matrices in the format `to`, one of `QUANTIZED`; returns a summary.
 
     `text` is scored before and after. If it is None, the model generates texts, and their scores show how far the two
-    models are apart. With a text for `calibration`, int4 keeps the weights more exact whose inputs are large on it.
+    models are apart. int4 keeps the weights more exact whose inputs are large on the text `calibration`, by default on
+    texts that the model generates.
     Raises `CheckpointError` for a quantised model and `UsageError` for an `output` in use.
     """
     console = console or Console.silent()
@@ -51,12 +52,13 @@ def quantize_model(
     loaded = load_model(model)
     if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
         raise CheckpointError(f"{loaded.directory} is already quantised. Quantise the model that it was made from.")
-    with console.progress("Quantising", total=4 + (calibration is not None)) as progress:
+    with console.progress("Quantising", total=4) as progress:
+        own = _own_texts(loaded) if text is None or (to == "int4" and calibration is None) else []
+        texts = own if text is None else [text]
         importance = None
-        if calibration is not None:
-            importance = input_importance(loaded.model, _windows(loaded, calibration))
-            progress.advance()
-        texts = [text] if text is not None else _own_texts(loaded)
+        if to == "int4":
+            samples = own if calibration is None else [calibration]
+            importance = input_importance(loaded.model, _windows(loaded, samples))
         progress.advance()
         before = _perplexity(loaded.model, loaded, texts)
         progress.advance()
@@ -92,14 +94,17 @@ def _own_texts(loaded: LoadedModel) -> list[str]:
     return [completion.text for completion in generator.generate([prompt] * _TEXTS, config)]
 
 
-def _windows(loaded: LoadedModel, text: str) -> list[torch.Tensor]:
-    """The tokens of a text in windows, each after the token that begins a text; raises `UsageError` if it has none."""
-    ids, start = loaded.tokenizer.encode(text), loaded.tokenizer.special_id("bos")
-    if not ids:
-        raise UsageError("The text for calibration is empty. Give a text like those that the model will read.")
+def _windows(loaded: LoadedModel, texts: list[str]) -> list[torch.Tensor]:
+    """The tokens of texts in windows, after the token that begins a text; raises `UsageError` if there are none."""
+    start = loaded.tokenizer.special_id("bos")
     begin = [] if start is None else [start]
     length = min(_WINDOW, loaded.config.max_seq_len) - len(begin)
-    return [torch.tensor(begin + ids[at : at + length]) for at in range(0, len(ids), length)]
+    windows = []
+    for ids in map(loaded.tokenizer.encode, texts):
+        windows += [torch.tensor(begin + ids[at : at + length]) for at in range(0, len(ids), length)]
+    if not windows:
+        raise UsageError("The text for calibration is empty. Give a text like those that the model will read.")
+    return windows
 
 
 def _perplexity(model: Transformer, loaded: LoadedModel, texts: list[str]) -> float:
