@@ -112,6 +112,7 @@ class OutputHead(nn.Linear):
             for part_RV in logits_RV.split(block_rows(logits_RV.shape[1], exact, logits_RV.device.type)):
                 yield slice(start, start + len(part_RV)), part_RV.to(exact)
                 start += len(part_RV)
+            del logits_RV, part_RV  # so that two chunks never exist at a time
 
     @torch.no_grad()
     def judge(self, hidden_ND: Tensor, token_ids_M: Tensor, rows_M: Tensor | None = None) -> Judged:
@@ -137,6 +138,7 @@ class OutputHead(nn.Linear):
                     (best - log_sum)[where],
                 )
             )
+            del logits_RV, of_tokens
         return Judged(*(torch.cat(parts).cpu() for parts in zip(*found, strict=True)))
 
 
