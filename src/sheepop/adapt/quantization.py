@@ -29,8 +29,8 @@ _CHUNK = 2**17
 _TINY = 1e-30  # no scale is 0
 
 # int4 leaves these at int8. The errors of the vocabulary concern every token and every logit. Values and the outputs of
-# feed-forward networks add to the residual stream; as in llama.cpp's mixtures, those of the first and last blocks and of
-# every third one between are more exact.
+# feed-forward networks add to the residual stream: as in llama.cpp's mixtures, those of the first and last blocks and
+# of every third one between are more exact.
 _OF_VOCABULARY = ("embedding.weight", "lm_head.weight")
 _OF_RESIDUALS = re.compile(r"blocks\.(\d+)\..*(v_proj|down_proj)(\.weight)?")
 
@@ -59,8 +59,8 @@ def quantized(weight: Tensor, stored: Format, importance: Tensor | None = None) 
 def quantize(model: Transformer, stored: Format, importance: Mapping[Tensor, Tensor] | None = None) -> Transformer:
     """Returns a copy of the network with quantised matrices; norms, biases and routers are unchanged.
 
-    int4 leaves the embedding, the output projection, and some value and down projections at int8. A tied embedding stays
-    tied. `importance` are the columns' weights from `input_importance`. Raises `UsageError` like `quantized`.
+    int4 leaves the embedding, the output projection, and some value and down projections at int8. A tied embedding
+    stays tied. `importance` are the columns' weights from `input_importance`. Raises `UsageError` like `quantized`.
     """
     replaced = {}
     for name, weight in quantizable(model):
