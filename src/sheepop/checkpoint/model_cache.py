@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sheepop.checkpoint.model_kind import gguf_parts
 from sheepop.checkpoint.published_name import PublishedName
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
@@ -168,7 +169,10 @@ def local_model(path: Path, console: Console) -> Path:
     A source whose files have other sizes or times is imported again, and its former import is removed.
     """
     place = path.resolve()
-    files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
+    if place.is_dir():
+        files = sorted(file for file in place.iterdir() if file.is_file())
+    else:
+        files = [file for file in map(place.with_name, gguf_parts(place.name)) if file.is_file()]
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     entry = entry_for(place.stem, os.fsencode(place).hex(), stamps)
     if entry.is_finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sheepop.core.files import read_json
 FORMAT = "sheepop-model"
 GGUF = ".gguf"
 _GGUF_MAGIC = b"GGUF"
+_PART_OF_GGUF = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def is_model(directory: Path) -> bool:
@@ -33,6 +35,14 @@ def is_gguf(path: Path) -> bool:
             return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def gguf_parts(path: str) -> list[str]:
+    """Returns the paths of all files of a GGUF model, given one: several for a name like NAME-00001-of-00003.gguf."""
+    match = _PART_OF_GGUF.fullmatch(path)
+    if match is None:
+        return [path]
+    return [f"{match[1]}-{number:05}-of-{match[2]}{GGUF}" for number in range(1, int(match[2]) + 1)]
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from sheepop.checkpoint.model_cache import (
     models_directory,
     require_space,
 )
+from sheepop.checkpoint.model_kind import gguf_parts
 from sheepop.checkpoint.published_name import PublishedName, is_gguf_path
 from sheepop.checkpoint.source_directory import CONFIG, read_table
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS
@@ -38,7 +39,6 @@ _SETTINGS = (
 _VOCABULARIES = ("vocab.json", "merges.txt", "vocab.bpe", "encoder.json")
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken")
 _TEMPLATE = re.compile(r"additional_chat_templates/[A-Za-z0-9_][\w.-]*\.jinja", re.A)
-_PART_OF_GGUF = re.compile(r".*-\d{5}-of-(?P<count>\d{5})\.gguf", re.I)
 _SHARD = re.compile(r"[^/]+-\d{5}-of-\d{5}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_NAMES = 20
@@ -92,8 +92,8 @@ class _Published:
     @property
     def candidates(self) -> list[HubFile]:
         """The files that may be needed: of weights in several files, all that are beside their index."""
-        if self.gguf is not None:
-            return [self.gguf]
+        if self.gguf:
+            return self.gguf
         weights = [WEIGHTS] if WEIGHTS in self._files else [path for path in self._files if _SHARD.fullmatch(path)]
         return [*self.description, *(self._files[path] for path in weights)]
 
@@ -123,8 +123,9 @@ class _Published:
 
     def collect(self, place: Path, bring: Bring) -> Path:
         """Brings all files of the model and returns its path, in `place`; refuses what cannot be read early."""
-        if self.gguf is not None:
-            return bring(self.gguf)
+        if self.gguf:
+            paths = [bring(file) for file in self.gguf]
+            return paths[0]
         for file in self.description:
             bring(file)
             if file.path == CONFIG:
@@ -133,14 +134,14 @@ class _Published:
             bring(file)
         return place
 
-    def _chosen_gguf(self) -> HubFile | None:
-        """The GGUF file that is meant, or None for a model in Hugging Face's format."""
-        found = sorted(path for path in self._files if is_gguf_path(path))
+    def _chosen_gguf(self) -> list[HubFile]:
+        """The parts of the GGUF file that is meant, usually one; empty for a model in Hugging Face's format."""
+        found = sorted({gguf_parts(path)[0] for path in self._files if is_gguf_path(path)})
         wanted, repository = self.name.file, self.contents.repository
         listed = f"It has {first_few(found, _MOST_NAMES)}." if found else "It has no GGUF files."
         if wanted is None:
             if CONFIG in self._files and (WEIGHTS in self._files or INDEX in self._files):
-                return None
+                return []
             if not found and not self.is_whole:
                 what = CONFIG if CONFIG not in self._files else f"{WEIGHTS} or {INDEX}"
                 raise CheckpointError(_missing(self.name, what))
@@ -151,16 +152,12 @@ class _Published:
                     f"{repository} has several GGUF files. Name one, such as {repository}/{found[0]}. {listed}"
                 )
             wanted = found[0]
-        if wanted not in found and not self.is_whole:
-            raise CheckpointError(_missing(self.name, wanted))
-        if wanted not in found:
-            raise CheckpointError(f"{repository} has no file {wanted}. {listed}")
-        if match := _PART_OF_GGUF.fullmatch(wanted):
-            raise CheckpointError(
-                f"{wanted} of {repository} is one of {int(match['count'])} parts of a model. Download them, join them "
-                "with llama-gguf-split --merge, and give the joined file."
-            )
-        return self._files[wanted]
+        parts = gguf_parts(wanted)
+        if missing := [part for part in parts if part not in self._files]:
+            if not self.is_whole:
+                raise CheckpointError(_missing(self.name, missing[0]))
+            raise CheckpointError(f"{repository} has no file {missing[0]}. {listed}")
+        return [self._files[part] for part in parts]
 
     def _refusal(self) -> str:
         repository, pickles = self.contents.repository, [path for path in self._files if path.endswith(_PICKLES)]

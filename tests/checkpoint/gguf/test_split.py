@@ -25,7 +25,7 @@ def split(source: Path, folder: Path, tensors_per_part: int = 12) -> list[Path]:
     folder.mkdir()
     writer = gguf.GGUFWriter(folder / "toy.gguf", architecture, split_max_tensors=tensors_per_part)
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
+        if not name.startswith("GGUF.") and name != "general.architecture" and field.contents() != []:
             kinds = field.types
             writer.add_key_value(name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
     for tensor in reader.tensors:

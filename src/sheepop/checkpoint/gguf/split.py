@@ -6,15 +6,14 @@ how many tensors all have together.
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from pathlib import Path
 
 from sheepop.checkpoint.gguf.container import Container
+from sheepop.checkpoint.model_kind import gguf_parts
 from sheepop.core.errors import CheckpointError, first_few
 
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
-_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _SHOWN = 3
 
 
@@ -46,13 +45,12 @@ def is_split(container: Container) -> bool:
 
 def _paths(path: Path, count: int) -> list[Path]:
     """Returns the paths of all parts of the model."""
-    match = _NAME.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
+    found = [path.with_name(name) for name in gguf_parts(path.name)]
+    if len(found) != count:
         raise CheckpointError(
             f"{path} is one of {count} parts of a model, but its name does not end in -00001-of-{count:05}.gguf or "
             "another number, by which the other parts are found. Give all parts the names that were published."
         )
-    found = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [part.name for part in found if not part.is_file()]:
         raise CheckpointError(
             f"{path} is one of {count} parts of a model, of which {first_few(missing, _SHOWN)} cannot be found. Put "
