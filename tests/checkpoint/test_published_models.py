@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from sheepop.jobs.models import list_models, pull_model, remove_models
 from sheepop.tokenizer import CharTokenizer
 
 from ..command_line import Launcher
-from .gguf.test_split import split
 
 if TYPE_CHECKING:
     from tests.hub_server import Fault, LoopbackHub
@@ -247,20 +245,6 @@ def test_a_gguf_file_in_a_repository(hub: LoopbackHub, toy: Path, gguf: bytes):
     assert "a.gguf, b-00001-of-00002.gguf, more/toy-f32.gguf" in several and "org/Many-GGUF/a.gguf" in several
     assert "has no file c.gguf. It has a.gguf" in refused("org/Many-GGUF/c.gguf")
     assert "has no file b-00002-of-00002.gguf" in refused("org/Many-GGUF/b-00001-of-00002.gguf")
-
-
-def test_a_model_in_several_gguf_files_is_fetched_whole(hub: LoopbackHub, toy: Path, gguf: bytes, tmp_path: Path):
-    whole = tmp_path / "toy.gguf"
-    whole.write_bytes(gguf)
-    parts = split(whole, tmp_path / "parts", 5)
-    assert len(parts) > 2
-    hub.repository("org/Parts-GGUF", {f"q/{part.name}": part.read_bytes() for part in parts})
-    torch.testing.assert_close(load_model("org/Parts-GGUF").model(IDS), theirs(toy), rtol=1e-4, atol=1e-5)
-    # Of local parts, a change of any is seen, whichever is given.
-    first = resolve_model_directory(parts[1], Console.silent())
-    assert resolve_model_directory(parts[1], Console.silent()) == first
-    os.utime(parts[2])
-    assert resolve_model_directory(parts[1], Console.silent()) != first
 
 
 def test_files_of_other_programs_are_imported_once(toy: Path, gguf: bytes, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -12,8 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from sheepop.checkpoint import resolve_model_directory
 from sheepop.checkpoint.gguf.reader import open_gguf, read_gguf
+from sheepop.checkpoint.model_directory import open_model
+from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError
+
+from ...hub_server import LoopbackHub
 
 gguf = pytest.importorskip("gguf")
 
@@ -25,7 +31,7 @@ def split(source: Path, folder: Path, tensors_per_part: int = 12) -> list[Path]:
     folder.mkdir()
     writer = gguf.GGUFWriter(folder / "toy.gguf", architecture, split_max_tensors=tensors_per_part)
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture" and field.contents() != []:
+        if not name.startswith("GGUF.") and name != "general.architecture":
             kinds = field.types
             writer.add_key_value(name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
     for tensor in reader.tensors:
@@ -124,3 +130,24 @@ def test_a_tensor_in_two_parts_is_refused(parts: list[Path]) -> None:
         CheckpointError, match=f"has the tensor '{name.decode()}', which toy-00001-of-00003.gguf has too"
     ):
         open_gguf(parts[0])
+
+
+def test_a_published_model_in_several_files_is_fetched_whole(
+    hub: LoopbackHub, parts: list[Path], make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHEEPOP_MODELS", str(tmp_path / "cache"))
+    hub.repository("org/Parts-GGUF", {f"q/{part.name}": part.read_bytes() for part in parts})
+    for name in ("org/Parts-GGUF", f"org/Parts-GGUF/q/{parts[1].name}"):
+        found = open_model(resolve_model_directory(name, Console.silent())).tensors
+        for tensor, expected in make("llama").tensors.items():
+            assert torch.equal(found[tensor].read(), expected.read()), tensor
+
+
+def test_a_change_of_any_part_is_seen_whichever_is_given(
+    parts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHEEPOP_MODELS", str(tmp_path / "cache"))
+    first = resolve_model_directory(parts[1], Console.silent())
+    assert resolve_model_directory(parts[1], Console.silent()) == first
+    os.utime(parts[2])
+    assert resolve_model_directory(parts[1], Console.silent()) != first
