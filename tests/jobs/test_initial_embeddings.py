@@ -136,8 +136,11 @@ def test_vectors_of_no_token_and_a_fork_are_refused(notes: Path, vectors: Path, 
     other.write_text("xyzzy" + " 1.0" * 16 + "\n")
     with pytest.raises(ConfigError, match=r"other\.txt has 1 word, none of which is a token"):
         train(run_config(notes, tmp_path / "run", other))
-    with pytest.raises(ConfigError, match="is for a new network, but the weights of parent already have embeddings"):
-        train(run_config(notes, tmp_path / "fork", vectors), fork=Path("parent"))
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    (parent / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is for a new network, but the weights of .*parent already have embeddings"):
+        train(run_config(notes, tmp_path / "fork", vectors), fork=parent)
 
 
 def test_a_run_that_was_killed_before_it_had_saved_them_begins_with_them_again(

@@ -22,7 +22,10 @@ from sheepop.jobs.exchange import import_model
 
 TEXT = "Sheep graze on the hill. In 1789 the"
 ENVIRONMENT = "SHEEPOP_TEST_MODEL"
-pytestmark = pytest.mark.skipif(ENVIRONMENT not in os.environ, reason=f"{ENVIRONMENT} names no folder with a model")
+pytestmark = [
+    pytest.mark.models,
+    pytest.mark.skipif(ENVIRONMENT not in os.environ, reason=f"{ENVIRONMENT} names no folder with a model"),
+]
 
 
 @pytest.fixture(scope="module")
