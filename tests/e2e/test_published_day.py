@@ -91,7 +91,15 @@ def test_an_adapter_is_learnt_and_exported(path: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"What is {n} plus {n}?", "completion": f"{2 * n}"} for n in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = tmp_path / "run"
-    settings = ("tuning.lora={}", "training.max_steps=20", "training.global_batch_size=4", "training.precision=fp32")
+    # Rows of the default length, which is the context of 32,768, would not fit the memory of most machines.
+    settings = (
+        "tuning.lora={}",
+        "data.max_length=64",
+        "training.micro_batch_size=4",
+        "training.max_steps=20",
+        "training.global_batch_size=4",
+        "training.precision=fp32",
+    )
     data = ("--data", tmp_path / "rows.jsonl", "--output", run, "--device", "cpu")
     ended = in_process("tune", "sft", path, *data, "training.sample_prompts=[]", *settings)
     assert ended.code == 0, ended.err
