@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(shutil.which("make") is None, reason="needs make"),
 ]
-TARGETS = ["quickstart", "test", "test-system", "test-faults", "lint", "bench"]
+TARGETS = ["quickstart", "test", "test-system", "test-faults", "test-models", "lint", "bench"]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_variables_of_quickstart_reach_the_command(clone: Path):
 
 
 def test_development_targets_install_the_development_tools(clone: Path):
-    for target in ("test", "test-system", "test-faults", "lint", "bench"):
+    for target in ("test", "test-system", "test-faults", "test-models", "lint", "bench"):
         assert any(line.endswith('--editable ".[dev]"') for line in commands(clone, target)), target
 
 
