@@ -126,7 +126,7 @@ class WithValues(ModelForm):
     is_divisible = False
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
-        """Returns the weights of both."""
+        """Returns the weights of the policy and of the values."""
         return {**self.policy.weights(model), **_of_values(model)}
 
     def write(self, directory: Path, weights: Weights, tokenizer: Tokenizer, provenance: Provenance) -> None:
@@ -137,7 +137,7 @@ class WithValues(ModelForm):
         save_file(values, directory / VALUES)
 
     def read(self, directory: Path) -> dict[str, Tensor]:
-        """Reads the weights of both."""
+        """Reads the weights of the policy and of the values."""
         return {**self.policy.read(directory), **read_weights(directory / VALUES)}
 
     def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:

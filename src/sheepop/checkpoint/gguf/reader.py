@@ -29,9 +29,10 @@ from sheepop.tokenizer import Tokenizer
 
 _LONGEST_TEXT = 1000
 _TOLERANCE = 1e-4
-# The allowed difference between two rounded copies of the embedding, as a share of its largest number. With q6_k,
-# numbers are multiples of up to 1/32 of the largest, and a scaled copy may be rounded to the next multiple.
-_ROUNDING = 0.04
+# The allowed difference between two rounded copies of the embedding, as a share of its largest number. Types with fewer
+# than 8 bits store multiples of up to 1/32 of it, and a scaled copy may be rounded to the next multiple.
+_ROUNDING, _COARSE_ROUNDING = 0.01, 0.04
+_FINE = ("f32", "f16", "bf16", "q8_0")
 # Tensors that SheepOp does not support, and the reasons for the error.
 _REASONS = {
     "rope_factors_long.weight": "belongs to LongRoPE, which is read only from the Hugging Face format",
@@ -150,8 +151,10 @@ def _constant_problem(container: Container, place: Place) -> str:
         return "" if bool(near.all()) else f"the numbers of {place.theirs} do not fit the configuration"
     other = container.read(OUTPUT_NAME if place.theirs == EMBEDDING_NAME else EMBEDDING_NAME).float()
     found = place.restored(found)
+    is_fine = all(container.tensors[name].kind.name in _FINE for name in (EMBEDDING_NAME, OUTPUT_NAME))
+    rounding = _ROUNDING if is_fine else _COARSE_ROUNDING
     near = (found == other) | (found.isnan() & other.isnan())
-    near |= (found - other).abs() <= _ROUNDING * other[other.isfinite()].abs().max()
+    near |= (found - other).abs() <= rounding * other[other.isfinite()].abs().max()
     return "" if bool(near.all()) else f"{OUTPUT_NAME} differs from {EMBEDDING_NAME}, although the two are tied"
 
 
