@@ -23,7 +23,7 @@ from sheepop.generate.engine import Engine, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.request import Candidate, Prompt, Request
-from sheepop.generate.sampler import Row, Sampler
+from sheepop.generate.sampler import Occurrences, Row, Sampler
 from sheepop.generate.speculation import LookupDrafter
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
@@ -121,7 +121,8 @@ def plain(request: Request, model: Transformer) -> list[list[int]]:
             if source is not None and len(context) == longest:
                 break  # a target needs its beginning
             read = [torch.tensor([context])] if source is None else [torch.tensor([source]), torch.tensor([context])]
-            row = Row(request.config, request.prompt.token_ids, written, candidate.seed)
+            occurrences = Occurrences(request.prompt.token_ids).followed_by(written)
+            row = Row(request.config, len(written), candidate.seed, occurrences if request.config.penalises else None)
             written.append(sampler(model).choose(model(*read)[:, -1], [row]).token_ids[0])
             context.append(written[-1])
             if len(context) > longest:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig
-from sheepop.generate.sampler import (
-    Row,
-    Sampler,
+from sheepop.generate.native_sampling import choose_natively, suits_native_sampling
+from sheepop.generate.sampler import Occurrences, Row, Sampler, repetition_penalised
+from sheepop.generate.warping import (
     apply_min_p,
     apply_temperature,
     apply_top_k,
     apply_top_p,
     apply_typical,
     draw,
-    repetition_penalised,
+    likeliest,
     uniform,
     warped,
 )
@@ -149,7 +149,8 @@ def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
 
 def scores_of(logits: list[float], config: GenerationConfig, prompt: list[int], text: list[int]) -> list[float]:
     sampler = Sampler(torch.tensor([False] * len(logits)), [0])
-    return sampler.scores(torch.tensor([logits]), [Row(config, prompt, text, 0)])[0].tolist()
+    occurrences = Occurrences(prompt).followed_by(text) if config.penalises else None
+    return sampler.scores(torch.tensor([logits]), [Row(config, len(text), 0, occurrences)])[0].tolist()
 
 
 def test_penalties_and_biases_by_hand() -> None:
@@ -183,6 +184,27 @@ def test_rows_of_a_batch_have_settings_of_their_own() -> None:
     together = next_token_probabilities(logits, *configs)
     for row, alone, config in zip(together, logits, configs, strict=True):
         torch.testing.assert_close(row, next_token_probabilities(alone, config), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("digits", [0, 6])
+def test_many_rows_are_searched_with_the_result_of_sorting_each(dtype: torch.dtype, digits: int) -> None:
+    """Rows that are sorted alone are searched bit by bit in a batch; without decimals many are equal."""
+    logits = (torch.randn(12, 3000, generator=torch.Generator().manual_seed(4), dtype=dtype) * 3).round(decimals=digits)
+    logits[3, ::2] = -torch.inf
+    logits[4] = -0.0
+    for apply, parameters in (
+        (apply_top_k, (1, 7, 2999, 4000)),
+        (apply_top_p, (0.1, 0.9)),
+        (apply_typical, (0.1, 0.9)),
+    ):
+        for parameter in parameters:
+            together = apply(logits, parameter)
+            assert torch.equal(together, torch.cat([apply(row, parameter) for row in logits.split(1)]))
+            if apply is apply_top_k:
+                assert together.isfinite().sum(-1).tolist() == [
+                    min(parameter, 1500 if row == 3 else 3000) for row in range(12)
+                ]
 
 
 def chi_square(draws: list[int], probabilities: list[float]) -> float:
@@ -240,8 +262,8 @@ def test_an_unlikely_candidate_more_or_less_leaves_the_draw_as_it_is() -> None:
 def test_the_likeliest_tokens_and_their_probabilities_are_those_of_the_model() -> None:
     logits = log([[0.5, 0.3, 0.15, 0.05], [0.1, 0.1, 0.7, 0.1]])
     rows = [
-        Row(GenerationConfig(temperature=0, logit_bias={0: -100.0}, top_logprobs=2), [], [], 0),
-        Row(GenerationConfig(temperature=0), [], [], 0),
+        Row(GenerationConfig(temperature=0, logit_bias={0: -100.0}, top_logprobs=2), 0, 0),
+        Row(GenerationConfig(temperature=0), 0, 0),
     ]
     choice = Sampler(torch.tensor([False] * 4), []).choose(logits, rows)
     assert choice.token_ids == [1, 2]
@@ -288,7 +310,7 @@ def test_what_another_rounding_may_change_is_a_near_tie(temperature: float) -> N
     draws = torch.Generator().manual_seed(5)
     logits = 10_000 + torch.randint(0, 9, (4000, 12), generator=draws) * 2e-3
     config = GenerationConfig(temperature=temperature, top_p=1.0)
-    rows = [Row(config, [], [], seed) for seed in range(len(logits))]
+    rows = [Row(config, 0, seed) for seed in range(len(logits))]
     sampler = Sampler(torch.tensor([False] * 12), [])
     noise = (torch.rand(logits.shape, generator=draws) - 0.5) * 7 * 10_000 * 2**-23
     plain, moved = sampler.choose(logits, rows), sampler.choose(logits + noise, rows)
@@ -300,9 +322,100 @@ def test_what_another_rounding_may_change_is_a_near_tie(temperature: float) -> N
 
 
 def test_of_equal_tokens_the_first_is_chosen_and_called_a_tie() -> None:
-    row = Row(GenerationConfig(temperature=0), [], [], 0)
+    row = Row(GenerationConfig(temperature=0), 0, 0)
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0], [3.0, 1.0, 0.0, 0.0]])
     choice = Sampler(torch.tensor([False] * 4), []).choose(logits, [row, row])
     assert choice.token_ids == [1, 0] and choice.near_ties == [True, False]
     alone = Sampler(torch.tensor([True, False]), []).choose(torch.tensor([[5.0, 1.0]]), [row])
     assert alone.token_ids == [1] and alone.near_ties == [False]
+
+
+ROWS = {
+    "plain": GenerationConfig(temperature=1.0, top_p=1.0),
+    "default": GenerationConfig(),
+    "hot": GenerationConfig(temperature=3.0, top_p=0.5),
+    "cold": GenerationConfig(temperature=5e-324),
+    "top-k": GenerationConfig(temperature=1.0, top_k=40, top_p=1.0),
+    "one": GenerationConfig(temperature=1.0, top_k=1, top_p=1.0),
+    "least top-p": GenerationConfig(temperature=1.0, top_p=1e-13),
+    "min-p": GenerationConfig(temperature=1.5, top_p=1.0, min_p=0.1),
+    "typical": GenerationConfig(temperature=1.0, top_p=1.0, typical_p=0.3),
+    "all": GenerationConfig(temperature=0.9, top_k=500, top_p=0.9, min_p=1e-3, typical_p=0.8),
+    "greedy": GenerationConfig(temperature=0.0),
+}
+needs_kernel = pytest.mark.skipif(
+    not suits_native_sampling(torch.zeros(1, 2**13)), reason="there is no C++ compiler for the kernels"
+)
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "masked", "one", "odd"])
+def test_the_native_sampler_chooses_as_the_one_in_pytorch(kind: str) -> None:
+    """Every setting on each kind of logits: the same tokens as PyTorch in float64."""
+    draws = torch.Generator().manual_seed(2)
+    size = {"one": 1, "odd": 37}.get(kind, 3000)
+    configs = [config for config in ROWS.values() for _ in range(40)]
+    seeds = [derive_seed(7, kind, number) for number in range(len(configs))]
+    logits = torch.randn(len(configs), size, generator=draws) * (0.3 if kind == "flat" else 4.0)
+    if kind == "ties":
+        logits = logits.round()
+    if kind == "masked":
+        logits[:, torch.randperm(size, generator=draws)[: size - 3]] = -torch.inf
+    found = choose_natively(logits, logits, configs, seeds)
+    exact = logits.double()
+    numbers = [number for number, config in enumerate(configs) if not config.greedy]
+    expected, lead, _ = likeliest(exact)
+    chosen = warped(exact[numbers], [configs[number] for number in numbers])
+    races = chosen - (-torch.log1p(-uniform(torch.tensor(seeds)[numbers, None], torch.arange(size)).double())).log()
+    expected[numbers], lead[numbers], _ = likeliest(races)
+    heat = torch.tensor([config.temperature or 1.0 for config in configs], dtype=torch.float64)
+    differs = (found[:, 0] != expected).nonzero()[:, 0]
+    assert len(differs) == 0, [(list(ROWS)[int(row) // 40], lead[row]) for row in differs]
+    same = (found[:, 0] == expected) & lead.isfinite() & (heat > 1e-30)
+    torch.testing.assert_close(found[same, 1], (lead * heat)[same], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found[:, 2], exact.amax(-1))
+    torch.testing.assert_close(found[:, 3], exact.logsumexp(-1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found[:, 4], exact.gather(-1, found[:, :1].long())[:, 0])
+    assert (found[:, 5] == (kind != "masked")).all()
+
+
+@needs_kernel
+def test_a_row_without_numbers_harms_no_other_row() -> None:
+    logits = torch.randn(4, 2**13, generator=torch.Generator().manual_seed(1))
+    configs, seeds = [GenerationConfig()] * 4, [1, 2, 3, 4]
+    expected = choose_natively(logits, logits, configs, seeds)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        damaged = logits.clone()
+        damaged[1, 77] = bad
+        damaged[2] = bad
+        found = choose_natively(damaged, damaged, configs, seeds)
+        assert torch.equal(found[[0, 3]], expected[[0, 3]])
+        assert found[:, 5].tolist() == [1, 0, 0, 1]
+        assert (found[1:3, 0] >= 0).all() and (found[1:3, 0] < 2**13).all()
+
+
+@needs_kernel
+def test_natively_sampled_frequencies_fit_the_distribution() -> None:
+    probabilities = torch.tensor([0.35, 0.25, 0.2, 0.1, 0.07, 0.03], dtype=torch.float64)
+    logits = torch.full((10_000, 8192), -torch.inf)
+    logits[:, 1000:1006] = probabilities.log().float()
+    configs = [GenerationConfig(temperature=1.0, top_p=1.0)] * len(logits)
+    found = choose_natively(logits, logits, configs, [derive_seed(5, "token", place) for place in range(10_000)])
+    assert chi_square((found[:, 0].long() - 1000).tolist(), probabilities.tolist()) < 20.515
+
+
+def test_penalties_follow_a_text_as_it_grows_and_are_not_changed_by_guesses() -> None:
+    config = GenerationConfig(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    growing, sampler = Occurrences([3, 1, 3]), Sampler(torch.tensor([False] * 5), [])
+    logits = torch.full((2, 5), 4.0)
+    for text in ([], [0], [0, 1], [0, 1, 1]):
+        guessed = growing.followed_by([2, 2])
+        rows = [Row(config, len(text), 0, growing), Row(config, len(text) + 2, 0, guessed)]
+        for line, written in zip(sampler.scores(logits, rows).tolist(), (text, [*text, 2, 2]), strict=True):
+            expected = [
+                (2.0 if token in (1, 3, *written) else 4.0)
+                - (0.5 + 0.25 * written.count(token) if token in written else 0.0)
+                for token in range(5)
+            ]
+            assert line == expected
+        growing.add((0, 1, 1, 4)[len(text)])

@@ -215,6 +215,11 @@ class GenerationConfig(Config):
         """Whether decoding always takes the likeliest token."""
         return self.temperature == 0
 
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens are penalised because they occurred before."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
     def over(self, defaults: Mapping[str, Any]) -> GenerationConfig:
         """Returns the settings that were given to this configuration, completed by the `defaults` of a model."""
         return validate(type(self), with_defaults(self.model_dump(exclude_unset=True), defaults)) if defaults else self

@@ -288,12 +288,11 @@ class _LogitSpan:
     def rows(self) -> Iterator[Row]:
         """The sampler's rows: the text, and the text followed by each of its guesses that was read."""
         candidate = self.candidate
-        request, guesses = candidate.request, candidate.drafts[: self.count - 1]
+        guesses = candidate.drafts[: self.count - 1]
         allowed: list[Tensor | None] = [None] * self.count
         if candidate.matcher is not None:
             # Tokens after a guess that is not allowed are dropped, so any mask will do for them.
             found = candidate.matcher.allowed_after(guesses)
             allowed = [*found, *[found[-1]] * (self.count - len(found))]
         for number in range(self.count):
-            written = [*candidate.token_ids, *guesses[:number]]
-            yield Row(request.config, request.prompt.token_ids, written, candidate.seed, allowed[number])
+            yield candidate.row(guesses[:number], allowed[number])

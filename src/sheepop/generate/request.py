@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from torch import Tensor
+
 from sheepop.core.errors import UsageError
 from sheepop.core.random import derive_seed
 from sheepop.generate.beam_search import Beam, Branch
 from sheepop.generate.blocks import BlockTable
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
-from sheepop.generate.sampler import Likeliest
+from sheepop.generate.sampler import Likeliest, Occurrences, Row
 from sheepop.generate.scheduler import Reader
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import StreamDecoder, Tokenizer
@@ -159,6 +161,7 @@ class Candidate:
         if len(prompt_ids) >= longest:
             self.context = prompt_ids[-(longest - min(request.config.max_new_tokens, longest // 2)) :]
         self.num_dropped = len(prompt_ids) - len(self.context)
+        self._occurrences = Occurrences(prompt_ids) if request.config.penalises else None
         self._stop = StopMatcher(request.config.stop)
         self._decoder = StreamDecoder(request.tokenizer, continues=request.continues)
         self._text: list[str] = []
@@ -184,6 +187,11 @@ class Candidate:
         """The index of the next token in prompt and text together."""
         return len(self.request.prompt.token_ids) + len(self.token_ids)
 
+    def row(self, guesses: Sequence[int] = (), allowed: Tensor | None = None) -> Row:
+        """The sampler's row for the token after the text and `guesses`."""
+        occurrences = None if self._occurrences is None else self._occurrences.followed_by(guesses)
+        return Row(self.request.config, len(self.token_ids) + len(guesses), self.seed, occurrences, allowed)
+
     def slide(self) -> None:
         """Drops the first half of the context."""
         self.context = self.context[-max(1, self.request.max_seq_len // 2) :]
@@ -192,6 +200,8 @@ class Candidate:
         """Adds a sampled token, ends the text if it is the last, and returns the new text that can be shown."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
+        if self._occurrences is not None:
+            self._occurrences.add(token_id)
         if likeliest is not None:
             self.likeliest.append(likeliest)
         if token_id in self.request.end_ids:

@@ -162,6 +162,4 @@ class _DraftReader:
 
     def row(self) -> Row:
         """The sampler's row for the next guess, with the seed and settings of the text itself."""
-        candidate = self._candidate
-        request = candidate.request
-        return Row(request.config, request.prompt.token_ids, [*candidate.token_ids, *self.drafts], candidate.seed)
+        return self._candidate.row(self.drafts)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sheepop.core.facts import counted, visible_line
 from sheepop.generate import GenerationConfig
-from sheepop.generate.sampler import apply_temperature, apply_top_k, apply_top_p
+from sheepop.generate.warping import apply_temperature, apply_top_k, apply_top_p
 from sheepop.interpret.lens import Lens, TraceComparison, embedding_map, residual_norms
 from sheepop.interpret.parts import Attribution
 from sheepop.interpret.trace import Trace, attentions_of
