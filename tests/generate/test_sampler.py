@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,14 +195,15 @@ def test_many_rows_are_searched_with_the_result_of_sorting_each(dtype: torch.dty
     logits = (torch.randn(12, 3000, generator=torch.Generator().manual_seed(4), dtype=dtype) * 3).round(decimals=digits)
     logits[3, ::2] = -torch.inf
     logits[4] = -0.0
-    for apply, parameters in (
-        (apply_top_k, (1, 7, 2999, 4000)),
-        (apply_top_p, (0.1, 0.9)),
-        (apply_typical, (0.1, 0.9)),
-    ):
+    cases: list[tuple[Callable[[torch.Tensor, Any], torch.Tensor], list[float]]] = [
+        (apply_top_k, [1, 7, 2999, 4000]),
+        (apply_top_p, [0.1, 0.9]),
+        (apply_typical, [0.1, 0.9]),
+    ]
+    for apply, parameters in cases:
         for parameter in parameters:
             together = apply(logits, parameter)
-            assert torch.equal(together, torch.cat([apply(row, parameter) for row in logits.split(1)]))
+            assert torch.equal(together, torch.cat([apply(row[None], parameter) for row in logits]))
             if apply is apply_top_k:
                 assert together.isfinite().sum(-1).tolist() == [
                     min(parameter, 1500 if row == 3 else 3000) for row in range(12)
