@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint.generation_settings import GENERATION
@@ -39,7 +39,10 @@ class LanguageModel:
 
     An encoder-decoder takes the ids of sources (B, S) and of targets (B, T). `defaults` are the model's own settings,
     which hold for what a call leaves out. With the setting `guesses`, `draft_model`
-    proposes the tokens of speculative decoding.
+    proposes the tokens of speculative decoding. Up to `max_batch_size` texts are written at a time.
+
+    The keys and values of earlier calls stay, so that the next turn of a conversation is read from its new tokens on;
+    `close` frees them.
     """
 
     model: Transformer
@@ -48,15 +51,29 @@ class LanguageModel:
     end_ids: tuple[int, ...] = ()
     draft_model: Transformer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_batch_size: int = 16
 
+    @overload
     def generate(
         self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Unpack[Settings]
-    ) -> Completion:
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: list[str], *, on_text: Callable[[int, str], None] | None = None, **settings: Unpack[Settings]
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: str | list[str], *, on_text: Callable[..., None] | None = None, **settings: Unpack[Settings]
+    ) -> Completion | list[Completion]:
         """Continues `prompt`; the keyword arguments are those of `Settings`, with the names of ``sheepop generate``.
 
-        `on_text` is called with each new piece of text. Raises `ConfigError` for a setting out of range, `UsageError`
-        for an unknown setting and for a prompt that is empty or too long.
+        `on_text` is called with each new piece of text. For a list of prompts, see `generate_batch`. Raises
+        `ConfigError` for a setting out of range, `UsageError` for an unknown setting and for a prompt that is empty or
+        too long.
         """
+        if not isinstance(prompt, str):
+            return self.generate_batch(prompt, on_text=on_text, **settings)
         config = self._of_one_text(settings)
         return self._generator.generate([prompt], config, on_text=on_text and (lambda _, text: on_text(text)))[0]
 
@@ -132,9 +149,19 @@ class LanguageModel:
         found = answer_rewards(self.model, rows, batch_size=_TOGETHER, pad_id=self.tokenizer.filler_id)
         return [float(value) for value in found]
 
+    def close(self) -> None:
+        """Frees the memory of earlier calls, and ends their processes; later calls start anew."""
+        self._generator.close()
+
     @cached_property
     def _generator(self) -> Generator:
-        return Generator(self.model, self.tokenizer, end_ids=self.end_ids, draft_model=self.draft_model)
+        return Generator(
+            self.model,
+            self.tokenizer,
+            max_batch_size=self.max_batch_size,
+            end_ids=self.end_ids,
+            draft_model=self.draft_model,
+        )
 
     def _of_one_text(self, settings: Settings) -> GenerationConfig:
         config = requested(**settings).over(self.defaults)
@@ -153,6 +180,7 @@ def load(
     *,
     draft_model: str | Path | None = None,
     adapters: Sequence[str | Path] = (),
+    max_batch_size: int = 16,
 ) -> LanguageModel:
     """Loads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
 
@@ -160,14 +188,14 @@ def load(
     ``Qwen/Qwen3-0.6B``, which is fetched if it is not in the cache.
     `dtype` is float32, bfloat16 or float16; None keeps the type of the stored weights. `draft_model` is a smaller model
     with the same tokenizer, which proposes tokens with the setting `guesses`. `adapters` are directories in PEFT's
-    format, or models tuned with LoRA, to add to the weights. The weights do not require gradients;
-    ``lm.model.requires_grad_()`` makes them trainable.
+    format, or models tuned with LoRA, to add to the weights. Up to `max_batch_size` texts are written at a time. The
+    weights do not require gradients; ``lm.model.requires_grad_()`` makes them trainable.
     """
     loaded = load_adapted(path, adapters, device=device, dtype=dtype)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     defaults = model_defaults(loaded.generation, str(loaded.directory / GENERATION))
     network = loaded.model.requires_grad_(False)
-    return LanguageModel(network, loaded.tokenizer, loaded.config, loaded.end_ids, draft, defaults)
+    return LanguageModel(network, loaded.tokenizer, loaded.config, loaded.end_ids, draft, defaults, max_batch_size)
 
 
 def train(

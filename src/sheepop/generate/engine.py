@@ -121,6 +121,11 @@ class Engine:
                 self._drafter.forget(candidate)
         return [Update(candidate, candidate.finish("abort")) for candidate in request.writing]
 
+    def abort_all(self) -> list[Update]:
+        """Ends all unfinished requests; see `abort`."""
+        unfinished = [cast(Request, request) for request in (*self.scheduler.running, *self.scheduler.waiting)]
+        return [update for request in unfinished for update in self.abort(request)]
+
     def step(self) -> list[Update]:
         """Runs the network on the scheduled tokens, and samples a token for every text that was read to its end."""
         self._guess()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,14 +25,36 @@ from sheepop.generate.request import Completion, Request, read_prompt
 from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
 from sheepop.model import EncoderDecoder, Transformer
+from sheepop.model.probe import someone_watches
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
 
 OnText = Callable[[int, str], None]
 
 
+@dataclass(frozen=True)
+class _KeptEngine:
+    """An engine that stays for the next call; `is_limited` if memory had no room for more blocks.
+
+    It suits requests of the same `kind`, as long as the weights have the same `versions`.
+    """
+
+    engine: Engine
+    kind: tuple[object, ...]
+    versions: tuple[int, ...]
+    is_limited: bool
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks of each kind of layer."""
+        return self.engine.scheduler.manager.num_blocks[0]
+
+
 class Generator:
     """Generates continuations in the data type of the model's parameters; with an encoder-decoder, targets of sources.
+
+    The engine stays between calls, so that a prompt which begins like an earlier one, such as the next turn of a
+    conversation, is read from there on only. It is built anew after the weights have changed; `close` frees its memory.
 
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds the
     memory of their keys and values. `end_ids` end a text, as the tokenizer's own end token does. `draft_model`, a
@@ -77,6 +99,9 @@ class Generator:
         if draft_model is not None:
             small = _prepared(draft_model.to(self.model.device))
             self._draft = small, self._sampler_of(small)
+        networks = (model,) if draft_model is None else (model, draft_model)
+        self._weights = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+        self._kept: _KeptEngine | None = None
 
     @property
     def continues_prompts(self) -> bool:
@@ -128,7 +153,8 @@ class Generator:
         return TextStream(request, self._steps(engine, None))
 
     def close(self) -> None:
-        """Ends the process that compiles grammars, if one was started; without this call it ends with this process."""
+        """Frees the engine, and ends the process that compiles grammars; later calls start them again."""
+        self._kept = None
         if (grammars := self.__dict__.pop("_grammars", None)) is not None:
             grammars.close()
 
@@ -147,31 +173,50 @@ class Generator:
 
     def _steps(self, engine: Engine, should_stop: Callable[[], bool] | None) -> Iterator[Update]:
         """Yields the updates of all steps until the engine is idle, or until `should_stop` aborts its requests."""
-        while not engine.is_idle:
-            if should_stop is not None and should_stop():
-                waiting = [cast(Request, request) for request in (*engine.scheduler.running, *engine.scheduler.waiting)]
-                yield from [update for request in waiting for update in engine.abort(request)]
-                return
-            # The caller, who runs between the updates, must not inherit these modes.
-            with torch.inference_mode(), torch.autocast(self.model.device.type, enabled=False):
-                updates = engine.step()
-            for update in updates:
-                if update.error is not None:
-                    raise update.error
-                yield update
+        try:
+            while not engine.is_idle:
+                if should_stop is not None and should_stop():
+                    yield from engine.abort_all()
+                    return
+                # The caller, who runs between the updates, must not inherit these modes.
+                with torch.inference_mode(), torch.autocast(self.model.device.type, enabled=False):
+                    updates = engine.step()
+                for update in updates:
+                    if update.error is not None:
+                        raise update.error
+                    yield update
+        except Exception:
+            self._kept = None
+            raise
+        finally:
+            if not engine.is_idle:  # the caller left, or a step failed
+                engine.abort_all()
 
     def _engine(self, requests: Sequence[Request]) -> Engine:
-        """Builds an engine with blocks for `max_batch_size` of these requests, in at most half of the free memory."""
+        """An idle engine with blocks for `max_batch_size` of these requests, in at most half of the free memory."""
         config = requests[0].config
         max_sequences = max(self.max_batch_size, *(request.width for request in requests))
         guesses = max(request.config.guesses for request in requests)
         needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
+        together = sum(needed[:max_sequences])
         in_int8 = config.cache_dtype == "int8"
+        kind = (max_sequences, guesses, in_int8, config.use_cache, config.batch_invariant)
+        versions, kept = self._versions(), self._kept
+        if (
+            kept is not None
+            and kept.engine.is_idle
+            and (kept.kind, kept.versions) == (kind, versions)
+            and kept.num_blocks >= (needed[0] if kept.is_limited else together)
+        ):
+            kept.engine.scheduler.max_waiting = len(requests)
+            return kept.engine
+        self._kept = kept = None  # its memory is free for the next
+        wanted = max(together, -(-self.model.config.max_seq_len // BLOCK_SIZE))
         affordable = free_memory(self.model.device) // 2 // self._bytes_per_block(guesses, in_int8=in_int8)
-        return Engine.build(
+        engine = Engine.build(
             self._invariant_model if config.batch_invariant else self.model,
             self._sampler,
-            num_blocks=max(needed[0], min(sum(needed[:max_sequences]), affordable)),
+            num_blocks=max(needed[0], min(wanted, affordable)),
             max_sequences=max_sequences,
             max_waiting=len(requests),
             use_cache=config.use_cache,
@@ -180,6 +225,15 @@ class Generator:
             guesses=guesses,
             draft=self._draft,
         )
+        if versions is not None:
+            self._kept = _KeptEngine(engine, kind, versions, is_limited=affordable < wanted)
+        return engine
+
+    def _versions(self) -> tuple[int, ...] | None:
+        """How often each weight was changed in place; None if that is unknown, or if the network is watched."""
+        if someone_watches() or any(tensor.is_inference() for tensor in self._weights):
+            return None
+        return tuple(tensor._version for tensor in self._weights)
 
     def _sampler_of(self, model: Transformer) -> Sampler:
         forbidden = _forbidden_tokens(self.tokenizer, model.config.vocabulary, self._end_ids)

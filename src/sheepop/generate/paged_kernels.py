@@ -7,12 +7,14 @@ blocks of a sequence, H query heads, K key-value heads, S tokens of a block, C h
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +34,8 @@ class KVBlocks:
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, in_int8: bool
     ) -> None:
         self.dtype = dtype
-        self.numbers = torch.zeros(shape, dtype=torch.int8 if in_int8 else dtype, device=device)
-        self.scales = torch.zeros(shape[:3], device=device) if in_int8 else None
+        self.numbers = _zeros(shape, torch.int8 if in_int8 else dtype, device)
+        self.scales = _zeros(shape[:3], torch.float32, device) if in_int8 else None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -63,6 +65,13 @@ class KVBlocks:
         """Copies whole blocks."""
         for stored in self.tensors:
             stored[target] = stored[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on a CPU take memory only where they are used: the system maps pages on the first write."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True)

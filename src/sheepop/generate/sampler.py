@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -100,8 +101,11 @@ class Sampler:
 
     def __init__(self, forbidden: Tensor, end_ids: Iterable[int]) -> None:
         self.forbidden = forbidden
-        self._forbids = bool(forbidden.any())
         self._end_ids = sorted(end_ids)
+
+    @cached_property
+    def _forbids(self) -> bool:
+        return bool(self.forbidden.any())
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> Choice:
         """Chooses the next token of every row of `logits` (B, V): the best of `scores` if greedy, else one drawn."""

@@ -80,4 +80,5 @@ class TrainingEvaluations:
         if wanted.tasks:
             found += ask_tasks(generator, wanted.tasks, limit=wanted.limit)
         found += [evaluate_perplexity(generator, texts.read(), name=name) for name, texts in wanted.texts.items()]
+        generator.close()  # training needs the memory
         return [score for evaluation in found for score in scores_of(evaluation)]

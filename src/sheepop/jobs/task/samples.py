@@ -123,4 +123,5 @@ class TrainingSamples:
             seed=derive_seed(self._config.seed, "training sample", step),
         )
         completions = self._generator.generate(self._prompts, settings)
+        self._generator.close()  # training needs the memory
         return [{"prompt": done.prompt, "text": done.text} for done in completions]
