@@ -42,7 +42,7 @@ _WITHOUT_EFFECT = frozenset(
         "activation_scheme", "fmt", "scale_fmt", "modules_to_not_convert", "dequantize", "ignore", "lm_head",
         "quantization_status", "kv_cache_scheme", "global_compression_ratio", "desc_act", "sym", "damp_percent",
         "static_groups", "true_sequential", "model_name_or_path", "model_file_base_name", "quantizer", "meta",
-        "dataset", "tokenizer", "batch_size", "block_name_to_quantize", "cache_block_outputs", "exllama_config",
+        "pack_dtype", "dataset", "tokenizer", "batch_size", "block_name_to_quantize", "cache_block_outputs", "exllama_config",
         "use_exllama", "disable_exllama", "max_input_length", "model_seqlen", "module_name_preceding_first_block",
         "pad_token_id", "modules_in_block_to_quantize", "use_cuda_fp16", "backend", "act_group_aware", "do_fuse",
         "fuse_max_seq_len", "modules_to_fuse", "load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit",

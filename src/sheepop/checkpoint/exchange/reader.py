@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sheepop.checkpoint.exchange.choice import FAMILIES
+from sheepop.checkpoint.exchange.choice import IMPORTED
 from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
 from sheepop.checkpoint.exchange.family import Family, Reading
 from sheepop.checkpoint.exchange.quantised_formats import FLOATS
@@ -30,6 +30,10 @@ from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 _LONGEST_VERSION = 40
+_GEMMA4 = (
+    ", because its layers have heads of different sizes, and some have the keys of other layers or the keys as values"
+)
+_REASONS = {"gemma4": _GEMMA4, "gemma4_text": _GEMMA4}
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
@@ -134,11 +138,12 @@ def language_model(
 def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     """Returns the family for `model_type`; raises `CheckpointError` with the known families if there is none."""
     model_type = keys.get("model_type")
-    if isinstance(model_type, str) and model_type in FAMILIES:
-        return FAMILIES[model_type]
+    if isinstance(model_type, str) and model_type in IMPORTED:
+        return IMPORTED[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
+    found += _REASONS.get(str(model_type), "")
     raise CheckpointError(
-        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*FAMILIES, *MULTIMODAL))}."
+        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*IMPORTED, *MULTIMODAL))}."
     )
 
 
