@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.exchange.quantised_formats import FLOATS, Format, Parts, expect, matrix, product
+from sheepop.checkpoint.exchange.quantised_formats import FLOATS, Format, Parts, expect, looked_up, matrix, product
 from sheepop.checkpoint.given import Given, shown
 from sheepop.checkpoint.lazy_tensor import LazyTensor, Shape
 
@@ -41,7 +41,7 @@ def bitsandbytes(given: Given) -> Format:
     def values(parts: Mapping[str, Tensor]) -> Tensor:
         codes = parts["codes"]
         scales = parts["scales"].float()[:, None]
-        return product(codes, scales, torch.zeros(codes.shape[1], dtype=torch.int64)).mul_(1 / 127)
+        return product(codes, scales, codes.shape[1]).mul_(1 / 127)
 
     names = {"codes": ".weight", "scales": ".SCB", "layout": ".weight_format"}
     return Format(names, (torch.int8,), shape, values, optional=("layout",))
@@ -95,5 +95,5 @@ def _table_values(parts: Mapping[str, Tensor]) -> Tensor:
         scales = parts["nested_quant_map"].float()[scales.int()] * outer + offset
     codes, table = parts["codes"].flatten(), parts["quant_map"].float()
     count = math.prod(shape)
-    numbers = table[torch.stack([codes >> 4, codes & 15], dim=-1).flatten()[:count].int()]
+    numbers = looked_up(codes, table, lowest_first=False)[:count]
     return numbers.mul_(scales.float().repeat_interleave(min(size, count))[:count]).view(shape)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor, Shape
@@ -63,17 +64,30 @@ def matrix(parts: Parts) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def product(codes_RC: Tensor, scales_RG: Tensor, groups_C: Tensor, zeros_RG: Tensor | None = None) -> Tensor:
-    """Returns ``(codes - zeros) * scales``, with the scale and the zero of each input's group."""
+def product(codes_RC: Tensor, scales_RG: Tensor, groups: int | Tensor, zeros_RG: Tensor | None = None) -> Tensor:
+    """Returns ``(codes - zeros) * scales``; `groups` is the size of a group of inputs, or the group of each (C,)."""
+    columns = codes_RC.shape[1]
     found = torch.empty(codes_RC.shape)
-    step = max(1, _CHUNK // max(1, codes_RC.shape[1]))
+    step = max(1, _CHUNK // max(1, columns))
+
+    def of_inputs(part: Tensor) -> Tensor:
+        if isinstance(groups, int):
+            return part.float().repeat_interleave(min(groups, columns), 1)[:, :columns]
+        return part.float()[:, groups]
+
     for start in range(0, len(codes_RC), step):
         rows = slice(start, start + step)
         part = codes_RC[rows].float()
         if zeros_RG is not None:
-            part -= zeros_RG[rows].float()[:, groups_C]
-        found[rows] = part * scales_RG[rows].float()[:, groups_C]
+            part -= of_inputs(zeros_RG[rows])
+        torch.mul(part, of_inputs(scales_RG[rows]), out=found[rows])
     return found
+
+
+def looked_up(codes: Tensor, table: Tensor, *, lowest_first: bool = True) -> Tensor:
+    """Returns the numbers (..., 2 n) of codes (..., n), which are pairs of 4 bits that select from 16 numbers."""
+    pairs = torch.cartesian_prod(table, table)
+    return functional.embedding(codes.int(), pairs.flip(1) if lowest_first else pairs).flatten(-2)
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
@@ -117,7 +131,7 @@ def _scaled_values(parts: Mapping[str, Tensor], block: tuple[int, int] | None) -
         return part.float().reshape(-(-rows // height), -1).repeat_interleave(min(height, rows), 0)[:rows]
 
     zeros = of_rows(parts["zeros"]) if "zeros" in parts else None
-    return product(codes, of_rows(scales), torch.arange(columns) // width, zeros)
+    return product(codes, of_rows(scales), width, zeros)
 
 
 def _scaled(
@@ -165,10 +179,10 @@ def _group_size(given: Given) -> int | None:
     return None if size in (None, -1) else int(size)
 
 
-def _groups(parts: Mapping[str, Any], columns: int, size: int | None, count: int) -> Tensor:
-    """Returns the group of each input; raises `ValueError` for a group that has no scale."""
+def _groups(parts: Mapping[str, Any], columns: int, size: int | None, count: int) -> int | Tensor:
+    """Returns the size of a group or the group of each input; raises `ValueError` for a group that has no scale."""
     if "groups" not in parts:
-        return torch.arange(columns) // (size or max(1, columns))
+        return size or columns
     groups: Tensor = parts["groups"].long()
     if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < count:
         raise ValueError(f"its groups are {int(groups.min())} to {int(groups.max())}, but it has {count} scales")
@@ -226,9 +240,8 @@ def awq(given: Given) -> Format:
         return numbers.view(*numbers.shape[:-1], -1, 2, 4).transpose(-1, -2).flatten(-3)
 
     def values(parts: Mapping[str, Tensor]) -> Tensor:
-        codes = in_order(parts["codes"]).t()
-        groups = _groups({}, codes.shape[1], group_size, 0)
-        return product(codes, parts["scales"].t(), groups, in_order(parts["zeros"]).t())
+        codes = in_order(parts["codes"]).t().contiguous()
+        return product(codes, parts["scales"].t(), group_size or codes.shape[1], in_order(parts["zeros"]).t())
 
     names = {"codes": ".qweight", "scales": ".scales", "zeros": ".qzeros"}
     shape = partial(_packed_shape, bits=bits, group_size=group_size, along_inputs=False)
@@ -323,9 +336,8 @@ def mxfp4(given: Given) -> Format:
         count, rows, blocks, _ = codes.shape
         found = torch.empty(count, blocks * 32, rows)
         for expert, words in enumerate(codes):
-            numbers = table[torch.stack([words & 15, words >> 4], dim=-1).flatten(-2).int()]
             exponents = parts["scales"][expert].int() - 127
-            found[expert] = torch.ldexp(numbers, exponents[..., None]).flatten(1).t()
+            found[expert] = torch.ldexp(looked_up(words, table), exponents[..., None]).flatten(1).t()
         return found
 
     return Format({"codes": "_blocks", "scales": "_scales"}, (torch.uint8,), shape, values, target="")

@@ -42,13 +42,13 @@ _WITHOUT_EFFECT = frozenset(
         "activation_scheme", "fmt", "scale_fmt", "modules_to_not_convert", "dequantize", "ignore", "lm_head",
         "quantization_status", "kv_cache_scheme", "global_compression_ratio", "desc_act", "sym", "damp_percent",
         "static_groups", "true_sequential", "model_name_or_path", "model_file_base_name", "quantizer", "meta",
-        "pack_dtype", "dataset", "tokenizer", "batch_size", "block_name_to_quantize", "cache_block_outputs", "exllama_config",
-        "use_exllama", "disable_exllama", "max_input_length", "model_seqlen", "module_name_preceding_first_block",
-        "pad_token_id", "modules_in_block_to_quantize", "use_cuda_fp16", "backend", "act_group_aware", "do_fuse",
-        "fuse_max_seq_len", "modules_to_fuse", "load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit",
-        "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
-        "llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules", "llm_int8_threshold",
-        "quant_library", "version",
+        "pack_dtype", "dataset", "tokenizer", "batch_size", "block_name_to_quantize", "cache_block_outputs",
+        "exllama_config", "use_exllama", "disable_exllama", "max_input_length", "model_seqlen",
+        "module_name_preceding_first_block", "pad_token_id", "modules_in_block_to_quantize", "use_cuda_fp16",
+        "backend", "act_group_aware", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "load_in_4bit",
+        "load_in_8bit", "_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage",
+        "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "llm_int8_has_fp16_weight",
+        "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules", "llm_int8_threshold", "quant_library", "version",
     }
 )  # fmt: skip
 

@@ -30,9 +30,8 @@ from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 _LONGEST_VERSION = 40
-_GEMMA4 = (
-    ", because its layers have heads of different sizes, and some have the keys of other layers or the keys as values"
-)
+# Why a family is not read.
+_GEMMA4 = ", because its layers have heads of different sizes, and some take keys and values from other layers"
 _REASONS = {"gemma4": _GEMMA4, "gemma4_text": _GEMMA4}
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
