@@ -124,7 +124,8 @@ def language_model(
     multimodal = MULTIMODAL.get(str(keys.get("model_type")))
     family = family_of(keys, directory) if multimodal is None else multimodal.text
     keys, quantisation = take_quantisation(keys, where)
-    tensors, notes = tensors or {}, []
+    tensors = tensors or {}
+    notes: list[str] = []
     if quantisation is not None and tensors:
         tensors, notes = dequantised(tensors, quantisation, dtype or dtype_of_model(keys, tensors), directory)
     if multimodal is not None:
