@@ -200,6 +200,10 @@ GROUPS_OF_8 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 
 CASES: dict[str, tuple[dict[str, Any], Callable]] = {
     "fp8 in blocks": (FP8, scaled(".weight_scale_inv", (5, 7), E4M3)),
     "fp8 with one scale": (FP8 | {"weight_block_size": None}, scaled(".weight_scale_inv", None, E4M3, form="one")),
+    "fp8 of FBGEMM": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        scaled(".weight_scale", None, E4M3, form="row"),
+    ),
     "a scale for each row": (
         compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
         scaled(".weight_scale", None, E4M3, form="row"),

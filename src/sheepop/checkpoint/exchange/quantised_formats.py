@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,8 +34,7 @@ class Format:
     """The parts of a weight by the ends of their names, which follow the name of the layer; `target` is the weight's.
 
     A tensor whose name ends like that of the `codes`, with one of `dtypes`, belongs to a weight in this format, of
-    which only `optional` parts may be missing. `shape` takes the parts unread, `values` read. `left_out` are the ends
-    of scales of activations and caches, which SheepOp does not round.
+    which only `optional` parts may be missing. `shape` takes the parts unread, `values` read.
     """
 
     names: Mapping[str, str]
@@ -44,7 +43,6 @@ class Format:
     values: Callable[[Mapping[str, Tensor]], Tensor]
     target: str = ".weight"
     optional: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = field(default=(".input_scale", ".activation_scale", ".k_scale", ".v_scale"))
 
 
 def expect(parts: Parts, name: str, shape: Shape, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
@@ -159,6 +157,11 @@ def _block_size(given: Given, name: str) -> tuple[int, int] | None:
 def fp8(given: Given) -> Format:
     """Returns the format of transformers' FP8."""
     return _scaled(".weight_scale_inv", _FLOAT8, _block_size(given, "weight_block_size"))
+
+
+def fbgemm_fp8(given: Given) -> Format:
+    """Returns the format of FBGEMM: FP8 with a scale for each row."""
+    return _scaled(".weight_scale", _FLOAT8, None)
 
 
 # Packed integers in groups of inputs: GPTQ (Frantar et al. 2023), AWQ (Lin et al. 2024), compressed-tensors

@@ -17,6 +17,7 @@ from sheepop.checkpoint.exchange.quantised_formats import (
     Parts,
     awq,
     compressed_tensors,
+    fbgemm_fp8,
     fp8,
     gptq,
     mxfp4,
@@ -29,6 +30,7 @@ from sheepop.core.errors import CheckpointError, first_few
 _KEY = "quantization_config"
 _METHODS: dict[str, Callable[[Given], Format]] = {
     "fp8": fp8,
+    "fbgemm_fp8": fbgemm_fp8,
     "compressed-tensors": compressed_tensors,
     "mxfp4": mxfp4,
     "gptq": gptq,
@@ -39,10 +41,10 @@ _METHODS: dict[str, Callable[[Given], Format]] = {
 # names of the tensors tell too.
 _WITHOUT_EFFECT = frozenset(
     {
-        "activation_scheme", "fmt", "scale_fmt", "modules_to_not_convert", "dequantize", "ignore", "lm_head",
-        "quantization_status", "kv_cache_scheme", "global_compression_ratio", "desc_act", "sym", "damp_percent",
-        "static_groups", "true_sequential", "model_name_or_path", "model_file_base_name", "quantizer", "meta",
-        "pack_dtype", "dataset", "tokenizer", "batch_size", "block_name_to_quantize", "cache_block_outputs",
+        "activation_scheme", "activation_scale_ub", "fmt", "scale_fmt", "modules_to_not_convert", "dequantize",
+        "ignore", "lm_head", "quantization_status", "kv_cache_scheme", "global_compression_ratio", "desc_act", "sym",
+        "damp_percent", "static_groups", "true_sequential", "model_name_or_path", "model_file_base_name", "quantizer",
+        "meta", "pack_dtype", "dataset", "tokenizer", "batch_size", "block_name_to_quantize", "cache_block_outputs",
         "exllama_config", "use_exllama", "disable_exllama", "max_input_length", "model_seqlen",
         "module_name_preceding_first_block", "pad_token_id", "modules_in_block_to_quantize", "use_cuda_fp16",
         "backend", "act_group_aware", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "load_in_4bit",
@@ -51,6 +53,10 @@ _WITHOUT_EFFECT = frozenset(
         "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules", "llm_int8_threshold", "quant_library", "version",
     }
 )  # fmt: skip
+
+
+# The ends of the names of scales of activations and caches, which SheepOp does not round.
+_LEFT_OUT = (".input_scale", ".input_scale_ub", ".activation_scale", ".output_scale", ".k_scale", ".v_scale")
 
 
 class Quantisation(NamedTuple):
@@ -111,7 +117,7 @@ def dequantised(
     problems += [f"{name} is stored twice, also in {method}" for name in weights if name in found]
     if problems:
         raise CheckpointError(f"The weights in {place} do not fit the method {method}: {listed(problems)}.")
-    left_out = [name for name in found if name.endswith(layout.left_out)]
+    left_out = [name for name in found if name.endswith(_LEFT_OUT)]
     for name in left_out:
         del found[name]
     notes = [
