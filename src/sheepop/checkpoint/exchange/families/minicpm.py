@@ -14,7 +14,6 @@ from sheepop.checkpoint.exchange.families.llama import (
     llama_keys,
 )
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import Derived
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import Field, Refused, Settings, number, unread
@@ -44,11 +43,10 @@ MINICPM = Family(
         number("scale_emb", "embedding_scale", 1.0),
         _Factors(),
         RopeParameters(),
-        # Where the number of layers was another one in the search for the factors, it is not clear which one counts.
-        Derived("mup_denominator", "num_layers"),
         Refused("num_experts", "gives the model experts, which SheepOp does not read in this family"),
         Refused("sparse_config", "lets long texts see only some keys, which SheepOp does not support"),
-        unread("pretraining_tp"),
+        # Parallelism of the training program, and a factor of another model that guesses tokens for this one.
+        unread("pretraining_tp", "mup_denominator"),
     ),
     tensors=TENSORS,
 )
