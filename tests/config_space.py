@@ -79,7 +79,7 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
         "norm_position": position,
         "norm_bias": draw(maybe(st.booleans())) if norm == "layernorm" else None,
         "final_norm": draw(maybe(st.booleans())),
-        "qk_norm": draw(maybe(st.sampled_from(["head", "width"]))),
+        "qk_norm": draw(maybe(st.sampled_from(["head", "own_head", "width"]))),
         "short_convolution": draw(maybe(st.integers(2, 4))),
         "ngrams": draw(maybe(st.sampled_from([{"rows": 7}, {"orders": [2, 4], "rows": 50}]))),
         "activation": draw(st.sampled_from(list(ACTIVATION_NAMES))),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 import sheepop
 from sheepop.checkpoint import load_model, model_cache, resolve_model_directory
@@ -110,6 +111,42 @@ def test_a_name_loads_what_transformers_loads(hub: LoopbackHub, toy: Path, cache
     assert made["repository"] == NAME and made["revision"] == repository.branches["main"]
     assert made["license"] == "apache-2.0" and "directory" not in made
     assert "apache-2.0" in (entry.directory / "README.md").read_text()
+
+
+def test_a_name_loads_the_language_model_of_a_multimodal_model_with_quantised_weights(
+    hub: LoopbackHub, toy: Path, tmp_path: Path
+):
+    text = json.loads((toy / "config.json").read_text())
+    sizes = {key: text[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    keys = {
+        "model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "tie_word_embeddings": False,
+        "text_config": {
+            **sizes, "model_type": "mistral", "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+            "max_position_embeddings": 64, "sliding_window": None, "rms_norm_eps": text["rms_norm_eps"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "quantization_config": {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+    }  # fmt: skip
+    place = tmp_path / "mistral3"
+    place.mkdir()
+    tensors = {"vision_tower.patch.weight": torch.ones(2)}
+    plain = {name: tensor for file in toy.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for name, tensor in plain.items():
+        if "_proj.weight" in name:
+            tensors[f"language_model.{name}"] = (tensor * 4).to(torch.float8_e4m3fn)
+            tensors[f"language_model.{name}_scale_inv"] = torch.tensor(0.25)
+            tensors[f"language_model.{name.removesuffix('weight')}activation_scale"] = torch.tensor(0.5)
+            plain[name] = (tensor * 4).to(torch.float8_e4m3fn).float() / 4
+        else:
+            tensors[f"language_model.{name}"] = tensor
+    save_file(tensors, place / "model.safetensors")
+    (place / "config.json").write_text(json.dumps(keys))
+    shutil.copytree(toy, tmp_path / "rounded", ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file(plain, tmp_path / "rounded" / "model.safetensors", {"format": "pt"})
+    CharTokenizer().save(place)
+    hub.repository(NAME, files_of(place))
+    lm = sheepop.load(NAME, "cpu")
+    torch.testing.assert_close(lm.model(IDS), theirs(tmp_path / "rounded"), rtol=1e-4, atol=1e-5)
 
 
 def test_a_second_start_asks_nobody_and_loads_no_torch(hub: LoopbackHub, toy: Path, cache: Path):

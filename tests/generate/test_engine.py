@@ -50,7 +50,7 @@ NETWORKS: list[dict[str, Any]] = [
     {"position_encoding": "none", "value_head_dim": 12, "attention_scale": 0.3, "qk_norm": "width"},
     {"attention_sinks": True, "attention_soft_cap": 15.0, "qk_norm": "head", "attention_backend": "eager"},
     {"parallel_residual": True, "attention_bias": False, "logit_soft_cap": 20.0, "norm_position": "sandwich"},
-    {"ngrams": {"orders": [2, 3], "rows": 64}, "short_convolution": 3},
+    {"ngrams": {"orders": [2, 3], "rows": 64}, "short_convolution": 3, "qk_norm": "own_head"},
     {"ngrams": {"orders": [4], "rows": 64}, "short_convolution": 5, "sliding_window": 4, "position_encoding": "rope"},
     {"experts": {"count": 4, "per_token": 2}},
     {"architecture": "encoder_decoder", "position_encoding": "rope", "num_kv_heads": 2},

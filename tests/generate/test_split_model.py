@@ -35,7 +35,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_layers": [0],
         "tie_weights": True,
     },
-    "experts": {"experts": {"count": 4, "per_token": 2, "shared": 1, "layers": [1]}, "bias": True},
+    "experts": {
+        "experts": {"count": 4, "per_token": 2, "shared": 1, "layers": [1]},
+        "bias": True,
+        "qk_norm": "own_head",
+    },
 }
 
 

@@ -248,6 +248,12 @@ class SlowNetwork:
         parts = [x[:, head * width : (head + 1) * width] for head in range(count)]
         if normed == "head":
             parts = [self.norm(part, f"{name}_norm") for part in parts]
+        if normed == "own_head":
+            shared, weights = self.weights, self.weights[f"{name}_norm.weight"]
+            for head in range(count):
+                self.weights = {**shared, "own.weight": weights[head]}
+                parts[head] = self.norm(parts[head], "own")
+            self.weights = shared
         return self.at(name, np.stack(parts))
 
     def convolved(self, x: Array, name: str) -> Array:

@@ -362,7 +362,7 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "norm_position": st.sampled_from(get_args(NormPosition)),
     "final_norm": st.sampled_from([None, True, False]),
     "embedding_norm": st.booleans(),
-    "qk_norm": st.sampled_from([None, "head", "width"]),
+    "qk_norm": st.sampled_from([None, "head", "own_head", "width"]),
     "activation": st.sampled_from(list(ACTIVATION_NAMES)),
     "num_kv_heads": st.sampled_from([1, 2, 4]),
     "value_head_dim": st.sampled_from([None, 6]),

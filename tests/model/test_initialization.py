@@ -72,7 +72,7 @@ ALL_KINDS: dict[str, Any] = {
     "position_encoding": "learned",
     "activation": "swiglu",
     "norm_position": "sandwich",
-    "qk_norm": "head",
+    "qk_norm": "own_head",
     "embedding_norm": True,
     "attention_sinks": True,
     "tie_weights": False,

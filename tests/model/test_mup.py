@@ -24,6 +24,7 @@ ALL_KINDS: dict[str, Any] = {
     "activation": "swiglu",
     "tie_weights": False,
     "experts": {"count": 4, "shared": 1},
+    "qk_norm": "own_head",
 }
 ROLES = {
     "embedding.weight": "embedding",
@@ -39,6 +40,7 @@ ROLES = {
     "blocks.0.feed_forward.experts.gate_proj": "matrix",
     "blocks.0.feed_forward.experts.down_proj": "matrix",
     "blocks.0.feed_forward.experts.up_bias": "vector",
+    "blocks.0.attention.q_norm.weight": "vector",
     "blocks.0.feed_forward.experts.down_bias": "vector",
     "blocks.0.feed_forward.shared.down_proj.weight": "matrix",
     "blocks.0.feed_forward.shared.down_proj.bias": "vector",

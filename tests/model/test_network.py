@@ -91,6 +91,9 @@ AXES: dict[str, dict[str, Any]] = {
     "embedding norm": {"embedding_norm": True, "embedding_scale": 2.5},
     "qk-norm, head": {**ROPE, "qk_norm": "head", "num_kv_heads": 2},
     "qk-norm, width": {**ROPE, "qk_norm": "width", "num_kv_heads": 2, "norm": "rmsnorm"},
+    "qk-norm, own head": {**ROPE, "qk_norm": "own_head", "num_kv_heads": 2},
+    "qk-norm, own head, rms": {"qk_norm": "own_head", "norm": "rmsnorm", "norm_eps": 0.1},
+    "qk-norm, own head, zero-centred": {"qk_norm": "own_head", "norm": "rmsnorm_zero_centered"},
     "qk-norm, zero-centred": {"qk_norm": "head", "norm": "rmsnorm_zero_centered"},
     **{
         f"activation {name}": {"activation": name, "bias": name != "geglu"}

@@ -124,7 +124,8 @@ FEATURES = {
     ),
     "frozen parameters, average": Feature(change=_half_frozen, training={"ema_decay": 0.7}),
     "warm-ups, untied": Feature(
-        steps=Steps(((4, 8, 1), (16, 8, 2), (8, 16, 1), (8, 16, 1))), network={"tie_weights": False}
+        steps=Steps(((4, 8, 1), (16, 8, 2), (8, 16, 1), (8, 16, 1))),
+        network={"tie_weights": False, "qk_norm": "own_head"},
     ),
 }
 """For every strategy."""

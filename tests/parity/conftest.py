@@ -163,6 +163,7 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "tie_word_embeddings": False, "rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0},
         "head_dim": 12,
     }),
+    "command-r-plus": ("CohereForCausalLM", "CohereConfig", LLAMA | {"use_qk_norm": True, "layer_norm_eps": 1e-3}),
     "aya": ("CohereForCausalLM", "CohereConfig", LLAMA | {"num_key_value_heads": 4}),
     "exaone4": ("Exaone4ForCausalLM", "Exaone4Config", LLAMA | {
         "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING], "rms_norm_eps": 1e-3, "hidden_act": "gelu",
@@ -205,6 +206,9 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "hidden_act": "gelu",
         "rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 2.0, "partial_rotary_factor": 0.5},
     }),
+    "stablelm-norms": ("StableLmForCausalLM", "StableLmConfig", LLAMA | {
+        "qk_layernorm": True, "use_parallel_residual": True, "layer_norm_eps": 1e-3,
+    }),
     "stablelm-serial": ("StableLmForCausalLM", "StableLmConfig", LLAMA),
     "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", LLAMA | {
         "use_bias": False, "sliding_window": 5, "norm_epsilon": 1e-3, "tie_word_embeddings": False, "head_dim": 12,
@@ -234,6 +238,7 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "layer_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "relu", "head_dim": 12,
         "rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 2.0, "partial_rotary_factor": 0.5},
     }),
+    "phi-norms": ("PhiForCausalLM", "PhiConfig", LLAMA | {"qk_layernorm": True, "layer_norm_eps": 1e-3}),
     "phi-untied": ("PhiForCausalLM", "PhiConfig", LLAMA),
     "gptj": ("GPTJForCausalLM", "GPTJConfig", {
         "vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64, "rotary_dim": 6,

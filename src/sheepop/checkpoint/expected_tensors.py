@@ -83,7 +83,10 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     if config.short_convolution is not None:
         for name, channels in (("q", queries), ("k", keys), ("v", values)):
             yield f"convolutions.{name}.taps", (config.short_convolution - 1, channels)
-    if config.qk_norm is not None:
+    if config.qk_norm == "own_head":
+        yield "q_norm.weight", (config.num_heads, config.head_size)
+        yield "k_norm.weight", (config.kv_heads, config.head_size)
+    elif config.qk_norm is not None:
         each_head = config.qk_norm == "head"
         yield from _norm(config, "q_norm", config.head_size if each_head else queries)
         yield from _norm(config, "k_norm", config.head_size if each_head else keys)

@@ -27,8 +27,11 @@ _SHOWN_NAMES = 10
 _GREETING = [{"role": "user", "content": "Hello"}]
 
 
-def read_foreign(source: Path, tokenizer: Path | None = None) -> ForeignModel:
-    """Opens the model in `source` without reading its weights; `tokenizer` replaces its own."""
+def read_foreign(source: Path, tokenizer: Path | None = None, dtype: torch.dtype | None = None) -> ForeignModel:
+    """Opens the model in `source` without reading its weights; `tokenizer` replaces its own.
+
+    Quantised weights of a directory become weights of `dtype`, None for that of the model.
+    """
     if not source.exists():
         raise CheckpointError(
             f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file. A published model "
@@ -38,7 +41,7 @@ def read_foreign(source: Path, tokenizer: Path | None = None) -> ForeignModel:
         raise CheckpointError(f"{source} is already a SheepOp model and can be used as it is.")
     own = None if tokenizer is None else load_tokenizer(tokenizer)
     if source.is_dir():
-        return read_hugging_face(source, own)
+        return read_hugging_face(source, own, dtype)
     if not is_gguf(source):
         raise CheckpointError(
             f"{source} is a file, but not a GGUF file. Give the directory that holds config.json and the weights."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -301,10 +301,9 @@ def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console)
 
 def _refuse_unknown_family(place: Path) -> None:
     """Raises `CheckpointError` for a configuration that SheepOp cannot read, before weights are fetched."""
-    from sheepop.checkpoint.exchange.reader import family_of  # loads torch
+    from sheepop.checkpoint.exchange.reader import language_model  # loads torch
 
-    keys: Mapping[str, Any] = read_table(place, CONFIG) or {}
-    family_of(keys, place).read_config(keys, str(place / CONFIG))
+    language_model(read_table(place, CONFIG) or {}, place)
 
 
 def _is_below(path: str) -> bool:

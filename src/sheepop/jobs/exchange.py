@@ -56,7 +56,7 @@ def import_model(
     wanted, limit = dtype_named(dtype), _shard_limit(max_shard_size)
     require_apart(Path(source), output)
     require_free(output, overwrite, "a model", is_model)
-    model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer))
+    model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer), wanted)
     return import_foreign(model, output, {}, console, dtype=wanted, max_shard_bytes=limit, overwrite=overwrite)
 
 

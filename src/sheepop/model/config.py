@@ -19,7 +19,7 @@ Architecture = Literal["decoder", "encoder_decoder"]
 PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
 NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_zero_centered"]
 NormPosition = Literal["pre", "post", "sandwich", "output"]
-QueryKeyNorm = Literal["head", "width"]
+QueryKeyNorm = Literal["head", "own_head", "width"]
 ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu", "geglu_tanh")
 Activation = Annotated[str, ACTIVATION_NAMES]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
@@ -95,7 +95,8 @@ class ModelConfig(Config):
     final_norm: bool | None = None
     """Whether a norm precedes the output projection; `null` is `true` unless `norm_position` is `post`."""
     qk_norm: QueryKeyNorm | None = None
-    """Norm of queries and keys, over each `head` or over the `width` of all heads together; `null` is none."""
+    """Norm of queries and keys, over each `head`, over each head with a weight of its own and no bias (`own_head`), or
+    over the `width` of all heads together; `null` is none."""
 
     activation: Activation = "gelu"
     """Activation of the feed-forward layer; `swiglu`, `swiglu_clamped`, `geglu` and `geglu_tanh` are gated, `_tanh`

@@ -36,9 +36,12 @@ _ROLES: dict[str, Role] = {
 
 
 def parameter_role(name: str, shape: Sequence[int]) -> Role:
-    """Returns the role of the parameter with this state dict name; the stacked biases of experts are vectors too."""
+    """Returns the role of the parameter with this state dict name.
+
+    Stacked vectors, the biases of experts and the weights of norms of heads, are vectors too.
+    """
     owner = name.removesuffix(".weight")
-    if len(shape) < 2 or owner.endswith("_bias"):
+    if len(shape) < 2 or owner.endswith(("_bias", "_norm")):
         return "vector"
     words = owner.split(".")
     return _ROLES.get(".".join(words[-2:])) or _ROLES.get(words[-1], "matrix")

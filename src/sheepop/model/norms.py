@@ -28,6 +28,23 @@ class ZeroCenteredRMSNorm(nn.Module):
         return scaled.to(x.dtype) if is_half else scaled
 
 
+class HeadNorms(nn.Module):
+    """The norm of kind `config.norm` over each of `count` heads, with a weight for each head and without a bias."""
+
+    def __init__(self, config: ModelConfig, count: int) -> None:
+        super().__init__()
+        self.centres, self.added = config.norm == "layernorm", float(config.norm == "rmsnorm_zero_centered")
+        self.weight = nn.Parameter(torch.full((count, config.head_size), 1 - self.added))
+        self.eps = config.norm_eps
+
+    def forward(self, x_BTHC: Tensor) -> Tensor:
+        """Normalises the last dimension, and half precision in float32."""
+        exact = x_BTHC.float() if x_BTHC.dtype.itemsize < torch.float32.itemsize else x_BTHC
+        norm = F.layer_norm if self.centres else F.rms_norm
+        normed = norm(exact, exact.shape[-1:], eps=self.eps)
+        return (normed * (self.weight.to(normed.dtype) + self.added)).to(x_BTHC.dtype)
+
+
 NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
     # Ba et al. 2016: (x - mean) / sqrt(variance + eps), scaled by weight and shifted by bias.
     "layernorm": lambda config, width: nn.LayerNorm(width, eps=config.norm_eps, bias=bool(config.norm_bias)),

@@ -139,7 +139,8 @@ def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
             give_part(convolution, LayerPart, ranks, {"taps": 1})
     for norm in (attention.q_norm, attention.k_norm):
         if norm is not None:
-            give_part(norm, _OfParts, ranks, {})
+            own = cast(Tensor, norm.weight).ndim == 2  # a row for each head
+            give_part(norm, LayerPart if own else _OfParts, ranks, {"weight": 0} if own else {})
     if attention.sinks is not None:
         give_part(attention, LayerPart, ranks, {"sinks": 0})
     attention.register_forward_pre_hook(_Entering(ranks))

@@ -156,8 +156,7 @@ def test_no_scaling_in_all_its_spellings():
         ("smollm3", {"no_rope_layer_interval": 0}, ("no_rope_layer_interval", "number of layers")),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, ("sliding_window_pattern", "whole number")),
         ("granite", {"logits_scaling": 0}, ("logits_scaling = 0", "factor above 0")),
-        ("cohere", {"use_qk_norm": True}, ("use_qk_norm",)),
-        ("stablelm", {"qk_layernorm": True}, ("qk_layernorm",)),
+        ("cohere", {"use_qk_norm": 1}, ("use_qk_norm",)),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_or_is_not_computed_is_refused(family, keys, parts):

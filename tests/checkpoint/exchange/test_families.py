@@ -238,7 +238,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "norm_bias": draw(st.booleans()) if norm == "layernorm" else False,
         "final_norm": draw(st.booleans()),
         "embedding_norm": draw(st.booleans()),
-        "qk_norm": draw(st.sampled_from([None, "head", "width"])),
+        "qk_norm": draw(st.sampled_from([None, "head", "own_head", "width"])),
         "activation": draw(st.sampled_from(["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu_tanh"])),
         "attention_sinks": draw(st.booleans()),
         "head_bias": draw(st.booleans()),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sheepop.checkpoint.exchange.tensor_rules import (
     ABSENT,
+    HEAD_PAIRS,
     INTERLEAVED,
     PER_EXPERT,
     ROTARY_PAIRS,
@@ -71,6 +72,17 @@ def test_neighbouring_rows_of_a_head_are_the_two_rows_of_a_pair(columns):
                 assert torch.equal(theirs[head * 5 + 2 * pair + part], ours[head * 5 + pair + 2 * part])
         assert torch.equal(theirs[head * 5 + 4], ours[head * 5 + 4])  # the column that does not rotate
     assert torch.equal(ROTARY_PAIRS.to_ours([theirs], [tuple(ours.shape)], config)[0], ours)
+
+
+@pytest.mark.parametrize("heads", [(), (HEADS,)])
+def test_the_weights_of_norms_of_heads_have_the_columns_of_a_pair_side_by_side(heads):
+    config = ModelConfig(
+        vocab_size=5, d_model=6, num_heads=HEADS, head_dim=5, position_encoding="rope", rotary_fraction=0.8
+    )
+    ours = numbered(*heads, 5)
+    (theirs,) = HEAD_PAIRS.to_theirs([ours], config)
+    assert torch.equal(theirs, ours[..., [0, 2, 1, 3, 4]])
+    assert torch.equal(HEAD_PAIRS.to_ours([theirs], [tuple(ours.shape)], config)[0], ours)
 
 
 @pytest.mark.parametrize("columns", [(), (4,)])

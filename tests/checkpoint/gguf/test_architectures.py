@@ -75,7 +75,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "norm_eps": (0.01,),
     "norm_bias": (True, False),
     "final_norm": (False,),
-    "qk_norm": ("head", "width", None),
+    "qk_norm": ("head", "own_head", "width", None),
     "activation": ("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"),
     "feed_forward_bias": (True, False),
     "experts": (None, {"count": 3}, {"count": 4, "per_token": 1}, {"count": 4, "per_token": 2, "d_ff": 48}),

@@ -22,6 +22,7 @@ from sheepop.checkpoint.exchange.families.gpt_oss import GPT_OSS
 from sheepop.checkpoint.exchange.families.gptj import GPTJ
 from sheepop.checkpoint.exchange.families.layer_norm import COHERE, COHERE2, STABLELM, STARCODER2
 from sheepop.checkpoint.exchange.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
+from sheepop.checkpoint.exchange.families.minicpm import MINICPM
 from sheepop.checkpoint.exchange.families.olmo import OLMO2, OLMO3
 from sheepop.checkpoint.exchange.families.opt import OPT
 from sheepop.checkpoint.exchange.families.phi import PHI, PHI3
@@ -39,6 +40,10 @@ FAMILIES: dict[str, Family] = {
         OPT, PHI, GPTJ, GPT_OSS,
     )
 }  # fmt: skip
+
+
+# An import also reads these, for which transformers has no class.
+IMPORTED = {**FAMILIES, MINICPM.model_type: MINICPM}
 
 
 def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:

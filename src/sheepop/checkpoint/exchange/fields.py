@@ -55,6 +55,23 @@ class Activation(Field):
 
 
 @dataclass(frozen=True)
+class Chosen(Field):
+    """A boolean key that chooses `value` for one of our settings, which is null if the key is false, null or absent."""
+
+    theirs: str
+    ours: str
+    value: Any
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns the value or null."""
+        return {self.ours: self.value if given.typed(self.theirs, bool, False, optional=True) else None}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns whether our setting has the value."""
+        return {self.theirs: getattr(config, self.ours) == self.value}
+
+
+@dataclass(frozen=True)
 class Derived(Field):
     """A key that must be null or equal to one of our settings, which an earlier field has read."""
 

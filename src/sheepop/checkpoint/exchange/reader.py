@@ -6,13 +6,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from sheepop.checkpoint.exchange.choice import FAMILIES
+from sheepop.checkpoint.exchange.choice import IMPORTED
 from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
-from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.family import Family, Reading
+from sheepop.checkpoint.exchange.quantised_formats import FLOATS
+from sheepop.checkpoint.exchange.quantised_weights import dequantised, dtype_of_model, take_quantisation
 from sheepop.checkpoint.exchange.rope_parameters import longrope_note
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, to_ours
 from sheepop.checkpoint.expected_tensors import tensor_problems
@@ -27,17 +29,32 @@ from sheepop.core.errors import CheckpointError, TokenizerError, first_few
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
-_WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LONGEST_VERSION = 40
+# Why a family is not read.
+_GEMMA4 = ", because its layers have heads of different sizes, and some take keys and values from other layers"
+_REASONS = {"gemma4": _GEMMA4, "gemma4_text": _GEMMA4}
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
 
-def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
+class LanguageModel(NamedTuple):
+    """The family of a language model, its configuration, and its keys and tensors without those of other parts."""
+
+    family: Family
+    reading: Reading
+    keys: Mapping[str, Any]
+    tensors: Mapping[str, LazyTensor]
+    notes: list[str]
+
+
+def read_hugging_face(
+    directory: Path, tokenizer: Tokenizer | None = None, dtype: torch.dtype | None = None
+) -> ForeignModel:
     """Returns the model in `directory` without reading its weights; `tokenizer` replaces the directory's own.
 
-    Raises `CheckpointError` for an unknown family or key, for tensors that are missing, unexpected or of the wrong
-    shape (each named), for a file that is damaged or outside the directory, and for a tokenizer that does not fit.
+    Quantised weights become weights of `dtype`, None for that of the model; the others keep theirs. Raises
+    `CheckpointError` for an unknown family or key, for tensors that are missing, unexpected or of the wrong shape (each
+    named), for a file that is damaged or outside the directory, and for a tokenizer that does not fit.
     """
     keys: Mapping[str, Any] | None = read_table(directory, CONFIG)
     if keys is None:
@@ -45,19 +62,14 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
             f"{directory} is not a model in the Hugging Face format: it has no {CONFIG}. Give the directory that "
             "contains it and the weights."
         )
-    where = str(directory / CONFIG)
-    multimodal = MULTIMODAL.get(str(keys.get("model_type")))
-    family = family_of(keys, directory) if multimodal is None else multimodal.text
-    tensors: Mapping[str, LazyTensor] = open_weights(directory)
-    aside: list[str] = []
-    if multimodal is not None:
-        keys, tensors, aside = multimodal.language_model(keys, tensors, where)
-        where += ": text_config"
-    config, ignored, remarks = family.read(keys, where)
+    family, (config, ignored, remarks), keys, tensors, aside = language_model(
+        keys, directory, open_weights(directory), dtype
+    )
     found, left_out = canonical(tensors, family)
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
+    aside += _drop_zero_biases(found, groups)
     _check(config, groups, found, directory)
     tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
@@ -98,14 +110,40 @@ def _own_tokenizer(directory: Path) -> Tokenizer:
         raise TokenizerError(f"{error} You can give another tokenizer with --tokenizer.") from None
 
 
+def language_model(
+    keys: Mapping[str, Any],
+    directory: Path,
+    tensors: Mapping[str, LazyTensor] | None = None,
+    dtype: torch.dtype | None = None,
+) -> LanguageModel:
+    """Returns the language model of the configuration `keys`; without `tensors` only the configuration is checked.
+
+    `dtype` is that of `read_hugging_face`, as are the errors.
+    """
+    where = str(directory / CONFIG)
+    multimodal = MULTIMODAL.get(str(keys.get("model_type")))
+    family = family_of(keys, directory) if multimodal is None else multimodal.text
+    keys, quantisation = take_quantisation(keys, where)
+    tensors = tensors or {}
+    notes: list[str] = []
+    if quantisation is not None and tensors:
+        tensors, notes = dequantised(tensors, quantisation, dtype or dtype_of_model(keys, tensors), directory)
+    if multimodal is not None:
+        keys, tensors, aside = multimodal.language_model(keys, tensors, where)
+        notes += aside
+        where += ": text_config"
+    return LanguageModel(family, family.read(keys, where), keys, tensors, notes)
+
+
 def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     """Returns the family for `model_type`; raises `CheckpointError` with the known families if there is none."""
     model_type = keys.get("model_type")
-    if isinstance(model_type, str) and model_type in FAMILIES:
-        return FAMILIES[model_type]
+    if isinstance(model_type, str) and model_type in IMPORTED:
+        return IMPORTED[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
+    found += _REASONS.get(str(model_type), "")
     raise CheckpointError(
-        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*FAMILIES, *MULTIMODAL))}."
+        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*IMPORTED, *MULTIMODAL))}."
     )
 
 
@@ -157,6 +195,20 @@ def _without_tied_head(
     return {key: tensor for key, tensor in found.items() if key != head}
 
 
+def _drop_zero_biases(found: dict[str, LazyTensor], groups: Sequence[TensorGroup]) -> list[str]:
+    """Takes biases that are zero out of `found` where the family has none (GPTQ writes them); returns a note."""
+    expected = {name for group in groups for name in group.theirs}
+    layers = {name.removesuffix(".weight") for name in expected}
+    zero = [
+        name
+        for name in found.keys() - expected
+        if name.endswith(".bias") and name.removesuffix(".bias") in layers and not found[name].read().any()
+    ]
+    for name in zero:
+        del found[name]
+    return [f"Left out biases that are zero: {listed(sorted(zero), 3)}."] if zero else []
+
+
 def _check(
     config: ModelConfig, groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], directory: Path
 ) -> None:
@@ -168,7 +220,7 @@ def _check(
         f"{name} has the dtype {str(found[name].dtype).removeprefix('torch.')}, which SheepOp cannot compute with; "
         "export quantised weights in float16 or bfloat16 first"
         for name in expected
-        if name in found and found[name].dtype not in _WEIGHT_DTYPES
+        if name in found and found[name].dtype not in FLOATS
     ]
     if problems:
         raise CheckpointError(

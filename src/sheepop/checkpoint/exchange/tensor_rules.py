@@ -80,6 +80,18 @@ class RotaryPairs(Stacked):
         return [_regrouped(theirs[0], config, config.rotary_dim // 2, 2)]
 
 
+class HeadPairs(RotaryPairs):
+    """The weights of norms of heads (H, C), or of one for all heads (C,), with the columns of `RotaryPairs`."""
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Puts the two columns of each pair side by side."""
+        return [super().to_theirs([ours[0].flatten()], config)[0].view_as(ours[0])]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Puts the first columns of all pairs before the second ones."""
+        return [super().to_ours([theirs[0].flatten()], shapes, config)[0].view_as(theirs[0])]
+
+
 def _regrouped(rows: Tensor, config: ModelConfig, groups: int, size: int) -> Tensor:
     """Takes the rotated rows of each head, in `groups` of `size`, in turn from all groups; `rows` are (H C, ...)."""
     heads = rows.reshape(-1, config.head_size, *rows.shape[1:])
@@ -128,7 +140,7 @@ class StackedExperts:
 
 
 class PerExpert:
-    """One of our tensors, which stacks all experts in its first dimension, and one of theirs for each expert."""
+    """One of our tensors, which stacks all experts (or heads) in its first dimension, and one of theirs for each."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """Returns one shape for each expert."""
@@ -165,6 +177,7 @@ SAME = Stacked()
 TRANSPOSED = Stacked(transposed=True)
 INTERLEAVED = Interleaved()
 ROTARY_PAIRS = RotaryPairs()
+HEAD_PAIRS = HeadPairs()
 PER_EXPERT = PerExpert()
 STACKED_EXPERTS = StackedExperts()
 ABSENT = Absent()

@@ -13,9 +13,19 @@ from sheepop.model.attention.kernel import Attending, Score
 from sheepop.model.attention.projections import PackedProjections
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
-from sheepop.model.norms import build_norm
+from sheepop.model.norms import HeadNorms, build_norm
 from sheepop.model.positions import rotate
 from sheepop.model.probe import Probe
+
+
+def _query_key_norms(config: ModelConfig) -> tuple[nn.Module | None, nn.Module | None]:
+    counts = (config.num_heads, config.kv_heads)
+    if config.qk_norm is None:
+        return None, None
+    if config.qk_norm == "own_head":
+        return HeadNorms(config, counts[0]), HeadNorms(config, counts[1])
+    widths = (config.head_size * (count if config.qk_norm == "width" else 1) for count in counts)
+    return build_norm(config, next(widths)), build_norm(config, next(widths))
 
 
 class Attention(nn.Module):
@@ -44,9 +54,8 @@ class Attention(nn.Module):
             self.convolutions = nn.ModuleDict(
                 {name: ShortConvolution(config.short_convolution, channels) for name, channels in parts}
             )
-        self.norms_heads = config.qk_norm == "head"
-        widths = (config.head_size, config.head_size) if self.norms_heads else (q_width, k_width)
-        self.q_norm, self.k_norm = (None if config.qk_norm is None else build_norm(config, width) for width in widths)
+        self.norms_heads = config.qk_norm != "width"
+        self.q_norm, self.k_norm = _query_key_norms(config)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
         self._packed: PackedProjections | None = None
         self.q, self.k, self.v = Probe(), Probe(), Probe()

@@ -22,14 +22,15 @@ from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import (
     PLAIN_ACTIVATIONS,
     Activation,
+    Chosen,
     Dropouts,
     Window,
     where_it_slides,
     windows_by_period,
 )
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
-from sheepop.checkpoint.exchange.tensor_rules import same
-from sheepop.checkpoint.mapping import fixed, implied, number, switch
+from sheepop.checkpoint.exchange.tensor_rules import PER_EXPERT, same
+from sheepop.checkpoint.mapping import implied, number, switch
 
 _IMPLIED = implied(position_encoding="rope", norm="layernorm", norm_position="pre", bias=False)
 
@@ -51,7 +52,7 @@ _COHERE_TENSORS = (*EMBEDDING, *PRE_NORMS, *PAIRED_ATTENTION, *FEED_FORWARD, *HE
 COHERE = Family(
     model_type="cohere",
     architecture="CohereForCausalLM",
-    fields=(*_COHERE_FIELDS, fixed("use_qk_norm", False, None), RopeParameters(base=500_000.0)),
+    fields=(*_COHERE_FIELDS, Chosen("use_qk_norm", "qk_norm", "own_head"), RopeParameters(base=500_000.0)),
     tensors=_COHERE_TENSORS,
 )
 
@@ -77,11 +78,22 @@ STABLELM = Family(
         ),
         switch("use_qkv_bias", "attention_bias", default=False),
         switch("use_parallel_residual", "parallel_residual", "shared_norm", default=False),
-        fixed("qk_layernorm", False),
+        Chosen("qk_layernorm", "qk_norm", "own_head"),
         Dropouts(None, "attention_dropout", "hidden_dropout"),
         RopeParameters(fraction=0.25),
     ),
-    tensors=TENSORS,
+    tensors=(
+        *TENSORS,
+        *(
+            rule
+            for name in "qk"
+            for rule in same(
+                f"{BLOCK}.attention.{name}_norm",
+                f"{LAYER}.self_attn.{name}_layernorm.norms.{{expert}}",
+                layout=PER_EXPERT,
+            )
+        ),
+    ),
 )  # fmt: skip
 
 STARCODER2 = Family(

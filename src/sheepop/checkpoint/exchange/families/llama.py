@@ -17,7 +17,7 @@ from sheepop.checkpoint.exchange.fields import (
     windows_from_layer,
 )
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
-from sheepop.checkpoint.exchange.tensor_rules import ROTARY_PAIRS, TensorRule, experts, fused, same
+from sheepop.checkpoint.exchange.tensor_rules import HEAD_PAIRS, ROTARY_PAIRS, TensorRule, experts, fused, same
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     Field,
@@ -97,8 +97,9 @@ FUSED_FEED_FORWARD = (
     *same(f"{BLOCK}.feed_forward.down_proj", f"{LAYER}.mlp.down_proj"),
 )
 # Queries and keys whose columns (2i, 2i + 1) rotate as a pair.
+_PAIRED = {".q_proj": ROTARY_PAIRS, ".k_proj": ROTARY_PAIRS, ".q_norm": HEAD_PAIRS, ".k_norm": HEAD_PAIRS}
 PAIRED_ATTENTION = tuple(
-    replace(rule, layout=ROTARY_PAIRS) if ".q_proj" in rule.theirs or ".k_proj" in rule.theirs else rule
+    replace(rule, layout=next((layout for part, layout in _PAIRED.items() if part in rule.theirs), rule.layout))
     for rule in ATTENTION
 )
 TENSORS = (*EMBEDDING, *PRE_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)

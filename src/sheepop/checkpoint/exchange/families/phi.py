@@ -17,7 +17,7 @@ from sheepop.checkpoint.exchange.families.llama import (
     llama_keys,
 )
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Dropouts, Window
+from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Chosen, Dropouts, Window
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TensorRule, fused, same
 from sheepop.checkpoint.mapping import fixed, implied
@@ -63,13 +63,15 @@ PHI = Family(
         ),
         HEAD_DIM,
         Dropouts("embd_pdrop", "attention_dropout", "resid_pdrop"),
-        fixed("qk_layernorm", False),
+        Chosen("qk_layernorm", "qk_norm", "head"),
         RopeParameters(fraction=0.5),
     ),
     tensors=(
         *EMBEDDING,
         *PRE_NORMS,
         *(rule for name in "qkv" for rule in same(f"{BLOCK}.attention.{name}_proj", f"{LAYER}.self_attn.{name}_proj")),
+        *same(f"{BLOCK}.attention.q_norm", f"{LAYER}.self_attn.q_layernorm"),
+        *same(f"{BLOCK}.attention.k_norm", f"{LAYER}.self_attn.k_layernorm"),
         *same(f"{BLOCK}.attention.o_proj", f"{LAYER}.self_attn.dense"),
         *same(f"{BLOCK}.feed_forward.up_proj", f"{LAYER}.mlp.fc1"),
         *same(f"{BLOCK}.feed_forward.down_proj", f"{LAYER}.mlp.fc2"),
