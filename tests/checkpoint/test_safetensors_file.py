@@ -63,6 +63,15 @@ def test_files_of_the_library_are_opened_without_reading_them(tmp_path: Path):
         "none": ((0, 2), torch.float32),
     }
     assert all(torch.equal(found[name].read(), tensor) for name, tensor in tensors.items())
+    # Read instead of mapped: a later change of the file does not reach the tensors.
+    loaded = {name: lazy.load() for name, lazy in found.items()}
+    size = (tmp_path / "m").stat().st_size
+    with (tmp_path / "m").open("r+b") as file:
+        file.write(bytes(size))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    (tmp_path / "m").write_bytes(bytes(20))
+    with pytest.raises(CheckpointError, match="became shorter"):
+        found["b"].load()
 
 
 def test_a_tensor_that_is_not_as_announced(tmp_path: Path):

@@ -280,6 +280,14 @@ def test_an_unknown_benchmark(run: Run) -> None:
     assert "'cooking' is not one of 'train'" in done.err
 
 
+@pytest.mark.parametrize("arguments", [("train", "model"), ("generate", "model", "--preset", "gpt2")])
+def test_a_model_is_measured_by_one_benchmark_only(run: Run, arguments: tuple[str, ...]) -> None:
+    done = run("bench", *arguments)
+    assert done.code == 2
+    assert "sheepop bench generate MODEL" in done.err
+    assert "--dtype is for a model" in run("bench", "generate", "--dtype", "float32").err
+
+
 def test_a_start_that_fails_leaves_the_output_free(
     run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]
 ) -> None:

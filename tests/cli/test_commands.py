@@ -327,6 +327,27 @@ def test_bench_measures_tokens_and_share_of_peak(run: Run) -> None:
     assert all(row["tokens_per_second"] > 0 and 0 < row["share_of_peak"] < 2 for row in rows)
 
 
+def test_bench_measures_a_model_and_names_the_wall(run: Run, trained: Path) -> None:
+    result = run("bench", "generate", trained, "--seconds", "0.1", "--device", "cpu", "--json", "-q")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    model = sheepop.load(trained, "cpu").model
+    weights = sum(weight.nbytes for weight in model.parameters())
+    assert found["weight_bytes"] == weights
+    rows = found["results"]
+    assert [(row["name"], row["texts"], row["sampling"]) for row in rows] == [
+        ("prompt", 1, ""),
+        *(("decode", texts, kind) for texts in (1, 8, 32) for kind in ("greedy", "sampled")),
+    ]
+    for row in rows[1:]:
+        assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(row["texts"])
+        # Every step reads all weights once, and keys and values besides.
+        assert row["share_of_bandwidth"] * row["step_seconds"] * found["bandwidth"] > weights
+        assert row["wall"] == "calls and threads"  # of a tiny model
+    table = run("bench", "generate", trained, "--seconds", "0.1", "--device", "cpu", "-q").out
+    assert "wall" in table and "decode      32 sampled" in table
+
+
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Interrupted."), (signal.SIGTERM, "Terminated.")])
 def test_a_signal_before_training_says_so_and_leaves_nothing(
     run: Run,

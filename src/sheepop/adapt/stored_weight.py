@@ -187,6 +187,8 @@ class StoredWeight(Tensor):
         if function is grouped_product:
             rows, weight, ends = args
             return weight.grouped_product(rows, ends)
+        if function is Tensor.detach:  # whose dispatch would load torch.distributed.tensor, which takes a second
+            return args[0]._like()
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
 

@@ -29,6 +29,10 @@ class LazyTensor:
         """Wraps a tensor that is already in memory."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
+    def load(self) -> Tensor:
+        """Reads the values into memory that belongs to the tensor alone, not to a memory map."""
+        return self.read().clone()
+
     @property
     def count(self) -> int:
         """The number of elements."""

@@ -22,6 +22,7 @@ from sheepop.core.files import (
     write_atomic,
 )
 from sheepop.core.locks import exclusive_lock, is_locked
+from sheepop.core.verified_files import remembered_sha256
 
 CARD = "README.md"
 _POINTERS = frozenset({"latest", "best"})
@@ -338,11 +339,13 @@ RUN_ENTRIES = frozenset(entry.name for entry in vars(RunDirectory).values() if i
 def damaged_model(directory: Path) -> list[str]:
     """Returns the problems that `damaged_files` finds in a model directory, except for its card, which users may edit.
 
-    Compares again if the checksums changed meanwhile, because another process recorded scores.
+    Large files that were verified before and have not changed since are not read again. Compares again if the checksums
+    changed meanwhile, because another process recorded scores.
     """
     while True:
         before = _content(directory / CHECKSUMS)
-        problems = [line for line in damaged_files(directory) if not line.startswith(f"{directory / CARD} ")]
+        found = damaged_files(directory, remembered_sha256)
+        problems = [line for line in found if not line.startswith(f"{directory / CARD} ")]
         if not problems or _content(directory / CHECKSUMS) == before:
             return problems
 

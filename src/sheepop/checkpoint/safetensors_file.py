@@ -10,9 +10,11 @@ import functools
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -26,9 +28,31 @@ _DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_METADATA = "__metadata__"
 _ALIGNMENT = 8
 # Every reader refuses a longer header.
 _LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class _StoredTensor(LazyTensor):
+    """A tensor whose bytes begin at `offset` in the file `path`; `read` maps them."""
+
+    path: Path
+    offset: int
+
+    def load(self) -> Tensor:
+        """Reads the bytes themselves: those of a memory map would be in memory twice."""
+        found = torch.empty(self.shape, dtype=self.dtype)
+        view = found.reshape(-1).view(torch.uint8).numpy().data
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise CheckpointError(f"{self.path} is damaged: it became shorter while it was read.")
+                view = view[count:]
+        return found
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
@@ -43,6 +67,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
         file: Any = safe_open(path, framework="pt")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
         described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
+        offsets = _offsets(path)
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is damaged, or not a safetensors file: {error}. Copy or download it again."
@@ -54,9 +79,17 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
                 "Export the model in float32, float16 or bfloat16 first."
             )
     return {
-        name: LazyTensor(shape, _DTYPES[dtype], functools.partial(file.get_tensor, name))
+        name: _StoredTensor(shape, _DTYPES[dtype], functools.partial(file.get_tensor, name), path, offsets[name])
         for name, (dtype, shape) in described.items()
     }
+
+
+def _offsets(path: Path) -> dict[str, int]:
+    """Where the data of each tensor begin in a file whose header was checked."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = orjson.loads(file.read(length))
+    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != _METADATA}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
@@ -83,7 +116,7 @@ def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
 
 
 def _header(tensors: Mapping[str, LazyTensor]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {_METADATA: {"format": "pt"}}
     begin = 0
     for name, tensor in tensors.items():
         end = begin + tensor.num_bytes

@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -252,8 +252,11 @@ def write_checksums(directory: Path) -> None:
     (directory / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
 
 
-def damaged_files(directory: str | Path) -> list[str]:
-    """Returns a line for each file in `directory` that is missing or differs from its checksum; empty if undamaged."""
+def damaged_files(directory: str | Path, checksum: Callable[[Path], str] = sha256_file) -> list[str]:
+    """Returns a line for each file in `directory` that is missing or differs from its checksum; empty if undamaged.
+
+    `checksum` returns the hexadecimal SHA-256 of a file.
+    """
     directory = Path(directory)
     record = directory / CHECKSUMS
     if not record.is_file():
@@ -264,18 +267,18 @@ def damaged_files(directory: str | Path) -> list[str]:
         return [f"{record} is damaged: it is not a table of checksums"]
     except OSError as error:
         return [f"{record} cannot be read: {error.strerror}"]
-    problems = (_problem(directory, name, value) for name, value in sorted(expected.items()))
+    problems = (_problem(directory, name, value, checksum) for name, value in sorted(expected.items()))
     return [problem for problem in problems if problem]
 
 
-def _problem(directory: Path, name: str, expected: str) -> str | None:
+def _problem(directory: Path, name: str, expected: str, checksum: Callable[[Path], str]) -> str | None:
     file = directory / name
     if "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         return f"{directory / CHECKSUMS} is damaged: {name!r} is not a file below the directory"
     if not file.is_file():
         return f"{file} is missing"
     try:
-        actual = sha256_file(file)
+        actual = checksum(file)
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}"
     return None if actual == expected else f"{file} is damaged: its checksum differs from the recorded one"

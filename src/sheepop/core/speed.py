@@ -47,18 +47,14 @@ def _key(dtype: torch.dtype, device: str) -> str:
     return measurement_key("matrix peak", device, str(dtype))
 
 
-@cache
 def read_bandwidth(device: str = "cpu") -> float:
     """The best rate at which all threads together read memory that no cache holds, in bytes per second.
 
-    It is measured in about half a second, by sums of a quarter of a GB (2 GB on a GPU), and remembered.
+    It is measured in about half a second, by sums of a quarter of a GB, on a GPU of 2 GB.
     """
     import torch
 
-    key = measurement_key("read bandwidth", device, "sum")
-    if (known := recall(key, float)) is not None:
-        return known
-    numbers = torch.ones((2**29 if device == "cuda" else 2**26), device=device)
+    numbers = torch.ones(2**29 if device == "cuda" else 2**26, device=device)
     best, until = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < until:
         synchronize(device)
@@ -66,7 +62,6 @@ def read_bandwidth(device: str = "cpu") -> float:
         numbers.sum()
         synchronize(device)
         best = min(best, time.perf_counter() - started)
-    remember(key, numbers.nbytes / best)
     return numbers.nbytes / best
 
 

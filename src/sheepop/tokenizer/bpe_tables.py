@@ -96,7 +96,7 @@ class BpeTables:
 
     def is_merged(self, token_id: int) -> bool:
         """Whether merges form the token."""
-        return bool((self.merged == token_id).any())
+        return bool(self._are_merged[token_id])
 
     def pair(self, left: int, right: int) -> tuple[int, int] | None:
         """The rank of the merge of two neighbours, and the id that they become; None if there is none."""
@@ -114,6 +114,12 @@ class BpeTables:
             "vocab": {texts[token_id]: token_id for token_id in self.order.tolist()},
             "merges": [(texts[pair >> 32], texts[pair & 0xFFFFFFFF]) for pair in pairs],
         }
+
+    @cached_property
+    def _are_merged(self) -> NDArray[np.bool_]:
+        found = np.zeros(len(self), dtype=np.bool_)
+        found[self.merged] = True
+        return found
 
     # Indexing a memoryview is several times faster than indexing an array.
     @cached_property
