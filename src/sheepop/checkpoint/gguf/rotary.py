@@ -29,11 +29,13 @@ _BETAS = {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.
 class Rotary(Field):
     """Rotary positions. `partial` architectures can rotate a part of each head; `divisors` express Llama 3's scaling.
 
-    Scaling ``ntk`` is equivalent to another base, and written as such.
+    Scaling ``ntk`` is equivalent to another base, and written as such. llama.cpp always rounds the bounds of the pairs
+    that ``yarn`` mixes; `truncate` says whether the models of the architecture do.
     """
 
     partial: bool = False
     divisors: bool = False
+    truncate: bool = True
     covers = ("position_encoding", "position_base", "rotary_fraction", "rotary_scaling")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -75,6 +77,8 @@ class Rotary(Field):
             "rotary_fraction": _fraction(turned, width),
         }
         scaling = _read_scaling(given)
+        if scaling is not None and scaling["kind"] == "yarn":
+            scaling["truncate"] = self.truncate
         return found if scaling is None else {**found, "rotary_scaling": scaling}
 
     def _scaling_refusals(self, config: ModelConfig, scaling: RotaryScaling) -> Iterator[str]:
@@ -82,7 +86,7 @@ class Rotary(Field):
             yield f"rotary_scaling.kind = {scaling.kind}, but it has linear, yarn and ntk"
         if scaling.kind != "yarn":
             return
-        for name, value in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", True)):
+        for name, value in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", self.truncate)):
             if getattr(scaling, name) != value:
                 yield f"rotary_scaling.{name} = {getattr(scaling, name)}, but it always computes {value}"
         low, high = _ramp(config, scaling)
