@@ -86,7 +86,7 @@ TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
         "norm_position": "output", "qk_norm": "head", "num_heads": 2, "rotary_scaling": LLAMA3,
     }),
     "exaone4-windows": ("exaone4", GATED | {
-        "norm_position": "output", "qk_norm": "head", "num_layers": 64, "d_ff": 16,
+        "norm_position": "output", "qk_norm": "head", "num_layers": 64, "d_ff": 32,
         "sliding_window": 6, "sliding_layers": WITHOUT_EVERY_FOURTH, "rotary_layers": WITHOUT_EVERY_FOURTH,
     }),
     "command-r": ("command-r", COHERE | {"num_kv_heads": 2, "attention_bias": True}),
