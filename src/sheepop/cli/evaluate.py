@@ -297,6 +297,7 @@ def judge(
         float, typer.Option(min=0.0, help="Sampling temperature of the models; the judge is greedy.")
     ] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    chat_template_kwargs: TemplateVariables = None,
     workers: Annotated[int, typer.Option(min=1, help="Parallel requests to the judge.")] = 4,
     device: Device = None,
     dtype: Dtype = None,
@@ -317,7 +318,8 @@ def judge(
     from sheepop.jobs.judging import Judging, judge_models
 
     how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
-    requested = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, workers)
+    variables = template_variables(chat_template_kwargs)
+    requested = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, variables, workers)
     outcome = judge_models(models, requested, how, make_console(quiet or as_json))
     _show(outcome, quiet=quiet, as_json=as_json)
 
