@@ -42,6 +42,27 @@ Context = Annotated[
         show_default="2048, or the model's context if that is shorter",
     ),
 ]
+TaskContext = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=1,
+        help="Tokens that the model reads at a time in tasks of lm-eval.",
+        show_default="the model's context",
+    ),
+]
+JudgeOfRequests = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        metavar="URL|MODEL",
+        help="The judge of answers to requests: a server's address, or a chat model.",
+        show_default="none",
+    ),
+]
+JudgeModel = Annotated[
+    str | None, typer.Option("--judge-model", help="The model of the judge's server.", show_default="its first")
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
 RunOutput = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run directory.", show_default="runs/<date>")
