@@ -25,7 +25,11 @@ Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.", show_default="as stored")]
 Adapter = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="Add an adapter (PEFT, or a model with one); repeatable.", show_default="none"),
+    typer.Option(
+        metavar="DIR|NAME",
+        help="Add an adapter (PEFT, a published one, or a model with one); repeatable.",
+        show_default="none",
+    ),
 ]
 TemplateVariables = Annotated[
     str | None,

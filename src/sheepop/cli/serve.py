@@ -119,7 +119,7 @@ def _adapted(given: list[str], places: dict[str, Path]) -> dict[str, Path]:
             raise UsageError(f"--adapter {text} is not NAME=DIR, for example polite=adapters/polite.")
         if name in found or name in places:
             raise UsageError(f"--adapter {text}: the name {name} is already taken. Choose another.")
-        found[name] = Path(place).absolute()
+        found[name] = absolute_source(place)
     return found
 
 
