@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
-
-httpx = pytest.importorskip("httpx")
 
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.serve.config import ServerConfig

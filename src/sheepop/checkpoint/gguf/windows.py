@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sheepop.checkpoint.gguf.rotary import BASE, DEFAULT_BASE
 from sheepop.checkpoint.given import Given
@@ -57,7 +57,7 @@ class Windows(Field):
     own_base: Literal["unscaled", "scaled", "shared", "same"]
     otherwise: int | None = None
     only: int | None = None
-    covers = ("sliding_window", "sliding_layers", "sliding_position_base")
+    covers: ClassVar[tuple[str, ...]] = ("sliding_window", "sliding_layers", "sliding_position_base")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields refusals of no window if llama.cpp always has one, and of angles that it computes differently."""
@@ -137,7 +137,7 @@ class Windows(Field):
 class RotatingWindows(Windows):
     """If some layers have a window, only these rotate (Cohere 2, EXAONE 4)."""
 
-    covers = (*Windows.covers, "rotary_layers")
+    covers: ClassVar[tuple[str, ...]] = (*Windows.covers, "rotary_layers")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields the refusals of the windows, and of other layers that rotate."""
