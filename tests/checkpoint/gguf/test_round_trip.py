@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,15 @@ def network(model: ForeignModel) -> Transformer:
 
 
 def rewrite_as_a_stranger(
-    source: Path, target: Path, change: Callable[[Any], None] = lambda writer: None, name: str | None = None
+    source: Path,
+    target: Path,
+    change: Callable[[Any], None] = lambda writer: None,
+    name: str | None = None,
+    merge: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None,
 ) -> Path:
     """The same model written by llama.cpp's package: without checksum, and without the keys of SheepOp.
 
-    `name` is another architecture.
+    `name` is another architecture, and `merge` changes tensors of 32 bits.
     """
     gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(source)
@@ -50,7 +55,10 @@ def rewrite_as_a_stranger(
         kinds = field.types
         key = key.replace(f"{architecture}.", f"{writer.arch}.")
         writer.add_key_value(key, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
-    for tensor in reader.tensors:
+    if merge is not None:
+        for key, array in merge({tensor.name: np.array(tensor.data) for tensor in reader.tensors}).items():
+            writer.add_tensor(key, array)
+    for tensor in reader.tensors if merge is None else ():
         writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
     change(writer)
     writer.write_header_to_file()
@@ -110,6 +118,26 @@ def test_the_language_model_of_one_that_reads_pictures_is_read(
     with torch.no_grad():
         torch.testing.assert_close(found(ids), toy.model(ids))
     assert choose_architecture(file.config, architecture).name == name
+
+
+def test_queries_keys_and_values_may_be_stored_as_one(tmp_path: Path, make: Callable[..., Any]) -> None:
+    """As in older files of Phi-2; llama.cpp reads both."""
+    toy = make("phi2")
+
+    def merge(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        apart = {name: tensors.pop(name) for name in list(tensors) if re.search(r"attn_[qkv]\.", name)}
+        for layer in range(toy.config.num_layers):
+            for kind in ("weight", "bias"):
+                parts = [apart[f"blk.{layer}.attn_{short}.{kind}"] for short in "qkv"]
+                tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate(parts)
+        return tensors
+
+    path = rewrite_as_a_stranger(toy.write(tmp_path / "toy.gguf", dtype="f32"), tmp_path / "merged.gguf", merge=merge)
+    with open_gguf(path) as file:
+        assert file.config.attention_bias
+        found = {name: tensor.read() for name, tensor in file.tensors.items()}
+    assert found.keys() == toy.tensors.keys()
+    assert all(torch.equal(found[name], tensor.read()) for name, tensor in toy.tensors.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

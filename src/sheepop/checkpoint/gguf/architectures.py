@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from sheepop.checkpoint.gguf.fields import (
@@ -55,6 +55,9 @@ from sheepop.checkpoint.mapping import (
 )
 from sheepop.model.config import ModelConfig
 
+_APART = tuple(f"blk.{{}}.attn_{name}." for name in "qkv")
+_STACKED = "blk.0.attn_qkv.weight"
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -68,6 +71,18 @@ class Architecture:
         """Yields the reasons why llama.cpp would compute something other than `config` under this name."""
         for field in self.fields:
             yield from field.refusals(config)
+
+    def of_file(self, tensors: Collection[str]) -> Architecture:
+        """Returns the architecture of a file with these tensors, which may have queries, keys and values in one.
+
+        llama.cpp reads that for any architecture; SheepOp does so if their rows keep our order (older files of Phi-2).
+        """
+        apart = [row for row in self.rows if row.theirs.startswith(_APART)]
+        if _STACKED not in tensors or not apart or any(row.interleaved for row in apart):
+            return self
+        rows = (*(row for row in self.rows if row not in apart), *stacked_attention()[:2])
+        bias = Biases("attention_bias", "optional", "blk.0.attn_qkv.bias")
+        return Architecture(self.name, _like(self.fields, bias), rows)
 
 
 def _like(base: tuple[Field, ...], *changes: Field) -> tuple[Field, ...]:

@@ -65,7 +65,7 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
             f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is not an architecture that SheepOp reads. It reads "
             f"{', '.join(ARCHITECTURES)}."
         )
-    architecture = ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name].of_file(container.tensors.keys())
     rows = _embedding_rows(container)
     stored = _stored_config(container.metadata)
     if stored is not None and stored.vocab_size == rows and _says_the_same(container.metadata, architecture, stored):
