@@ -26,13 +26,13 @@ CONFIG_KEY = "sheepop.model"
 _CAUSAL = Fixed("attention.causal", (True,), "so the model is not a language model")
 
 
-def choose_architecture(config: ModelConfig) -> Architecture:
-    """Returns the first architecture of llama.cpp that computes the same as `config`.
+def choose_architecture(config: ModelConfig, preferred: str | None = None) -> Architecture:
+    """Returns the first architecture of llama.cpp that computes the same as `config`; tries `preferred` first.
 
     Raises `CheckpointError` with the reasons if none does.
     """
     refusals: dict[str, list[str]] = {}
-    for candidate in ARCHITECTURES.values():
+    for candidate in sorted(ARCHITECTURES.values(), key=lambda architecture: architecture.name != preferred):
         refusals[candidate.name] = list(candidate.refusals(config))
         if not refusals[candidate.name]:
             return candidate
@@ -65,7 +65,7 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
             f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is not an architecture that SheepOp reads. It reads "
             f"{', '.join(ARCHITECTURES)}."
         )
-    architecture = ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name].of_file(container.tensors.keys())
     rows = _embedding_rows(container)
     stored = _stored_config(container.metadata)
     if stored is not None and stored.vocab_size == rows and _says_the_same(container.metadata, architecture, stored):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sheepop.checkpoint.exchange.families.descendants import OutputScale
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -30,7 +29,7 @@ from sheepop.checkpoint.exchange.fields import (
 )
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import PER_EXPERT, same
-from sheepop.checkpoint.mapping import implied, number, switch
+from sheepop.checkpoint.mapping import OutputScale, implied, number, switch
 
 _IMPLIED = implied(position_encoding="rope", norm="layernorm", norm_position="pre", bias=False)
 
