@@ -269,6 +269,7 @@ class Transformer(nn.Module):
             watched=someone_watches() and any(block.watched for block in self.layers),
             compiled=self.compiled,
             cached=cached,
+            latents=config.latent_attention is not None,
             device=device,
             dtype=torch.get_autocast_dtype(device.type) if autocast else self.dtype,
         )

@@ -22,6 +22,7 @@ from sheepop.adapt.lora import LoraEmbedding, LoraLinear
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.core.errors import ConfigError
 from sheepop.model import LossTerms, ModelConfig, Transformer
+from sheepop.model.attention.latent import LatentAttention
 from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.experts import MixtureOfExperts
@@ -137,9 +138,11 @@ def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
     if attention.convolutions is not None:
         for convolution in attention.convolutions.values():
             give_part(convolution, LayerPart, ranks, {"taps": 1})
-    for norm in (attention.q_norm, attention.k_norm):
-        if norm is not None:
-            give_part(norm, _OfParts, ranks, {})
+    whole = attention.whole_layers if isinstance(attention, LatentAttention) else (attention.q_norm, attention.k_norm)
+    for layer in whole:
+        if layer is not None:
+            give_part(layer, _OfParts, ranks, {})
+            _split_changes(layer, ranks, _WholeChange)
     if attention.sinks is not None:
         give_part(attention, LayerPart, ranks, {"sinks": 0})
     attention.register_forward_pre_hook(_Entering(ranks))
@@ -175,7 +178,9 @@ def _split_columns(layer: nn.Linear, ranks: SharingRanks) -> None:
     _split_changes(layer, ranks, _ColumnChange)
 
 
-def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange]) -> None:
+def _split_changes(
+    layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange] | type[_WholeChange]
+) -> None:
     """Splits the LoRA matrices of a layer, if it has some."""
     if isinstance(layer, LoraLinear | LoraEmbedding):
         for change in layer.changes.values():
@@ -217,6 +222,21 @@ class _RowChange(LayerPart):
     def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
         lengths = None if self.magnitude is None else here(self.magnitude)
         return entered(here(self.down), self.ranks.group), here(self.up), lengths
+
+
+class _WholeChange(LayerPart):
+    """The LoRA matrices of a layer that every rank applies for its own heads."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {}
+    down: Tensor
+    up: Tensor
+    magnitude: Tensor | None
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        parts = (self.down, self.up, self.magnitude)
+        down, up, lengths = (None if each is None else entered(here(each), self.ranks.group) for each in parts)
+        assert down is not None and up is not None
+        return down, up, lengths
 
 
 class _ColumnChange(LayerPart):

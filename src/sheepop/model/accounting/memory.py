@@ -63,7 +63,8 @@ def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _
 
     An encoder-decoder also keeps those of its sources of `source_len` tokens.
     """
-    per_token = config.num_layers * config.kv_heads * (config.head_size + config.value_size) * itemsize
+    heads, *widths = config.cached_heads
+    per_token = config.num_layers * heads * sum(widths) * itemsize
     return rows * (capacity + source_len) * per_token
 
 

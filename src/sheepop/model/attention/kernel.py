@@ -19,7 +19,7 @@ class AttentionKind:
 
     A query sees `window` keys, its own included (all if None); `slopes` (H,) times the distance to a key is subtracted
     from its score. `watched`: scores or weights are observed. `compiled`: the layers are compiled. `cached`: a cache is
-    used. `dtype` is the data type of queries, keys and values.
+    used, which holds `latents` or keys and values. `dtype` is the data type of queries, keys and values.
     """
 
     window: int | None = None
@@ -34,6 +34,7 @@ class AttentionKind:
     watched: bool = False
     compiled: bool = False
     cached: bool = False
+    latents: bool = False
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
