@@ -33,6 +33,7 @@ CONFIG_CLASSES = {
     "granite": "GraniteConfig", "olmo3": "Olmo3Config", "glm4": "Glm4Config", "seed_oss": "SeedOssConfig",
     "arcee": "ArceeConfig", "stablelm": "StableLmConfig", "starcoder2": "Starcoder2Config", "gemma": "GemmaConfig",
     "cohere": "CohereConfig", "ernie4_5": "Ernie4_5Config",
+    "deepseek_v2": "DeepseekV2Config", "deepseek_v3": "DeepseekV3Config", "glm4_moe_lite": "Glm4MoeLiteConfig",
     "opt": "OPTConfig", "phi": "PhiConfig", "gptj": "GPTJConfig", "gpt_oss": "GptOssConfig",
 }  # fmt: skip
 

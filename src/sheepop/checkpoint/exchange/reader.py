@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LONGEST_VERSION = 40
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
@@ -55,6 +57,10 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
         where += ": text_config"
     config, ignored, remarks = family.read(keys, where)
     found, left_out = canonical(tensors, family)
+    if family.further_layers:
+        further = {name for name in found if (place := _LAYER.match(name)) and int(place[1]) >= config.num_layers}
+        found = {name: tensor for name, tensor in found.items() if name not in further}
+        aside += [f"Left out, because they predict further tokens: {listed(sorted(further), 3)}."] if further else []
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
@@ -101,11 +107,12 @@ def _own_tokenizer(directory: Path) -> Tokenizer:
 def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     """Returns the family for `model_type`; raises `CheckpointError` with the known families if there is none."""
     model_type = keys.get("model_type")
-    if isinstance(model_type, str) and model_type in FAMILIES:
-        return FAMILIES[model_type]
+    known = FAMILIES | {alias: family for family in FAMILIES.values() for alias in family.aliases}
+    if isinstance(model_type, str) and model_type in known:
+        return known[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
     raise CheckpointError(
-        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*FAMILIES, *MULTIMODAL))}."
+        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*known, *MULTIMODAL))}."
     )
 
 
