@@ -14,7 +14,6 @@ from sheepop.checkpoint.exchange.families.llama import (
     EMBEDDING,
     FEED_FORWARD,
     HEAD,
-    HEAD_DIM,
     IMPLIED,
     LAYER,
     PRE_NORMS,
@@ -50,6 +49,22 @@ class LatentWidths(Field):
         return {"qk_nope_head_dim": config.head_size - shared, "qk_rope_head_dim": shared}
 
 
+@dataclass(frozen=True)
+class ValueWidth(Field):
+    """The width of a value head; null is the width of the model over the number of heads."""
+
+    default: int | None
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns the width."""
+        width = given.typed("v_head_dim", int, self.default, optional=self.default is None)
+        return {"value_head_dim": settings["d_model"] // max(1, settings["num_heads"]) if width is None else width}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns the width."""
+        return {"v_head_dim": config.value_size}
+
+
 def _latent(kv_rank: int, q_rank: int, value_width: int | None, nope: int, rope: int = 64) -> tuple[Field, ...]:
     """Returns the keys of latent attention with these defaults; its norms have an epsilon of their own."""
     return (
@@ -57,7 +72,7 @@ def _latent(kv_rank: int, q_rank: int, value_width: int | None, nope: int, rope:
         size("kv_lora_rank", "latent_attention.kv_rank", kv_rank),
         size("q_lora_rank", "latent_attention.q_rank", q_rank, optional=True),
         LatentWidths(nope, rope),
-        size("v_head_dim", "value_head_dim", value_width),
+        ValueWidth(value_width),
         switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
         ATTENTION_DROPOUT,
         RopeParameters(scales_scores=True),
@@ -183,6 +198,40 @@ def _mixture(
     )  # fmt: skip
 
 
+class HeadNorms(Field):
+    """Whether queries and keys are normalised in each head."""
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns the norm."""
+        return {"qk_norm": "head" if given.typed("use_qk_norm", bool, False) else None}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns whether there is a norm."""
+        return {"use_qk_norm": config.qk_norm is not None}
+
+
+class ScaledBranches(Field):
+    """Factors of embeddings, of residual branches by the depth, and of logits by the width (MiniCPM)."""
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns the factors; without a key for the depth or the width they are 1."""
+        depth = given.typed("scale_depth", float, 1.4, optional=True)
+        width = given.typed("dim_model_base", int, 256, optional=True)
+        return {
+            "embedding_scale": given.typed("scale_emb", float, 12.0),
+            "residual_scale": 1.0 if depth is None else depth / max(1, settings["num_layers"]) ** 0.5,
+            "logit_scale": 1.0 if width is None else width / max(1, settings["d_model"]),
+        }
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns the factors times the root of the depth and the width, which must be whole."""
+        return {
+            "scale_emb": config.embedding_scale,
+            "scale_depth": config.residual_scale * config.num_layers**0.5,
+            "dim_model_base": round(config.output_scale * config.d_model),
+        }
+
+
 def _attention(paired: bool = True) -> tuple[TensorRule, ...]:
     ours, theirs = f"{BLOCK}.attention", f"{LAYER}.self_attn"
     heads, one = RotaryLast(paired=paired), RotaryLast(paired=paired, one_head=True)
@@ -257,4 +306,39 @@ GLM4_MOE_LITE = Family(
     ),
     tensors=(*_TENSORS, _BALANCE),
     further_layers=True,
+)
+
+GLM4_MOE = Family(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    fields=(
+        *IMPLIED,
+        *llama_keys(151552, 131072, d_ff=10944, num_layers=46, num_heads=96, num_kv_heads=8, norm_eps=1e-5),
+        # All published files have this key; without it transformers' default would rotate an odd number of columns.
+        size("head_dim", "head_dim", 128),
+        HeadNorms(),
+        QUERY_BIAS,
+        ATTENTION_DROPOUT,
+        RopeParameters(fraction=0.5),
+        *_mixture(128, "num_local_experts", 1408, 1, DenseLayers(1), 1.0, "sigmoid", Groups(1, 1, 8), _NORMALIZE),
+    ),
+    tensors=(*EMBEDDING, *PRE_NORMS, *ATTENTION, *_MIXTURE, _BALANCE, *HEAD),
+    further_layers=True,
+)
+
+MINICPM3 = Family(
+    model_type="minicpm3",
+    architecture="MiniCPM3ForCausalLM",
+    fields=(
+        *IMPLIED,
+        *llama_keys(
+            73448, 32768, d_ff=6400, d_model=2560, num_layers=62, num_heads=40, num_kv_heads=40, norm_eps=1e-5, tied=True
+        ),
+        *_latent(kv_rank=256, q_rank=768, value_width=None, nope=64, rope=32),
+        ScaledBranches(),
+        switch("mlp_bias", "feed_forward_bias", default=False),
+        number("initializer_range", "initial_std", 0.1),
+        unread("pretraining_tp"),
+    ),
+    tensors=(*EMBEDDING, *PRE_NORMS, *_attention(paired=False), *FEED_FORWARD, *HEAD),
 )
