@@ -17,7 +17,7 @@ from sheepop.generate.paged_attention import PagedAttending, Pass, StaticPass
 from sheepop.generate.paged_kernels import AttentionMetadata, KVBlocks
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
-from sheepop.model.cache import AttendLatents, Cache
+from sheepop.model.cache import AttendLatents, LatentCache
 
 
 def reaches_of(model: Transformer) -> tuple[int | None, ...]:
@@ -51,7 +51,7 @@ def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, 
     return block_size * per_token + width * config.num_layers * channels * model.dtype.itemsize
 
 
-class PagedCache(Cache):
+class PagedCache(LatentCache):
     """The blocks of all layers, (num_blocks, K, block_size, C) each, allocated once.
 
     Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
@@ -59,8 +59,6 @@ class PagedCache(Cache):
     values are stored in int8 if `in_int8`, else in the model's data type. If `batch_invariant`, each token attends
     alone.
     """
-
-    holds_latents = True
 
     def __init__(
         self,
@@ -199,10 +197,10 @@ class PagedCache(Cache):
         return self._attend(layer, attending, q_BHTC, k_BKTC, v_BKTC, score)
 
     def attend_latents(
-        self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, latent_B1TL: Tensor, attend: AttendLatents
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, c_B1TL: Tensor, attend: AttendLatents
     ) -> Tensor:
         """Stores the new shared keys and latents of a layer and attends as `attend` does."""
-        return self._attend(layer, attending, q_BHTC, k_B1TR, latent_B1TL, PLAIN, attend)
+        return self._attend(layer, attending, q_BHTC, k_B1TR, c_B1TL, PLAIN, attend)
 
     def _attend(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,21 +11,18 @@ from torch.nn import functional
 
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 
-
-# Attends with a kernel from queries (B, H, T, C) to shared keys (B, 1, S, R) and latents (B, 1, S, L).
 AttendLatents = Callable[[Attending, Tensor, Tensor, Tensor], Tensor]
+"""Attends with a kernel from queries (B, H, T, C) to shared keys (B, 1, S, R) and latents (B, 1, S, L)."""
 
 
 class Cache(Protocol):
     """A key-value cache as the network uses it. Memory layout and kernel are up to the implementation.
 
     In each pass the network calls `begin` once, `prepare` once for each kind of layer, and `attend` in every layer. A
-    cache with `has_documents` accepts rows of several documents, given by `document_ids` (B, T). One that
-    `holds_latents` stores those of latent attention, by `attend_latents`, instead of the keys and values of its heads.
+    cache with `has_documents` accepts rows of several documents, given by `document_ids` (B, T).
     """
 
     has_documents: ClassVar[bool] = False
-    holds_latents: ClassVar[bool] = False
 
     def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
         """Returns the positions (B, T) of the new tokens, and the length of the longest sequence with them.
@@ -48,14 +45,19 @@ class Cache(Protocol):
     ) -> Tensor:
         """Stores a layer's new keys and values, then attends over all stored ones (B, H, T, C)."""
 
-    def attend_latents(
-        self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, latent_B1TL: Tensor, attend: AttendLatents
-    ) -> Tensor:
-        """Stores a layer's new shared keys and latents, then attends by `attend` over all stored ones (B, H, T, C)."""
-
     def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Returns a layer's keys and values (B, K, S, C) of the encoder's states: computed by `project` once, then
         cached."""
+
+
+@runtime_checkable
+class LatentCache(Cache, Protocol):
+    """A cache that stores the latents of latent attention, instead of the keys and values of its heads."""
+
+    def attend_latents(
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, c_B1TL: Tensor, attend: AttendLatents
+    ) -> Tensor:
+        """Stores a layer's new shared keys and latents, then attends by `attend` to all stored ones (B, H, T, C)."""
 
 
 def shifted(new: Tensor, most: int, document_ids: Tensor | None, cache: Cache | None, place: str) -> list[Tensor]:

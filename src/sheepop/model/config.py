@@ -210,17 +210,6 @@ class ModelConfig(Config):
         return self
 
     def _size_problems(self) -> Iterator[str]:
-        if self.latent_attention is not None:
-            if self.kv_heads != self.num_heads:
-                yield (
-                    f"num_kv_heads = {self.num_kv_heads} differs from num_heads = {self.num_heads}; with "
-                    "latent_attention every query head has its own keys"
-                )
-            if self.latent_attention.rope_head_dim >= self.head_size:
-                yield (
-                    f"latent_attention.rope_head_dim = {self.latent_attention.rope_head_dim} is not less than "
-                    f"head_dim = {self.head_dim}, so that no column comes from the latent"
-                )
         if self.num_heads % self.kv_heads:
             yield (
                 f"num_kv_heads = {self.num_kv_heads} does not divide num_heads = {self.num_heads}: each key-value "
@@ -237,10 +226,10 @@ class ModelConfig(Config):
     def _position_problems(self) -> Iterator[str]:
         rotary, sinusoidal = (self.position_encoding == encoding for encoding in ("rope", "sinusoidal"))
         if rotary and (self.rotary_dim < 2 or self.rotary_dim % 2):
-            whole = f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction}"
+            share = f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives"
             yield (
-                f"{whole if self.latent_attention is None else 'latent_attention.rope_head_dim'} gives "
-                f"{self.rotary_dim} rotated columns; rotary positions rotate pairs of columns, so choose an even number"
+                f"{share if self.latent_attention is None else 'latent_attention has'} {self.rotary_dim} rotated "
+                "columns; rotary positions rotate pairs of columns, so choose an even number"
             )
         factors = None if self.rotary_scaling is None else self.rotary_scaling.pair_factors
         if rotary and factors is not None and 2 * len(factors) != self.rotary_dim:
@@ -282,11 +271,11 @@ class ModelConfig(Config):
         if self.mup_base_head_dim is not None and self.attention_scale is not None:
             yield "attention_scale and mup_base_head_dim both set the factor of the scores; leave one out"
         if self.latent_attention is not None:
-            for name in ("qk_norm", "short_convolution"):
-                if getattr(self, name) is not None:
-                    yield f"{name} does not apply to latent_attention, which normalises its latents"
-            if self.rotary_fraction != 1.0:
-                yield "rotary_fraction has no effect with latent_attention; set its rope_head_dim"
+            usual = {"num_kv_heads": self.num_heads, "rotary_fraction": 1.0, "qk_norm": None, "short_convolution": None}
+            for name in (name for name, value in usual.items() if getattr(self, name) != value):
+                yield f"{name} does not apply to latent_attention; leave it out"
+            if self.latent_attention.rope_head_dim >= self.head_size:
+                yield f"latent_attention.rope_head_dim is not less than head_dim = {self.head_dim}"
         features = {
             "bidirectional attention": self.architecture == "encoder_decoder",
             "dropout": self.dropout > 0,
@@ -300,7 +289,8 @@ class ModelConfig(Config):
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
             yield "num_encoder_layers applies to architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
-            for name in ("sliding_window", "rotary_layers", "experts", "ngrams", "short_convolution", "latent_attention"):
+            sections = ("experts", "ngrams", "latent_attention")
+            for name in ("sliding_window", "rotary_layers", "short_convolution", *sections):
                 if getattr(self, name) is not None:
                     yield f"{name} applies to architecture: decoder; an encoder-decoder does not support it"
             if self.parallel_residual:
@@ -332,7 +322,9 @@ class ModelConfig(Config):
         Latent attention has one head, whose key is the shared rotary key, and whose value is the latent.
         """
         latent = self.latent_attention
-        return (self.kv_heads, self.head_size, self.value_size) if latent is None else (1, latent.rope_head_dim, latent.kv_rank)
+        if latent is None:
+            return self.kv_heads, self.head_size, self.value_size
+        return 1, latent.rope_head_dim, latent.kv_rank
 
     @property
     def kv_heads(self) -> int:

@@ -237,9 +237,9 @@ def is_rank_file(file: Path) -> bool:
 def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tuple[str, dict[str, Any]]:
     """Converts a rank file to the content of a ``tokenizer.json``, and returns it with its settings.
 
-    Special tokens are those in ``added_tokens_decoder`` of `settings`, else those of the encoding named by `pattern`, by
-    the ``tokenizer_class`` of `settings` or by the file name. Unused ids become reserved special tokens. Raises `TokenizerError` if the file is damaged, or if
-    its way of cutting text is unknown.
+    Special tokens are those in ``added_tokens_decoder`` of `settings`, else those of the encoding that `pattern`,
+    ``tokenizer_class`` of `settings` or the file name names. Unused ids become reserved special tokens. Raises
+    `TokenizerError` if the file is damaged, or if its way of cutting text is unknown.
     """
     encoding = _encoding(file, pattern, settings)
     ranks = _read(file)

@@ -66,7 +66,7 @@ class Interleaved(Stacked):
         """Separates queries, keys and values."""
         fused = theirs[0].reshape(config.num_heads, -1, *theirs[0].shape[1:])
         widths = [shape[0] // config.num_heads for shape in shapes]
-        return [part.flatten(0, 1) for part in fused.split(widths, dim=1)]
+        return [part.flatten(0, 1) for part in torch.split(fused, widths, dim=1)]
 
 
 class RotaryPairs(Stacked):
@@ -91,7 +91,7 @@ def _regrouped(rows: Tensor, config: ModelConfig, groups: int, size: int, width:
 
 @dataclass(frozen=True)
 class RotaryLast(Stacked):
-    """The rows of heads, or of `one_head`, whose rotated columns theirs has at the end, if `paired` as `RotaryPairs`."""
+    """The rows of heads, or of `one_head`, whose rotated rows theirs has at the end, if `paired` as `RotaryPairs`."""
 
     paired: bool = True
     one_head: bool = False
@@ -100,12 +100,12 @@ class RotaryLast(Stacked):
         """Puts the rotated rows of each head at its end."""
         width = len(ours[0]) if self.one_head else config.head_size
         rows = _regrouped(ours[0], config, 2, config.rotary_dim // 2, width) if self.paired else ours[0]
-        return [rows.unflatten(0, (-1, width)).roll(-config.rotary_dim, 1).flatten(0, 1)]
+        return [torch.unflatten(rows, 0, (-1, width)).roll(-config.rotary_dim, 1).flatten(0, 1)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
         """Puts the rotated rows of each head at its beginning."""
         width = len(theirs[0]) if self.one_head else config.head_size
-        rows = theirs[0].unflatten(0, (-1, width)).roll(config.rotary_dim, 1).flatten(0, 1)
+        rows = torch.unflatten(theirs[0], 0, (-1, width)).roll(config.rotary_dim, 1).flatten(0, 1)
         return [_regrouped(rows, config, config.rotary_dim // 2, 2, width) if self.paired else rows]
 
 

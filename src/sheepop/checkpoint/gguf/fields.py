@@ -227,6 +227,8 @@ class Experts(Field):
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
+        if (experts.groups, experts.scale) != (1, 1.0):
+            yield f"experts.groups = {experts.groups} and scale = {experts.scale:g}, but it has neither"
         if experts.router_bias:
             yield "experts.router_bias = True, but its router has no bias"
         if not experts.normalize:

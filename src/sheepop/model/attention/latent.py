@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sheepop.model.attention.kernel import Attending, Score
 from sheepop.model.attention.layer import Attention
-from sheepop.model.cache import Cache
+from sheepop.model.cache import Cache, LatentCache
 from sheepop.model.config import ModelConfig
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import rotate
@@ -67,22 +67,22 @@ class LatentAttention(Attention):
 
         A cache that holds latents attends by `_attend_latents`.
         """
-        if cache is None or not cache.holds_latents:
+        if not isinstance(cache, LatentCache):
             return super().forward(x_BTD, attending, rotary, cache, memory_BSD, document_ids)
         if self.k.observers or self.v.observers or self.rotated_k.observers:
-            raise ValueError("a cache holds latents, not the keys and values of the heads; run the text without a cache")
-        q_BHTC, k_B1TR, latent_B1TL = self._latents(x_BTD)
+            raise ValueError("the cache holds latents, not keys and values of heads; run the network without a cache")
+        q_BHTC, k_B1TR, c_B1TL = self._latents(x_BTD)
         if rotary is not None:
             q_BHTC, k_B1TR = rotate(q_BHTC, *rotary), rotate(k_B1TR, *rotary)
         attend = partial(self._attend_latents, score=self._score())
-        out_BHTC = cache.attend_latents(self.layer, attending, self.rotated_q(q_BHTC), k_B1TR, latent_B1TL, attend)
+        out_BHTC = cache.attend_latents(self.layer, attending, self.rotated_q(q_BHTC), k_B1TR, c_B1TL, attend)
         return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
 
     def _queries_keys_values(
         self, x_BTD: Tensor, document_ids: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q_BHTC, k_B1TR, latent_B1TL = self._latents(x_BTD)
-        k_BHTC, v_BHTC = self._expanded(k_B1TR, latent_B1TL)
+        q_BHTC, k_B1TR, c_B1TL = self._latents(x_BTD)
+        k_BHTC, v_BHTC = self._expanded(k_B1TR, c_B1TL)
         return q_BHTC, self.k(k_BHTC), self.v(v_BHTC)
 
     def _latents(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,35 +90,37 @@ class LatentAttention(Attention):
         q_BTE, kv_BTE = self._projections(x_BTD)
         if self.has_q_latent:
             q_BTE = self.q_proj(self.q_latent(self.q_latent_norm(q_BTE).to(q_BTE.dtype)))
-        k_BTR, latent_BTL = kv_BTE.tensor_split([self.rope_dim], dim=-1)
-        latent_BTL = self.kv_latent(self.kv_latent_norm(latent_BTL).to(k_BTR.dtype))
-        return self._queries(q_BTE), k_BTR[:, None], latent_BTL[:, None]
+        k_BTR, c_BTL = kv_BTE.tensor_split([self.rope_dim], dim=-1)
+        c_BTL = self.kv_latent(self.kv_latent_norm(c_BTL).to(k_BTR.dtype))
+        return self._queries(q_BTE), k_BTR[:, None], c_BTL[:, None]
 
-    def _expanded(self, k_B1SR: Tensor, latent_B1SL: Tensor) -> tuple[Tensor, Tensor]:
+    def _expanded(self, k_B1SR: Tensor, c_B1SL: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of all heads."""
-        latent_BSL = latent_B1SL[:, 0]
-        k_BHSN = self._heads(self.k_proj(latent_BSL), None, self.nope_dim)
+        c_BSL = c_B1SL[:, 0]
+        k_BHSN = self._heads(self.k_proj(c_BSL), None, self.nope_dim)
         k_BHSC = torch.cat((k_B1SR.expand(-1, k_BHSN.shape[1], -1, -1), k_BHSN), dim=-1)
-        return k_BHSC, self._heads(self.v_proj(latent_BSL), None, self.value_dim)
+        return k_BHSC, self._heads(self.v_proj(c_BSL), None, self.value_dim)
 
     def _attend_latents(
-        self, attending: Attending, q_BHTC: Tensor, k_B1SR: Tensor, latent_B1SL: Tensor, score: Score
+        self, attending: Attending, q_BHTC: Tensor, k_B1SR: Tensor, c_B1SL: Tensor, score: Score
     ) -> Tensor:
         """Attends to rotated shared keys and latents, (B, H, T, value_dim), in the form with fewer operations.
 
         Few queries are multiplied by W_K, then all heads attend to the latents, and their results are multiplied by
         W_V: ``q^T W_K c = (W_K^T q)^T c`` and ``sum a W_V c = W_V sum a c``. Many queries attend to expanded keys.
         """
-        queries, (keys, rank) = q_BHTC.shape[2], latent_B1SL.shape[2:]
+        queries, (keys, rank) = q_BHTC.shape[2], c_B1SL.shape[2:]
         widths = self.nope_dim + self.value_dim
         expanded = keys * rank * widths + queries * keys * (self.rope_dim + widths)
         absorbed = queries * rank * widths + queries * keys * (self.rope_dim + 2 * rank)
         if expanded <= absorbed:
-            return attending.attend(q_BHTC, *self._expanded(k_B1SR, latent_B1SL), score)
-        up_HNL, up_HCL = (_matrix(layer).unflatten(0, (q_BHTC.shape[1], -1)) for layer in (self.k_proj, self.v_proj))
+            return attending.attend(q_BHTC, *self._expanded(k_B1SR, c_B1SL), score)
+        up_HNL, up_HCL = (
+            torch.unflatten(_matrix(layer), 0, (q_BHTC.shape[1], -1)) for layer in (self.k_proj, self.v_proj)
+        )
         rotary_BHTR, rest_BHTN = q_BHTC.tensor_split([self.rope_dim], dim=-1)
         q_BHTE = torch.cat((rotary_BHTR, rest_BHTN @ up_HNL), dim=-1)
-        out_BHTL = attending.attend(q_BHTE, torch.cat((k_B1SR, latent_B1SL), dim=-1), latent_B1SL, score)
+        out_BHTL = attending.attend(q_BHTE, torch.cat((k_B1SR, c_B1SL), dim=-1), c_B1SL, score)
         return out_BHTL @ up_HCL.transpose(1, 2)
 
 

@@ -41,7 +41,8 @@ class Attention(nn.Module):
                 {name: ShortConvolution(config.short_convolution, channels) for name, channels in parts}
             )
         self.norms_heads = config.qk_norm == "head"
-        widths = [config.head_size * (1 if self.norms_heads else heads) for heads in (config.num_heads, config.kv_heads)]
+        norms = (1, 1) if self.norms_heads else (config.num_heads, config.kv_heads)
+        widths = (config.head_size * heads for heads in norms)
         self.q_norm, self.k_norm = (None if config.qk_norm is None else build_norm(config, width) for width in widths)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
         self._packed: PackedProjections | None = None

@@ -96,7 +96,7 @@ class Router(nn.Module):
         """
         if self.groups_per_token == self.groups:
             return scores_NE
-        scores_NGe = scores_NE.unflatten(1, (self.groups, -1))
+        scores_NGe = torch.unflatten(scores_NE, 1, (self.groups, -1))
         best_Ng = scores_NGe.topk(self.group_top, dim=-1).values.sum(-1).topk(self.groups_per_token, dim=-1).indices
         left_out_NG = torch.ones_like(scores_NGe[..., 0], dtype=torch.bool).scatter_(1, best_Ng, False)
         return scores_NGe.masked_fill(left_out_NG[..., None], -torch.inf).flatten(1)

@@ -112,25 +112,24 @@ class Groups(Field):
         return {**numbers, "num_experts_per_tok": found.per_token}
 
 
+_GREEDY, _GROUPED = "greedy", "group_limited_greedy"
+
+
 class GroupsByMethod(Groups):
     """Groups that `topk_method` turns on (DeepSeek-V2)."""
 
-    _NAMES = {False: "greedy", True: "group_limited_greedy"}
-
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the numbers of groups and experts."""
-        method = given.typed("topk_method", str, "greedy", optional=True)
-        if method not in self._NAMES.values():
-            raise given.problem("topk_method", f"is not one of {', '.join(self._NAMES.values())}")
+        method = given.typed("topk_method", str, _GREEDY)
+        if method not in (_GREEDY, _GROUPED):
+            raise given.problem("topk_method", f"is neither {_GREEDY} nor {_GROUPED}")
         found = super().read(given, settings)
-        if method == self._NAMES[True]:
-            return found
-        return {name: value for name, value in found.items() if "group" not in name}
+        return {name: value for name, value in found.items() if method == _GROUPED or "group" not in name}
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns the method too."""
         grouped = config.experts is not None and config.experts.groups > 1
-        return {**super().write(config), "topk_method": self._NAMES[grouped]}
+        return {**super().write(config), "topk_method": _GROUPED if grouped else _GREEDY}
 
 
 @dataclass(frozen=True)
@@ -265,8 +264,8 @@ DEEPSEEK_V2 = Family(
         *llama_keys(vocab_size=102400, max_seq_len=2048, d_ff=11008),
         *_latent(kv_rank=512, q_rank=1536, value_width=128, nope=128),
         *_mixture(
-            64, "num_experts", 1407, 2, DenseLayers(0), 1.0, "softmax", GroupsByMethod(None, None, None, 1),
-            *implied(**{"experts.normalize": False}), fixed("norm_topk_prob", False, None),
+            *(64, "num_experts", 1407, 2, DenseLayers(0), 1.0, "softmax", GroupsByMethod(None, None, None, 1)),
+            *(*implied(**{"experts.normalize": False}), fixed("norm_topk_prob", False, None)),
         ),
         fixed("mlp_bias", False),
     ),
@@ -332,7 +331,14 @@ MINICPM3 = Family(
     fields=(
         *IMPLIED,
         *llama_keys(
-            73448, 32768, d_ff=6400, d_model=2560, num_layers=62, num_heads=40, num_kv_heads=40, norm_eps=1e-5, tied=True
+            *(73448, 32768),
+            d_ff=6400,
+            d_model=2560,
+            num_layers=62,
+            num_heads=40,
+            num_kv_heads=40,
+            norm_eps=1e-5,
+            tied=True,
         ),
         *_latent(kv_rank=256, q_rank=768, value_width=None, nope=64, rope=32),
         ScaledBranches(),
