@@ -11,11 +11,14 @@ import torch
 from sheepop.adapt.lora import add_lora
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.quantization import dequantized, quantize
+from sheepop.core.errors import UsageError
+from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.blocks import BlockManager, Chunk
 from sheepop.generate.paged_cache import PagedCache, bytes_per_block, reaches_of
 from sheepop.model import Transformer
 from sheepop.model.accounting.memory import cache_bytes
 from sheepop.model.probe import watch
+from sheepop.tokenizer import CharTokenizer
 
 LATENT: dict[str, Any] = {
     "position_encoding": "rope",
@@ -74,6 +77,14 @@ def test_a_token_takes_the_numbers_of_its_latent_and_the_shared_key(toy_model: C
     assert stored == bytes_per_block(model, 16) == cache_bytes(model.config, 1, 16) == 16 * 2 * 40 * 4
     # In int8 a byte for each number, and a scale for the latent and for the key.
     assert bytes_per_block(model, 16, in_int8=True) == 16 * 2 * (40 + 2 * 4)
+
+
+def test_a_text_that_shall_not_depend_on_the_others_is_refused(
+    toy_model: Callable[..., Transformer], characters: CharTokenizer
+) -> None:
+    generator = Generator(toy_model(**LATENT), characters)
+    with pytest.raises(UsageError, match="batch_invariant needs a decoder without latent attention"):
+        generator.generate(["a"], GenerationConfig(batch_invariant=True))
 
 
 @torch.inference_mode()

@@ -67,7 +67,7 @@ class LatentAttention(Attention):
 
         A cache that holds latents attends by `_attend_latents`.
         """
-        if not isinstance(cache, LatentCache):
+        if cache is None or not isinstance(cache, LatentCache):
             return super().forward(x_BTD, attending, rotary, cache, memory_BSD, document_ids)
         if self.k.observers or self.v.observers or self.rotated_k.observers:
             raise ValueError("the cache holds latents, not keys and values of heads; run the network without a cache")
