@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from sheepop.generate.blocks import BlockManager, Chunk
 from sheepop.generate.paged_cache import PagedCache, bytes_per_block, reaches_of
 from sheepop.model import Transformer
 from sheepop.model.accounting.memory import cache_bytes
+from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.attention.kernel import absorbs
 from sheepop.model.probe import watch
 from sheepop.tokenizer import CharTokenizer
 
@@ -57,6 +60,19 @@ CHANGES: dict[str, Callable[[Transformer], Transformer]] = {
     "int8": lambda model: quantize(model, "int8"),
     "int4": lambda model: quantize(model, "int4"),
 }
+
+
+@pytest.mark.parametrize(("rank", "width"), [(512, 256), (6, 20), (1, 1)])
+def test_the_form_with_fewer_multiplications_is_computed(
+    rank: int, width: int, toy_model: Callable[..., Transformer]
+) -> None:
+    for queries, keys in itertools.product((1, 2, 9, 200), (200, 201, 5000)):
+        expanding = keys * rank * width + queries * keys * (64 + width)
+        absorbing = queries * rank * width + queries * keys * (64 + rank + rank)
+        assert absorbs(queries, keys, (rank, width)) == (absorbing < expanding)
+    kind = toy_model(**LATENT).attention_kind(cached=True)
+    names = [choose_kernel(kind, kind.sight(*counts)).kernel.name for counts in ((1, 200), (190, 200))]
+    assert names == ["stepwise", "fused"]
 
 
 @pytest.mark.parametrize("change", CHANGES)

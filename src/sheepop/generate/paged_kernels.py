@@ -82,7 +82,7 @@ class AttentionMetadata:
 
 def attends_natively(kind: AttentionKind) -> bool:
     """Whether the CPU's kernel is available and supports these layers."""
-    is_exact = kind.device.type == "cpu" and kind.dtype == torch.float32 and not kind.latents
+    is_exact = kind.device.type == "cpu" and kind.dtype == torch.float32 and kind.latents is None
     return is_exact and native_library(_SOURCE) is not None
 
 
@@ -120,7 +120,7 @@ def attend_natively(
 
 def attends_by_triton(kind: AttentionKind) -> bool:
     """Whether these layers are on a GPU, have keys and values in the cache, and Triton is installed."""
-    return kind.device.type == "cuda" and not kind.latents and find_spec("triton") is not None
+    return kind.device.type == "cuda" and kind.latents is None and find_spec("triton") is not None
 
 
 def attend_by_triton(

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sheepop.model.attention.kernel import Attending, Score
+from sheepop.model.attention.kernel import Attending, Score, absorbs
 from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache, LatentCache
 from sheepop.model.config import ModelConfig
@@ -109,11 +109,8 @@ class LatentAttention(Attention):
         Few queries are multiplied by W_K, then all heads attend to the latents, and their results are multiplied by
         W_V: ``q^T W_K c = (W_K^T q)^T c`` and ``sum a W_V c = W_V sum a c``. Many queries attend to expanded keys.
         """
-        queries, (keys, rank) = q_BHTC.shape[2], c_B1SL.shape[2:]
-        widths = self.nope_dim + self.value_dim
-        expanded = keys * rank * widths + queries * keys * (self.rope_dim + widths)
-        absorbed = queries * rank * widths + queries * keys * (self.rope_dim + 2 * rank)
-        if expanded <= absorbed:
+        keys, rank = c_B1SL.shape[2:]
+        if not absorbs(q_BHTC.shape[2], keys, (rank, self.nope_dim + self.value_dim)):
             return attending.attend(q_BHTC, *self._expanded(k_B1SR, c_B1SL), score)
         up_HNL, up_HCL = (
             torch.unflatten(_matrix(layer), 0, (q_BHTC.shape[1], -1)) for layer in (self.k_proj, self.v_proj)
