@@ -16,7 +16,7 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def rotary_keys(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
+def rotary_keys(draw: st.DrawFn, head_dim: int, shared: int | None = None) -> dict[str, Any]:
     scaling = st.sampled_from(
         [
             {"kind": "linear", "factor": 2.0},
@@ -27,19 +27,27 @@ def rotary_keys(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
             {"kind": "longrope", "factor": 8.0, "original_max_seq_len": 32},
         ]
     )
-    fractions = [part for part in (1.0, 0.75, 0.5, 0.25) if int(head_dim * part) and int(head_dim * part) % 2 == 0]
+    parts = (1.0, 0.75, 0.5, 0.25) if shared is None else (1.0,)
+    fractions = [part for part in parts if int(head_dim * part) and int(head_dim * part) % 2 == 0]
     fraction, found = draw(st.sampled_from(fractions)), draw(maybe(scaling))
     if found is not None and found["kind"] == "longrope":
-        found = {**found, "pair_factors": [1.0 + pair for pair in range(int(head_dim * fraction) // 2)]}
+        pairs = (shared or int(head_dim * fraction)) // 2
+        found = {**found, "pair_factors": [1.0 + pair for pair in range(pairs)]}
     return {"rotary_fraction": fraction, "rotary_scaling": found}
 
 
 @st.composite
 def expert_keys(draw: st.DrawFn, num_layers: int) -> dict[str, Any]:
-    count = draw(st.integers(2, 5))
+    count = draw(st.sampled_from([2, 3, 4, 5, 6]))
+    groups = draw(st.sampled_from([each for each in (1, 2, 3) if count % each == 0]))
+    kept = draw(st.integers(1, groups))
     return {
         "count": count,
-        "per_token": draw(st.integers(1, count)),
+        "per_token": draw(st.integers(1, count // groups * kept)),
+        "groups": groups,
+        "groups_per_token": kept,
+        "group_top": draw(st.integers(1, count // groups if groups > 1 else 1)),
+        "scale": draw(st.sampled_from([1.0, 2.5])),
         "d_ff": draw(maybe(st.sampled_from([3, 8]))),
         "shared": draw(st.integers(0, 2)),
         "layers": draw(maybe(layers(num_layers))),
@@ -47,6 +55,15 @@ def expert_keys(draw: st.DrawFn, num_layers: int) -> dict[str, Any]:
         "router_bias": draw(st.booleans()),
         "normalize": draw(st.booleans()),
     }
+
+
+def latent_keys(head_dim: int, step: int) -> st.SearchStrategy[dict[str, Any] | None]:
+    """Latent attention with a multiple of `step` shared columns; None if the head is too narrow for one."""
+    if head_dim <= step:
+        return st.none()
+    shared = st.sampled_from(range(step, head_dim, step))
+    ranks = st.sampled_from([1, 3, 8])
+    return st.fixed_dictionaries({"kv_rank": ranks, "q_rank": maybe(ranks), "rope_head_dim": shared})
 
 
 def layers(num_layers: int) -> st.SearchStrategy[list[int]]:
@@ -59,6 +76,7 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
     num_layers, num_kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     encoding = draw(st.sampled_from(get_args(PositionEncoding)))
     head_dim = draw(st.sampled_from([2, 4, 6, 8] if encoding == "rope" else [1, 3, 4]))
+    latent = draw(maybe(latent_keys(head_dim, 2 if encoding == "rope" else 1)))
     norm, position = draw(st.sampled_from(get_args(NormKind))), draw(st.sampled_from(get_args(NormPosition)))
     soft_cap, window = draw(maybe(st.just(2.0))), draw(maybe(st.integers(1, 6)))
     initialization = draw(st.sampled_from(get_args(Initialization)))
@@ -66,7 +84,7 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
         "vocab_size": VOCAB,
         "d_model": draw(st.sampled_from([8, 10, 16])),
         "num_layers": num_layers,
-        "num_heads": num_kv_heads * draw(st.integers(1, 3)),
+        "num_heads": num_kv_heads * (draw(st.integers(1, 3)) if latent is None else 1),
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "value_head_dim": draw(maybe(st.sampled_from([1, 3, 8]))),
@@ -79,8 +97,9 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
         "norm_position": position,
         "norm_bias": draw(maybe(st.booleans())) if norm == "layernorm" else None,
         "final_norm": draw(maybe(st.booleans())),
-        "qk_norm": draw(maybe(st.sampled_from(["head", "own_head", "width"]))),
-        "short_convolution": draw(maybe(st.integers(2, 4))),
+        "latent_attention": latent,
+        "qk_norm": draw(maybe(st.sampled_from(["head", "own_head", "width"]))) if latent is None else None,
+        "short_convolution": draw(maybe(st.integers(2, 4))) if latent is None else None,
         "ngrams": draw(maybe(st.sampled_from([{"rows": 7}, {"orders": [2, 4], "rows": 50}]))),
         "activation": draw(st.sampled_from(list(ACTIVATION_NAMES))),
         "feed_forward_bias": draw(maybe(st.booleans())),
@@ -108,7 +127,7 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
     if encoding in ("rope", "sinusoidal"):
         keys["position_base"] = draw(st.sampled_from([50.0, 10000.0]))
     if encoding == "rope":
-        keys |= draw(rotary_keys(head_dim))
+        keys |= draw(rotary_keys(head_dim, latent and latent["rope_head_dim"]))
         keys["rotary_layers"] = draw(maybe(layers(num_layers)))
         keys["sliding_position_base"] = draw(maybe(st.just(20.0))) if window else None
     if initialization == "mup":

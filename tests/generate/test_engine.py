@@ -53,6 +53,12 @@ NETWORKS: list[dict[str, Any]] = [
     {"ngrams": {"orders": [2, 3], "rows": 64}, "short_convolution": 3, "qk_norm": "own_head"},
     {"ngrams": {"orders": [4], "rows": 64}, "short_convolution": 5, "sliding_window": 4, "position_encoding": "rope"},
     {"experts": {"count": 4, "per_token": 2}},
+    {
+        "position_encoding": "rope",
+        "latent_attention": {"kv_rank": 6, "q_rank": 16, "rope_head_dim": 2},
+        "experts": {"count": 6, "groups": 3, "groups_per_token": 2, "group_top": 2, "scale": 1.5, "scores": "sigmoid"},
+    },
+    {"latent_attention": {"kv_rank": 8, "rope_head_dim": 3}, "value_head_dim": 5, "sliding_window": 5},
     {"architecture": "encoder_decoder", "position_encoding": "rope", "num_kv_heads": 2},
     {"architecture": "encoder_decoder", "attention_sinks": True, "num_encoder_layers": 1},
 ]
@@ -253,6 +259,8 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
     """The log-probabilities are the same whatever else is in the batch, with chunks of any size."""
     if "architecture" in NETWORKS[kind]:
         pytest.skip("encoder-decoders have no kernels of their own")
+    if "latent_attention" in NETWORKS[kind]:
+        pytest.skip("latent attention has no kernel of its own")
     rounded = kind % 2 == 1
     model = toy_model(max_seq_len=32, **NETWORKS[kind])
     network = with_native_blocks(with_native_products(quantize(model, "int8") if rounded else model, always=True))

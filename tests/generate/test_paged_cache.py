@@ -22,6 +22,19 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "windows beside whole rows": {"sliding_window": 5, "sliding_layers": [0, 2], "num_layers": 4},
     "alibi": {"position_encoding": "alibi"},
     "sinks, soft cap": {"attention_sinks": True, "attention_soft_cap": 20.0},
+    "latent": {
+        "position_encoding": "rope",
+        "head_dim": 12,
+        "latent_attention": {"kv_rank": 6, "rope_head_dim": 4},
+        "sliding_window": 7,
+        "sliding_layers": [1],
+    },
+    "latent, queries too, sinks": {
+        "latent_attention": {"kv_rank": 3, "q_rank": 5, "rope_head_dim": 2},
+        "value_head_dim": 5,
+        "attention_sinks": True,
+        "attention_soft_cap": 20.0,
+    },
     "n-grams": {"ngrams": {"orders": [2, 4], "rows": 64}},
     "convolutions": {"short_convolution": 3},
     "n-grams, convolutions, window": {

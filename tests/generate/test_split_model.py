@@ -35,6 +35,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_layers": [0],
         "tie_weights": True,
     },
+    "latents": {
+        "position_encoding": "rope",
+        "latent_attention": {"kv_rank": 6, "q_rank": 10, "rope_head_dim": 4},
+        "value_head_dim": 6,
+        "attention_sinks": True,
+        "experts": {"count": 6, "groups": 3, "groups_per_token": 2, "scale": 2.0, "scores": "sigmoid"},
+    },
     "experts": {
         "experts": {"count": 4, "per_token": 2, "shared": 1, "layers": [1]},
         "bias": True,

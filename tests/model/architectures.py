@@ -39,6 +39,14 @@ ARCHITECTURES: dict[str, ModelConfig] = {
             **_LLAMA, "num_layers": 3,
             "experts": {"count": 6, "per_token": 3, "d_ff": 16, "shared": 2, "scores": "sigmoid", "layers": (1, 2)},
         },
+        "latent": {
+            **_LLAMA, "head_dim": 12, "value_head_dim": 8, "attention_bias": True,
+            "latent_attention": {"kv_rank": 16, "q_rank": 24, "rope_head_dim": 4},
+            "experts": {
+                "count": 6, "d_ff": 16, "scores": "sigmoid", "layers": (1,), "groups": 3, "groups_per_token": 2,
+                "group_top": 2, "scale": 2.5,
+            },
+        },
         "gpt-oss": {
             **_LLAMA, "attention_sinks": True, "sliding_window": 5, "sliding_layers": (0,), "feed_forward_bias": True,
             "activation": "swiglu_clamped", "experts": {"count": 4, "router_bias": True}, "tie_weights": False,

@@ -161,13 +161,14 @@ class SlowNetwork:
                     x[t, c] += math.cos(angle) if c % 2 else math.sin(angle)
         return x
 
-    def norm(self, x: Array, name: str) -> Array:
+    def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias", 0.0)
+        eps = self.config.norm_eps if eps is None else eps
         if self.config.norm == "layernorm":
             centred = x - x.mean(-1, keepdims=True)
-            return weight * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.config.norm_eps) + bias
+            return weight * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) + bias
         shift = 1.0 if self.config.norm == "rmsnorm_zero_centered" else 0.0
-        return (weight + shift) * x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.norm_eps)
+        return (weight + shift) * x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
 
     def linear(self, x: Array, name: str) -> Array:
         return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)
@@ -203,9 +204,12 @@ class SlowNetwork:
         config = self.config
         layers = config.sliding_layers
         window = config.sliding_window if layers is None or layer in layers else None
-        q = self.heads(x, f"{name}.q", config.num_heads, config.head_dim)
-        k = self.heads(x, f"{name}.k", config.num_kv_heads, config.head_dim)
-        v = self.heads(x, f"{name}.v", config.num_kv_heads, config.value_head_dim)
+        if config.latent_attention is None:
+            q = self.heads(x, f"{name}.q", config.num_heads, config.head_dim)
+            k = self.heads(x, f"{name}.k", config.num_kv_heads, config.head_dim)
+            v = self.heads(x, f"{name}.v", config.num_kv_heads, config.value_head_dim)
+        else:
+            q, k, v = self.from_latents(x, name)
         if config.rotary_layers is None or layer in config.rotary_layers:
             q, k = self.rotated(q, window), self.rotated(k, window)
         q, k = self.at(f"{name}.rotated_q", q), self.at(f"{name}.rotated_k", k)
@@ -236,6 +240,25 @@ class SlowNetwork:
             out[h, t] += weights[h, t, s] * v[h // group, s]
         out = self.at(f"{name}.head_outputs", out)
         return self.linear(np.concatenate(list(out), axis=-1), f"{name}.o_proj")
+
+    def from_latents(self, x: Array, name: str) -> tuple[Array, Array, Array]:
+        """Queries, keys and values; the first columns of a key are the same in all heads."""
+        latent, heads, width = self.config.latent_attention, self.config.num_heads, self.config.head_dim
+        shared = latent.rope_head_dim
+        into = x
+        if latent.q_rank is not None:
+            into = self.norm(self.linear(x, f"{name}.q_latent_proj"), f"{name}.q_latent_norm", latent.norm_eps)
+            into = self.at(f"{name}.q_latent", into)
+        q = self.linear(into, f"{name}.q_proj").reshape(len(x), heads, width).transpose(1, 0, 2)
+        both = self.linear(x, f"{name}.kv_latent_proj")
+        kv = self.at(f"{name}.kv_latent", self.norm(both[:, shared:], f"{name}.kv_latent_norm", latent.norm_eps))
+        k, v = np.zeros((heads, len(x), width)), np.zeros((heads, len(x), self.config.value_head_dim))
+        keys, values = self.linear(kv, f"{name}.k_proj"), self.linear(kv, f"{name}.v_proj")
+        for h, t in np.ndindex(k.shape[:2]):
+            own = width - shared
+            k[h, t] = [*both[t, :shared], *keys[t, h * own : (h + 1) * own]]
+            v[h, t] = values[t, h * v.shape[2] : (h + 1) * v.shape[2]]
+        return self.at(f"{name}.q", q), self.at(f"{name}.k", k), self.at(f"{name}.v", v)
 
     def heads(self, x: Array, name: str, count: int, width: int) -> Array:
         """(count, T, width): the projection, normalised over the whole width or head by head, cut into heads."""
@@ -272,7 +295,8 @@ class SlowNetwork:
         base, scaling = config.position_base, config.rotary_scaling
         if window is not None and config.sliding_position_base is not None:
             base, scaling = config.sliding_position_base, None
-        width = int(x.shape[2] * config.rotary_fraction)
+        latent = config.latent_attention
+        width = int(x.shape[2] * config.rotary_fraction) if latent is None else latent.rope_head_dim
         factor = scaling.attention_factor if scaling is not None and scaling.kind in ("yarn", "longrope") else 1.0
         out = x.copy()
         for pair in range(width // 2):
@@ -309,13 +333,17 @@ class SlowNetwork:
             balanced = [
                 score + bias for score, bias in zip(scores, self.weights[f"{name}.router.balance"], strict=True)
             ]
-            choices.append(sorted(range(len(scores)), key=lambda e: -balanced[e])[: experts.per_token])
+            size = len(scores) // experts.groups
+            groups = [sorted(balanced[g * size : (g + 1) * size])[-experts.group_top :] for g in range(experts.groups)]
+            best = sorted(range(experts.groups), key=lambda g: -sum(groups[g]))[: experts.groups_per_token]
+            eligible = [e for e in range(len(scores)) if e // size in best]
+            choices.append(sorted(eligible, key=lambda e: -balanced[e])[: experts.per_token])
             all_scores.append(scores)
         chosen = self.at(f"{name}.router.chosen", np.array(choices))
         weights = []
         for scores, best in zip(all_scores, chosen, strict=True):
             divisor = sum(scores[e] for e in best) if experts.normalize else 1.0
-            weights.append([scores[e] / divisor for e in best])
+            weights.append([experts.scale * scores[e] / divisor for e in best])
         return chosen, self.at(f"{name}.router.weights", np.array(weights))
 
     def mixture(self, x: Array, name: str) -> Array:

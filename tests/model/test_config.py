@@ -100,6 +100,27 @@ def test_biases_are_left_out_everywhere_however_no_is_written(no):
         ({"sliding_window": 4, "sliding_layers": [1, 1]}, "sliding_layers names a layer twice"),
         ({"experts": {"count": 2, "per_token": 3}}, "experts.per_token = 3 exceeds experts.count = 2"),
         ({"experts": {"count": 2, "layers": [9]}}, "experts.layers names layer 9"),
+        ({"experts": {"count": 6, "groups": 4}}, "experts.groups = 4 does not divide experts.count = 6"),
+        ({"experts": {"count": 6, "groups": 2, "groups_per_token": 3}}, "groups_per_token = 3 exceeds experts.groups"),
+        (
+            {"experts": {"count": 6, "groups": 3, "per_token": 3}},
+            "per_token = 3 exceeds the 2 experts of .* = 1 groups",
+        ),
+        ({"experts": {"count": 6, "groups": 3, "group_top": 3}}, "group_top = 3 exceeds the 2 experts of a group"),
+        ({"experts": {"count": 6, "group_top": 2}}, "group_top has no effect without experts.groups"),
+        (
+            {"position_encoding": "rope", "latent_attention": {"kv_rank": 8, "rope_head_dim": 3}},
+            "latent_attention has 3 rotated columns",
+        ),
+        ({"latent_attention": {"kv_rank": 8, "rope_head_dim": 32}}, "rope_head_dim is not less than head_dim = 32"),
+        *(
+            ({"latent_attention": {"kv_rank": 8, "rope_head_dim": 4}, **other}, "does not apply to latent_attention")
+            for other in ({"num_kv_heads": 2}, {"qk_norm": "head"}, {"short_convolution": 3})
+        ),
+        (
+            {"architecture": "encoder_decoder", "latent_attention": {"kv_rank": 8, "rope_head_dim": 4}},
+            "latent_attention applies to architecture: decoder",
+        ),
         ({"norm": "rmsnorm", "norm_bias": True}, "norm_bias applies to norm: layernorm; rmsnorm has no bias"),
         ({"parallel_residual": True, "norm_position": "post"}, "parallel_residual adds both branches in one sum"),
         ({"shared_norm": True}, "shared_norm needs parallel_residual, and norm_position: pre or sandwich"),

@@ -130,6 +130,22 @@ AXES: dict[str, dict[str, Any]] = {
         "logit_soft_cap": 2.0,
         "tie_weights": False,
     },
+    "latent": {**ROPE, "head_dim": 8, "latent_attention": {"kv_rank": 5, "rope_head_dim": 4, "norm_eps": 0.3}},
+    "latent, queries too, in one layer rotated": {
+        **FAST,
+        "latent_attention": {"kv_rank": 6, "q_rank": 5, "rope_head_dim": 2},
+        "value_head_dim": 3,
+        "rotary_layers": [1],
+        "rotary_scaling": YARN,
+        "attention_scale": 0.7,
+        "sliding_window": 4,
+    },
+    "experts in groups": {
+        "experts": {"count": 6, "per_token": 3, "groups": 3, "groups_per_token": 2, "scale": 2.5, "normalize": False}
+    },
+    "experts in groups, by two scores": {
+        "experts": {"count": 6, "groups": 2, "group_top": 2, "scale": 2.0, "scores": "sigmoid", "shared": 1}
+    },
     "experts, router bias": {"experts": {**EXPERTS, "router_bias": True}},
     "logit scale, capped": {"logit_scale": 2.5, "logit_soft_cap": 1.5},
     "parallel, one norm": {"parallel_residual": True, "shared_norm": True},

@@ -40,6 +40,11 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "logit_soft_cap": 2.0,
         "value_head_dim": 5,
     },
+    "latents": {
+        "position_encoding": "rope",
+        "latent_attention": {"kv_rank": 5, "q_rank": 6, "rope_head_dim": 2},
+        "value_head_dim": 3,
+    },
     "parallel, experts, soft cap": {
         "position_encoding": "learned",
         "parallel_residual": True,

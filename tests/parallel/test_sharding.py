@@ -213,6 +213,23 @@ def test_ranks_that_share_experts_learn_the_same_beside_all_others(together: Tog
     together.call(4, _compare, four, _MIXED)
 
 
+_LATENT = _MIXED.replace(
+    head_dim=8, value_head_dim=8, latent_attention={"kv_rank": 12, "q_rank": 16, "rope_head_dim": 4},
+    experts={"count": 4, "d_ff": 16, "groups": 2, "scale": 1.5}, activation="swiglu",
+)  # fmt: skip
+
+
+def test_ranks_that_split_latent_attention_learn_the_same(together: Together) -> None:
+    latent = {"kv_rank": 12, "rope_head_dim": 2}
+    without = _LATENT.replace(latent_attention=latent, value_head_dim=5, attention_sinks=True)
+    two: list[Any] = [
+        ({"tensor": 2, "zero": 1}, "muon"),
+        ({"context": 2}, "adamw", without),
+        ({"context": 2, "context_method": "ring"}, "adamw"),
+    ]
+    together.call(2, _compare, two, _LATENT)
+
+
 def test_a_ring_of_context_ranks_learns_the_same(together: Together) -> None:
     network = _RICH.replace(position_encoding="rope", attention_sinks=False, num_heads=3, head_dim=8, num_kv_heads=1)
     ring = {"context": 2, "context_method": "ring"}

@@ -109,6 +109,14 @@ def _with_rewards(model: Transformer) -> None:
     add_scalar_head(model, REWARD_HEAD)
 
 
+def _with_latents(model: Transformer) -> Transformer:
+    """Another network, with adapters of all layers of its attention."""
+    latent = {"kv_rank": 6, "q_rank": 10, "rope_head_dim": 2}
+    found = build_model(model.config.replace(head_dim=4, value_head_dim=5, latent_attention=latent, bias=True), seed=1)
+    add_lora(found, _LORA)
+    return found
+
+
 def _as_it_is(model: Transformer) -> None:
     return
 
@@ -119,6 +127,7 @@ _LORA = LoraConfig(rank=2, targets=("*_proj",))
 _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callable[[Transformer], object]]] = {
     "sft": (NextToken, _examples, _as_it_is),
     "lora": (NextToken, _examples, lambda model: add_lora(model, _LORA)),
+    "latent lora": (NextToken, _examples, _with_latents),
     "teacher": (lambda: Distillation(build_model(_NETWORK, seed=7).eval(), 0.5, 2.0), _examples, _as_it_is),
     "dpo": (lambda: _DPO, _pairs, _as_it_is),
     "reward": (lambda: PairwiseReward(0.1, True), _pairs, _with_rewards),
@@ -149,7 +158,8 @@ _FOUR: list[tuple[str, dict[str, Any]]] = [
 def _network(change: Callable[[Transformer], object]) -> Transformer:
     """With other numbers than 0 in everything that begins there."""
     model = build_model(_NETWORK, seed=1)
-    change(model)
+    if isinstance(other := change(model), Transformer):
+        model = other
     draws = torch.Generator().manual_seed(9)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=draws)

@@ -31,6 +31,11 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 2000.0, "factor": 4.0, "original_max_position_embeddings": 16,
     "beta_fast": 2.0, "beta_slow": 0.3, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False,
 }  # fmt: skip
+LATENT = LLAMA | {
+    "num_key_value_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}  # fmt: skip
+ROUTED = {"n_routed_experts": 6, "moe_intermediate_size": 16}
 
 # name: (class of the model, class of its configuration, keys)
 TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
@@ -256,6 +261,46 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "gpt-oss-default": ("GptOssForCausalLM", "GptOssConfig", LLAMA | {
         "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 3,
     }),
+    "deepseek-v2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT | ROUTED | {
+        "attention_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "gelu",
+        "rope_parameters": YARN | {"mscale": 0.9, "mscale_all_dim": 0.7}, "first_k_dense_replace": 1, "n_group": 3,
+        "topk_group": 2, "topk_method": "group_limited_greedy", "num_experts_per_tok": 3, "n_shared_experts": 1,
+        "routed_scaling_factor": 3.0,
+    }),
+    "deepseek-v2-lite": ("DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT | ROUTED | {
+        "q_lora_rank": None, "num_experts_per_tok": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 90.0},
+    }),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT | ROUTED | {
+        "attention_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "gelu",
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "first_k_dense_replace": 1, "n_group": 3,
+        "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2, "norm_topk_prob": False,
+    }),
+    "kimi-k2": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT | ROUTED | {
+        "rope_parameters": YARN | {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "routed_scaling_factor": 2.8, "q_lora_rank": None,
+    }),
+    "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT | ROUTED | {
+        "attention_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "gelu",
+        "rope_parameters": YARN, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "norm_topk_prob": False, "mlp_layer_types": ["sparse", "dense", "sparse"], "routed_scaling_factor": 2.0,
+    }),
+    "glm4-moe": ("Glm4MoeForCausalLM", "Glm4MoeConfig", LLAMA | ROUTED | {
+        "head_dim": 12, "use_qk_norm": True, "attention_bias": True, "n_group": 3,
+        "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "routed_scaling_factor": 1.5, "norm_topk_prob": False, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
+        "hidden_act": "gelu", "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
+    }),
+    "minicpm3": ("MiniCPM3ForCausalLM", "MiniCPM3Config", LATENT | {
+        "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": False,
+        "hidden_act": "gelu", "rope_parameters": YARN, "scale_emb": 3, "scale_depth": 0.9, "dim_model_base": 20,
+        "initializer_range": 0.03,
+    }),
+    "minicpm3-plain": ("MiniCPM3ForCausalLM", "MiniCPM3Config", LATENT | {
+        "q_lora_rank": None, "v_head_dim": None, "dim_model_base": None, "scale_depth": None,
+    }),
+    "glm4-moe-lite-default": ("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT | ROUTED),
     "bloom-tied": ("BloomForCausalLM", "BloomConfig", {
         "vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4,
     }),
@@ -282,6 +327,9 @@ def randomised(model: nn.Module) -> nn.Module:
             parameter.copy_(centre + 0.3 * noise if is_norm else 0.2 * noise)
             if name.endswith("embed_positions.weight"):
                 parameter[:2] = 0.0  # OPT never reads these rows
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

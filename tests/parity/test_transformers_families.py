@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import random
@@ -22,6 +23,7 @@ from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, Rop
 from sheepop.checkpoint.exchange.tensor_rules import to_ours
 from sheepop.checkpoint.mapping import Value
 from sheepop.checkpoint.weight_files import open_weights
+from sheepop.core.errors import CheckpointError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.exchange import import_model
 from sheepop.model import ModelConfig, Transformer, build_model
@@ -93,6 +95,42 @@ def test_weights_are_read_under_the_names_of_the_published_files(pair, prefix, b
     import_model(theirs, tmp_path / "ours")
     for name, tensor in load_model(tmp_path / "ours").model.state_dict().items():
         assert torch.equal(tensor, pair.ours.model.state_dict()[name]), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pair", ["kimi-k2"], indirect=True)
+def test_kimi_k2_is_deepseek_v3_by_another_name_with_layers_that_predict_further(pair, tmp_path):
+    """Its files name program code, which is never run, and its tokenizer is a rank file of tiktoken."""
+    theirs = shutil.copytree(pair.ours.directory.parent / "theirs", tmp_path / "theirs")
+    keys = json.loads((theirs / "config.json").read_text())
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    published = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "seq_aux": True}
+    keys |= {"model_type": "kimi_k2", "auto_map": code, "num_nextn_predict_layers": 1, **published}
+    (theirs / "config.json").write_text(json.dumps(keys))
+    for file in theirs.glob("tokenizer*"):
+        file.unlink()
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TikTokenTokenizer"}))
+    ranks = "".join(f"{base64.b64encode(bytes((byte,))).decode()} {byte}\n" for byte in range(256))
+    (theirs / "tiktoken.model").write_text(ranks)
+    tensors = load_file(theirs / "model.safetensors")
+    rows = {"model.embed_tokens.weight", "lm_head.weight"}
+    tensors = {name: F.pad(tensor, (0, 0, 0, 140)) if name in rows else tensor for name, tensor in tensors.items()}
+    keys["vocab_size"] = VOCAB + 140
+    (theirs / "config.json").write_text(json.dumps(keys))
+    further = {f"model.layers.3.{name}": torch.ones(3) for name in ("enorm.weight", "eh_proj.weight")}
+    save_file(tensors | further, theirs / "model.safetensors")
+    result = import_model(theirs, tmp_path / "ours")
+    assert result["family"] == "deepseek_v3"
+    assert any("predict further tokens: model.layers.3.eh_proj.weight; model" in note for note in result["notes"])
+    assert any("never runs it, and read the model as an ordinary kimi_k2" in note for note in result["notes"])
+    ids = random_ids(2, 30)
+    model = load_model(tmp_path / "ours")
+    torch.testing.assert_close(model.model(ids)[..., :VOCAB], pair.theirs(ids).logits, atol=1e-4, rtol=0)
+    assert model.tokenizer.encode("漢字") == list("漢字".encode())
+    keys["unknown"] = 1
+    (theirs / "config.json").write_text(json.dumps(keys))
+    with pytest.raises(CheckpointError, match="does not know the key unknown of deepseek_v3"):
+        import_model(theirs, tmp_path / "refused")
 
 
 # Keys that people and programs leave in published files, with values that would change much if anyone read them.

@@ -39,6 +39,7 @@ PIECES = (
         "ǅ",
         "ʰ",
         "日本",
+        "A漢b字's々",
     ),
     *(" ", "  ", "\n", "\r\n", "\n\n  \n", " \n", "\t", "\u00a0", "\u3000", "\x85", "\u2028", "\x1c", "\x0b"),
     *("1234567", "٣٤٥", "Ⅷ½", "e\u0301", "\u0301", "हिन्दी", "...", "//", "/\n/", "!?\r\n", "🐑", "aaaaaaa", "abababab"),
@@ -55,6 +56,20 @@ def published() -> dict[str, dict[str, Any]]:
     patched.setattr(public, "load_tiktoken_bpe", lambda *arguments, **options: {})
     found = {name: getattr(public, f"{name}_base")() for name in ("r50k", "p50k", "cl100k", "o200k")}
     patched.undo()
+    # As in the program code of Kimi K2.
+    words = [r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"]
+    found["kimi"] = {
+        "pat_str": "|".join(
+            (
+                r"[\p{Han}]+",
+                *(
+                    rf"[^\r\n\p{{L}}\p{{N}}]?{words[0]}{first}{words[1]}{second}(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+                    for first, second in ("*+", "+*")
+                ),
+                *(r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"),
+            )
+        )
+    }
     return found
 
 
@@ -72,7 +87,7 @@ def write(path: Path, ranks: Mapping[bytes, int]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["r50k", "p50k", "cl100k", "o200k"])
+@pytest.mark.parametrize("name", ["r50k", "p50k", "cl100k", "o200k", "kimi"])
 def test_any_text_has_the_ids_of_tiktoken(
     name: str, published: dict[str, dict[str, Any]], ranks: dict[bytes, int], tmp_path: Path
 ):
@@ -108,6 +123,13 @@ def test_special_tokens_of_a_known_encoding_and_the_ids_between(published: dict[
     between = set(range(100_256, ours.vocab_size)) - set(special.values())
     assert {ours.special_tokens[f"<|reserved_{token_id}|>"] for token_id in between} == between
     assert ours.eos_id == special[END] and ours.special_id("pad") is None
+
+
+def test_the_program_code_of_a_model_tells_the_pattern_of_its_rank_file(ranks: dict[bytes, int], tmp_path: Path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TikTokenTokenizer"}))
+    read = load_tokenizer(write(tmp_path / "tiktoken.model", ranks))
+    text = "Don't 漢字the 1234\n"
+    assert read.encode(text) == load_tokenizer(tmp_path / "tiktoken.model", pattern="kimi").encode(text)
 
 
 def test_a_rank_file_needs_a_pattern(ranks: dict[bytes, int], tmp_path: Path):

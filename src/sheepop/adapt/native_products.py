@@ -45,8 +45,9 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
 
 
 def can_be_batch_invariant(model: Transformer) -> bool:
-    """Whether the native kernels can compute all products of this network."""
-    if model.device.type != "cpu" or model.dtype != torch.float32 or not has_kernels():
+    """Whether the native kernels can compute all products of this network; they have none for latents."""
+    has_latents = model.config.latent_attention is not None
+    if model.device.type != "cpu" or model.dtype != torch.float32 or has_latents or not has_kernels():
         return False
     return all(cast(StoredWeight, weight).kernel is not None for weight in _matrices(with_native_products(model)))
 

@@ -163,6 +163,8 @@ def _architecture(config: ModelConfig) -> str:
     ]
     if config.experts is not None:
         parts.append(f"{config.experts.count} experts per layer, {config.experts.per_token} for each token")
+    if config.latent_attention is not None:
+        parts.append(f"keys and values from latents of width {config.latent_attention.kv_rank}")
     if config.sliding_window is not None:
         parts.append(f"attention in a window of {counted(config.sliding_window, 'token')}")
     if config.ngrams is not None:

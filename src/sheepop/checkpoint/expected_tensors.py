@@ -75,10 +75,21 @@ def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
 def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     queries, keys = config.num_heads * config.head_size, config.kv_heads * config.head_size
     values, result = config.kv_heads * config.value_size, config.num_heads * config.value_size
-    bias = bool(config.attention_bias)
-    yield from _linear("q_proj", queries, config.d_model, bias)
-    yield from _linear("k_proj", keys, config.d_model, bias)
-    yield from _linear("v_proj", values, config.d_model, bias)
+    bias, latent = bool(config.attention_bias), config.latent_attention
+    if latent is None:
+        yield from _linear("q_proj", queries, config.d_model, bias)
+        yield from _linear("k_proj", keys, config.d_model, bias)
+        yield from _linear("v_proj", values, config.d_model, bias)
+    else:
+        shared, rank = latent.rope_head_dim, latent.kv_rank
+        if latent.q_rank is not None:
+            yield from _linear("q_latent_proj", latent.q_rank, config.d_model, bias)
+            yield from _norm(config, "q_latent_norm", latent.q_rank)
+        yield from _linear("q_proj", queries, latent.q_rank or config.d_model, False)
+        yield from _linear("kv_latent_proj", shared + rank, config.d_model, bias)
+        yield from _norm(config, "kv_latent_norm", rank)
+        yield from _linear("k_proj", keys - config.num_heads * shared, rank, False)
+        yield from _linear("v_proj", values, rank, False)
     yield from _linear("o_proj", config.d_model, result, bool(config.attention_output_bias))
     if config.short_convolution is not None:
         for name, channels in (("q", queries), ("k", keys), ("v", values)):

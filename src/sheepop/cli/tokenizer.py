@@ -17,7 +17,7 @@ app = typer.Typer(
 
 Pattern = Annotated[
     str | None,
-    typer.Option(help="How a tiktoken rank file splits text: r50k, p50k, cl100k, o200k, or a regular expression."),
+    typer.Option(help="How a rank file splits text: r50k, p50k, cl100k, o200k, kimi, or a regular expression."),
 ]
 Source = Annotated[Path, typer.Argument(help=f"A tokenizer file or directory, a corpus, or a model. {MODEL}")]
 

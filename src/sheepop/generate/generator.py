@@ -349,8 +349,8 @@ class Generator:
             )
         if self.model.config.architecture != "decoder" or not can_be_batch_invariant(self.model):
             raise UsageError(
-                "batch_invariant needs a decoder in float32 or integers, whose matrices have rows of a multiple of 16, "
-                "on a CPU of a machine with a C++ compiler. Leave it out."
+                "batch_invariant needs a decoder without latent attention, in float32 or integers, whose matrices have "
+                "rows of a multiple of 16, on a CPU of a machine with a C++ compiler. Leave it out."
             )
         return with_native_blocks(with_native_products(self.model, always=True).eval())
 

@@ -20,6 +20,7 @@ from sheepop.generate.paged_kernels import (
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
 from sheepop.model.attention.sight import Sight
+from sheepop.model.cache import AttendLatents
 
 # Longer chunks attend one sequence at a time, with the kernels of training; shorter ones all attend together.
 _LONGEST_TOGETHER = 8
@@ -181,10 +182,20 @@ class PagedAttending:
         return None if self._groups else self._metadata
 
     def attend_blocks(
-        self, keys: KVBlocks, values: KVBlocks, q_NH1C: Tensor, k_NK1C: Tensor, v_NK1C: Tensor, score: Score
+        self,
+        keys: KVBlocks,
+        values: KVBlocks,
+        q_NH1C: Tensor,
+        k_NK1C: Tensor,
+        v_NK1C: Tensor,
+        score: Score,
+        attend_latents: AttendLatents | None = None,
     ) -> Tensor:
-        """Attends to the blocks of a layer, which already hold the new `k_NK1C` and `v_NK1C`; (N, H, 1, C)."""
-        out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], v_NK1C.shape[-1])
+        """Attends to the blocks of a layer, which already hold the new `k_NK1C` and `v_NK1C`; (N, H, 1, C).
+
+        Blocks of shared keys and latents are attended to by `attend_latents`.
+        """
+        out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], self._kind.value_dim)
         if self._metadata is not None:
             rows, kernel = self._metadata.rows, _paged_kernel(self._kind, native=True)
             assert kernel is not None
@@ -198,7 +209,10 @@ class PagedAttending:
             q_BHTC, k_BKSC, v_BKSC = (_as_rows(x[group.rows], *shape) for x in (q_NH1C, k_NK1C, v_NK1C))
             if group.blocks is not None:
                 k_BKSC, v_BKSC = (stored.gather(group.blocks, group.num_keys) for stored in (keys, values))
-            out_BHTC = group.attending.attend(q_BHTC, k_BKSC, v_BKSC, score)
+            if attend_latents is None:
+                out_BHTC = group.attending.attend(q_BHTC, k_BKSC, v_BKSC, score)
+            else:
+                out_BHTC = attend_latents(group.attending, q_BHTC, k_BKSC, v_BKSC)
             out_NH1C[group.rows] = out_BHTC.transpose(1, 2).flatten(0, 1)[:, :, None]
         return out_NH1C
 

@@ -16,8 +16,8 @@ from sheepop.generate.blocks import Chunk, Copy
 from sheepop.generate.paged_attention import PagedAttending, Pass, StaticPass
 from sheepop.generate.paged_kernels import AttentionMetadata, KVBlocks
 from sheepop.model import Transformer
-from sheepop.model.attention.kernel import Attending, AttentionKind, Score
-from sheepop.model.cache import Cache
+from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
+from sheepop.model.cache import AttendLatents, LatentCache
 
 
 def reaches_of(model: Transformer) -> tuple[int | None, ...]:
@@ -40,9 +40,10 @@ def num_preceding(model: Transformer) -> int:
 def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, in_int8: bool = False) -> int:
     """The bytes of one block in all layers together."""
     config = model.config
-    numbers = config.head_size + config.value_size
+    heads, *widths = config.cached_heads
+    numbers = sum(widths)
     per_head = numbers + 2 * torch.float32.itemsize if in_int8 else numbers * model.dtype.itemsize
-    per_token = config.num_layers * config.kv_heads * per_head
+    per_token = config.num_layers * heads * per_head
     width = min(block_size, num_preceding(model) + lookahead)
     channels = 0
     if config.short_convolution is not None:
@@ -50,9 +51,10 @@ def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, 
     return block_size * per_token + width * config.num_layers * channels * model.dtype.itemsize
 
 
-class PagedCache(Cache):
+class PagedCache(LatentCache):
     """The blocks of all layers, (num_blocks, K, block_size, C) each, allocated once.
 
+    Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
     `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. Keys and
     values are stored in int8 if `in_int8`, else in the model's data type. If `batch_invariant`, each token attends
     alone.
@@ -68,7 +70,7 @@ class PagedCache(Cache):
         in_int8: bool = False,
         batch_invariant: bool = False,
     ) -> None:
-        config, self.device = model.config, model.device
+        self.device = model.device
         self.reaches = reaches_of(model)
         self.block_size = block_size
         self._native, self._batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
@@ -79,10 +81,11 @@ class PagedCache(Cache):
 
         def allocated(width: int) -> list[KVBlocks]:
             counts = [num_blocks[kind] for kind in self._kind_of_layer]
-            shapes = [(count + 1, config.kv_heads, block_size, width) for count in counts]
+            shapes = [(count + 1, heads, block_size, width) for count in counts]
             return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8) for shape in shapes]
 
-        self.keys, self.values = allocated(config.head_size), allocated(config.value_size)
+        heads, *widths = model.config.cached_heads
+        self.keys, self.values = map(allocated, widths)
         # The last inputs of each block, for each n-gram or convolution; the token at position p is in column p % width.
         self._tails: dict[str, Tensor] = {}
         self._tail_width = min(block_size, num_preceding(model) + lookahead)
@@ -191,11 +194,29 @@ class PagedCache(Cache):
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
     ) -> Tensor:
         """Stores the new keys and values of a layer and attends, each token to its own sequence up to itself."""
+        return self._attend(layer, attending, q_BHTC, k_BKTC, v_BKTC, score)
+
+    def attend_latents(
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, c_B1TL: Tensor, attend: AttendLatents
+    ) -> Tensor:
+        """Stores the new shared keys and latents of a layer and attends as `attend` does."""
+        return self._attend(layer, attending, q_BHTC, k_B1TR, c_B1TL, PLAIN, attend)
+
+    def _attend(
+        self,
+        layer: int,
+        attending: Attending,
+        q_BHTC: Tensor,
+        k_BKTC: Tensor,
+        v_BKTC: Tensor,
+        score: Score,
+        attend_latents: AttendLatents | None = None,
+    ) -> Tensor:
         assert isinstance(attending, PagedAttending)
         keys, values = self.keys[layer], self.values[layer]
         k_NK1C = keys.store(attending.slot_mapping, k_BKTC[:, :, 0])[:, :, None]
         v_NK1C = values.store(attending.slot_mapping, v_BKTC[:, :, 0])[:, :, None]
-        return attending.attend_blocks(keys, values, q_BHTC, k_NK1C, v_NK1C, score)
+        return attending.attend_blocks(keys, values, q_BHTC, k_NK1C, v_NK1C, score, attend_latents)
 
     def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The encoder's keys and values for a layer, which `project` computes once, and again for a new source."""

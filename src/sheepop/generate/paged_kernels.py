@@ -91,7 +91,8 @@ class AttentionMetadata:
 
 def attends_natively(kind: AttentionKind) -> bool:
     """Whether the CPU's kernel is available and supports these layers."""
-    return kind.device.type == "cpu" and kind.dtype == torch.float32 and native_library(_SOURCE) is not None
+    is_exact = kind.device.type == "cpu" and kind.dtype == torch.float32 and kind.latents is None
+    return is_exact and native_library(_SOURCE) is not None
 
 
 @cache
@@ -127,8 +128,8 @@ def attend_natively(
 
 
 def attends_by_triton(kind: AttentionKind) -> bool:
-    """Whether these layers are on a GPU and Triton is installed."""
-    return kind.device.type == "cuda" and find_spec("triton") is not None
+    """Whether these layers are on a GPU, have keys and values in the cache, and Triton is installed."""
+    return kind.device.type == "cuda" and kind.latents is None and find_spec("triton") is not None
 
 
 def attend_by_triton(

@@ -319,7 +319,9 @@ class Prediction:
 
 
 # The order of the probes of a block; the probes of experts are below ``feed_forward``.
-_ATTENTION = ("q", "k", "v", "rotated_q", "rotated_k", "scores", "weights", "head_outputs")
+_ATTENTION = (
+    "q_latent", "kv_latent", "q", "k", "v", "rotated_q", "rotated_k", "scores", "weights", "head_outputs",
+)  # fmt: skip
 _STAGES = (
     "attention_input", *(f"attention.{name}" for name in _ATTENTION), "attention_output", "middle",
     "cross_attention_input", *(f"cross_attention.{name}" for name in _ATTENTION), "cross_attention_output",

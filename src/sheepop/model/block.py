@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from sheepop.model.attention.kernel import Attending
+from sheepop.model.attention.latent import LatentAttention
 from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
@@ -44,7 +45,7 @@ class Block(nn.Module):
         self.position, self.parallel = config.norm_position, config.parallel_residual
         self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
         self.attention_norm, self.attention_output_norm = self._norms(config)
-        self.attention = Attention(config, layer)
+        self.attention = (Attention if config.latent_attention is None else LatentAttention)(config, layer)
         if cross_attention:
             self.cross_attention_norm, self.cross_attention_output_norm = self._norms(config)
             self.cross_attention_input, self.cross_attention_output = Probe(), Probe()

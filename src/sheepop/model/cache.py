@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
+
+AttendLatents = Callable[[Attending, Tensor, Tensor, Tensor], Tensor]
+"""Attends with a kernel from queries (B, H, T, C) to shared keys (B, 1, S, R) and latents (B, 1, S, L)."""
 
 
 class Cache(Protocol):
@@ -45,6 +48,16 @@ class Cache(Protocol):
     def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Returns a layer's keys and values (B, K, S, C) of the encoder's states: computed by `project` once, then
         cached."""
+
+
+@runtime_checkable
+class LatentCache(Cache, Protocol):
+    """A cache that stores the latents of latent attention, instead of the keys and values of its heads."""
+
+    def attend_latents(
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, c_B1TL: Tensor, attend: AttendLatents
+    ) -> Tensor:
+        """Stores a layer's new shared keys and latents, then attends by `attend` to all stored ones (B, H, T, C)."""
 
 
 def shifted(new: Tensor, most: int, document_ids: Tensor | None, cache: Cache | None, place: str) -> list[Tensor]:

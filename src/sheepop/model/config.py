@@ -13,7 +13,14 @@ from sheepop.core.names import Names
 from sheepop.model.attention.features import BACKEND_FEATURES, FEATURES
 from sheepop.model.presets import PRESETS
 from sheepop.model.rotary_scaling import RotaryScaling
-from sheepop.model.sections import LARGEST_SIZE, ExpertsConfig, Layers, NgramConfig, PositiveInt
+from sheepop.model.sections import (
+    LARGEST_SIZE,
+    ExpertsConfig,
+    LatentAttentionConfig,
+    Layers,
+    NgramConfig,
+    PositiveInt,
+)
 
 Architecture = Literal["decoder", "encoder_decoder"]
 PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
@@ -116,8 +123,10 @@ class ModelConfig(Config):
     short_convolution: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
     """Width in tokens of a causal convolution over each channel of queries, keys and values before attention; `null`
     is none."""
+    latent_attention: LatentAttentionConfig | None = None
+    """Latents from which keys and values, and perhaps queries, are computed; `null` is none."""
     attention_bias: bool | None = None
-    """Whether queries, keys and values have biases; `null` is `bias`."""
+    """Whether queries, keys and values have biases, with `latent_attention` only their latents; `null` is `bias`."""
     attention_output_bias: bool | None = None
     """Whether attention's output projection has a bias; `null` is `bias`."""
     attention_scale: float | None = Field(None, gt=0.0, le=1e6)
@@ -218,9 +227,10 @@ class ModelConfig(Config):
     def _position_problems(self) -> Iterator[str]:
         rotary, sinusoidal = (self.position_encoding == encoding for encoding in ("rope", "sinusoidal"))
         if rotary and (self.rotary_dim < 2 or self.rotary_dim % 2):
+            share = f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives"
             yield (
-                f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives {self.rotary_dim} "
-                f"rotated columns; rotary positions rotate pairs of columns, so choose an even number"
+                f"{share if self.latent_attention is None else 'latent_attention has'} {self.rotary_dim} rotated "
+                "columns; rotary positions rotate pairs of columns, so choose an even number"
             )
         factors = None if self.rotary_scaling is None else self.rotary_scaling.pair_factors
         if rotary and factors is not None and 2 * len(factors) != self.rotary_dim:
@@ -261,6 +271,12 @@ class ModelConfig(Config):
             yield "mup_base_head_dim applies to initialization: mup"
         if self.mup_base_head_dim is not None and self.attention_scale is not None:
             yield "attention_scale and mup_base_head_dim both set the factor of the scores; leave one out"
+        if self.latent_attention is not None:
+            usual = {"num_kv_heads": self.num_heads, "rotary_fraction": 1.0, "qk_norm": None, "short_convolution": None}
+            for name in (name for name, value in usual.items() if getattr(self, name) != value):
+                yield f"{name} does not apply to latent_attention; leave it out"
+            if self.latent_attention.rope_head_dim >= self.head_size:
+                yield f"latent_attention.rope_head_dim is not less than head_dim = {self.head_dim}"
         features = {
             "bidirectional attention": self.architecture == "encoder_decoder",
             "dropout": self.dropout > 0,
@@ -274,7 +290,8 @@ class ModelConfig(Config):
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
             yield "num_encoder_layers applies to architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
-            for name in ("sliding_window", "rotary_layers", "experts", "ngrams", "short_convolution"):
+            sections = ("experts", "ngrams", "latent_attention")
+            for name in ("sliding_window", "rotary_layers", "short_convolution", *sections):
                 if getattr(self, name) is not None:
                     yield f"{name} applies to architecture: decoder; an encoder-decoder does not support it"
             if self.parallel_residual:
@@ -295,7 +312,20 @@ class ModelConfig(Config):
     @property
     def rotary_dim(self) -> int:
         """R, the number of columns of each head that rotary positions rotate."""
+        if self.latent_attention is not None:
+            return self.latent_attention.rope_head_dim
         return int(self.head_size * self.rotary_fraction)
+
+    @property
+    def cached_heads(self) -> tuple[int, int, int]:
+        """The heads that a cache holds for each token, and the widths of their keys and values.
+
+        Latent attention has one head, whose key is the shared rotary key, and whose value is the latent.
+        """
+        latent = self.latent_attention
+        if latent is None:
+            return self.kv_heads, self.head_size, self.value_size
+        return 1, latent.rope_head_dim, latent.kv_rank
 
     @property
     def kv_heads(self) -> int:

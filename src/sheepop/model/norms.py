@@ -45,15 +45,16 @@ class HeadNorms(nn.Module):
         return (normed * (self.weight.to(normed.dtype) + self.added)).to(x_BTHC.dtype)
 
 
-NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
+NORMS: dict[str, Callable[[ModelConfig, int, float], nn.Module]] = {
     # Ba et al. 2016: (x - mean) / sqrt(variance + eps), scaled by weight and shifted by bias.
-    "layernorm": lambda config, width: nn.LayerNorm(width, eps=config.norm_eps, bias=bool(config.norm_bias)),
+    "layernorm": lambda config, width, eps: nn.LayerNorm(width, eps=eps, bias=bool(config.norm_bias)),
     # Zhang and Sennrich 2019: x / sqrt(mean(x^2) + eps), scaled by weight.
-    "rmsnorm": lambda config, width: nn.RMSNorm(width, eps=config.norm_eps),
-    "rmsnorm_zero_centered": lambda config, width: ZeroCenteredRMSNorm(width, config.norm_eps),
+    "rmsnorm": lambda config, width, eps: nn.RMSNorm(width, eps=eps),
+    "rmsnorm_zero_centered": lambda config, width, eps: ZeroCenteredRMSNorm(width, eps),
 }
 
 
-def build_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
-    """The norm of kind `config.norm` over the last dimension, of size `width` (D if None)."""
-    return NORMS[config.norm](config, config.d_model if width is None else width)
+def build_norm(config: ModelConfig, width: int | None = None, eps: float | None = None) -> nn.Module:
+    """The norm of kind `config.norm` over the last dimension, of size `width` (D if None), with `eps` or its own."""
+    eps = config.norm_eps if eps is None else eps
+    return NORMS[config.norm](config, config.d_model if width is None else width, eps)

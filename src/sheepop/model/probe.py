@@ -6,6 +6,8 @@ residual stream, the inside of the feed-forward layer, the final norm, the logit
 module and its own name, ``blocks.0.attention.scores``. Every forward pass calls every probe of a network: without
 rotary positions, ``rotated_q`` still sees the queries that enter the scores.
 
+Latent attention has probes for its latents, ``kv_latent`` (B, T, L) and, if queries have one, ``q_latent``.
+
 A feed-forward layer has probes for its ``pre_activation``, for the factor of the gate, ``up`` (only with a gate), and
 for its ``hidden`` units. A layer of experts has, for the N tokens of all rows, ``router.logits`` (N, E), the chosen
 experts, ``router.chosen`` (N, k), and their weights, ``router.weights`` (N, k). The rows inside ``experts`` are sorted

@@ -82,10 +82,12 @@ class RotaryScaling(Config):
                 raise ValueError(f"{name} has no effect with kind: {self.kind}")
         if self.kind == "longrope" and self.attention_factor is None:
             raise ValueError("kind: longrope needs attention_factor if original_max_seq_len = 1")
-        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            less, more = getattr(self, low), getattr(self, high)
-            if less is not None and less >= more:
-                raise ValueError(f"{high} = {more} must exceed {low} = {less}")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"high_freq_factor = {high} must exceed low_freq_factor = {low}")
+        # Equal numbers mix no pair: each is scaled or not (Kimi K2).
+        if self.beta_slow is not None and self.beta_fast is not None and self.beta_slow > self.beta_fast:
+            raise ValueError(f"beta_fast = {self.beta_fast} is less than beta_slow = {self.beta_slow}")
         return self
 
 

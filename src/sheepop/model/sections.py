@@ -1,4 +1,4 @@
-"""The sections of the `model` subtree: a mixture of experts, and vectors of n-grams."""
+"""The sections of the `model` subtree: a mixture of experts, latent attention, and vectors of n-grams."""
 
 from __future__ import annotations
 
@@ -32,8 +32,17 @@ class ExpertsConfig(Config):
     """How the router turns logits into scores: a `softmax` over the experts, or a `sigmoid` of each."""
     router_bias: bool = False
     """Whether a learned bias is added to the router's logits."""
+    groups: PositiveInt = 1
+    """Number of groups of neighbouring experts, a divisor of `count`. A token's experts come from its best
+    `groups_per_token` groups; 1 is no groups."""
+    groups_per_token: PositiveInt = 1
+    """Number of groups from which the experts of a token are chosen; at most `groups`."""
+    group_top: PositiveInt = 1
+    """A group is as good as the sum of this many of its best scores."""
     normalize: bool = True
     """Whether the weights of the chosen experts are divided by their sum."""
+    scale: float = Field(1.0, gt=0.0, le=1e6)
+    """Factor for the weights of the chosen experts."""
     load_balancing_loss: float = Field(0.01, ge=0.0)
     """Coefficient of the loss that balances the experts' loads (Fedus et al. 2021, equation 4)."""
     router_z_loss: float = Field(0.001, ge=0.0)
@@ -45,7 +54,39 @@ class ExpertsConfig(Config):
     def _check(self) -> ExpertsConfig:
         if self.per_token > self.count:
             raise ValueError(f"experts.per_token = {self.per_token} exceeds experts.count = {self.count}")
+        if self.count % self.groups:
+            raise ValueError(f"experts.groups = {self.groups} does not divide experts.count = {self.count}")
+        size, kept = self.count // self.groups, self.groups_per_token
+        if kept > self.groups:
+            raise ValueError(f"experts.groups_per_token = {kept} exceeds experts.groups = {self.groups}")
+        if self.per_token > kept * size:
+            raise ValueError(
+                f"experts.per_token = {self.per_token} exceeds the {kept * size} experts of "
+                f"experts.groups_per_token = {kept} groups"
+            )
+        if self.group_top > (size if self.groups > 1 else 1):
+            raise ValueError(
+                f"experts.group_top = {self.group_top} exceeds the {size} experts of a group"
+                if self.groups > 1
+                else "experts.group_top has no effect without experts.groups"
+            )
         return self
+
+
+class LatentAttentionConfig(Config):
+    """Attention whose keys and values come from one small vector for each token, its latent (DeepSeek-AI 2024).
+
+    A cache holds the latent and one rotary key for all heads, instead of the keys and values of every head.
+    """
+
+    kv_rank: PositiveInt
+    """Width of the latent from which keys and values are computed."""
+    q_rank: PositiveInt | None = None
+    """Width of the latent from which queries are computed; `null` computes them without one."""
+    rope_head_dim: PositiveInt
+    """Number of the `head_dim` columns of a query or key whose key all heads share; only these are rotated."""
+    norm_eps: float = Field(1e-6, gt=0.0)
+    """Added under the root of the norms of the latents."""
 
 
 class NgramConfig(Config):

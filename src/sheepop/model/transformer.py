@@ -255,6 +255,7 @@ class Transformer(nn.Module):
     def attention_kind(self, window: int | None = None, *, causal: bool = True, cached: bool = False) -> AttentionKind:
         """Returns what attention in layers with this window may see and what it needs from its kernel."""
         config, device = self.config, self.device
+        latent, (_, shared, _) = config.latent_attention, config.cached_heads
         autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)  # the meta device has no autocast
         return AttentionKind(
             window=window,
@@ -269,6 +270,7 @@ class Transformer(nn.Module):
             watched=someone_watches() and any(block.watched for block in self.layers),
             compiled=self.compiled,
             cached=cached,
+            latents=None if latent is None else (latent.kv_rank, config.head_size - shared + config.value_size),
             device=device,
             dtype=torch.get_autocast_dtype(device.type) if autocast else self.dtype,
         )

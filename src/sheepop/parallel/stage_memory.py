@@ -263,7 +263,7 @@ def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]
     """Returns over how many tensor ranks a block's parameter is split, by rows and by columns; see `tensor.split`."""
     if name.endswith(("o_proj.weight", "down_proj.weight", ".taps")):
         return 1, count
-    is_whole = name.endswith(("o_proj.bias", "down_proj.bias"))
+    is_whole = name.endswith(("o_proj.bias", "down_proj.bias")) or "_latent_proj" in name
     is_split = parameter.ndim > 1 or name.endswith(("_proj.bias", "sinks"))
     return (count if is_split and not is_whole else 1), 1
 

@@ -21,16 +21,19 @@ from torch import Tensor, nn
 from sheepop.adapt.lora import LoraEmbedding, LoraLinear
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.core.errors import ConfigError
-from sheepop.model import LossTerms, ModelConfig, Transformer
+from sheepop.model import ModelConfig, Transformer
+from sheepop.model.attention.latent import LatentAttention
 from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.logits import cap
 from sheepop.model.loss import PartOfVocabulary
+from sheepop.model.norms import HeadNorms
 from sheepop.parallel.collectives import alike, entered, gathered, part, scattered, summed, whole
 from sheepop.parallel.experts import keep_tokens_apart, split_features
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
+from sheepop.parallel.split_vocabulary import SplitVocabulary
 
 
 def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> None:
@@ -137,10 +140,15 @@ def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
     if attention.convolutions is not None:
         for convolution in attention.convolutions.values():
             give_part(convolution, LayerPart, ranks, {"taps": 1})
-    for norm in (attention.q_norm, attention.k_norm):
-        if norm is not None:
-            own = cast(Tensor, norm.weight).ndim == 2  # a row for each head
-            give_part(norm, LayerPart if own else _OfParts, ranks, {"weight": 0} if own else {})
+    undivided = (attention.q_norm, attention.k_norm)
+    for module in attention.whole_layers if isinstance(attention, LatentAttention) else undivided:
+        if module is None:
+            continue
+        if isinstance(module, HeadNorms):
+            give_part(module, LayerPart, ranks, {"weight": 0})
+        else:
+            give_part(module, _OfParts, ranks, {})
+            _split_changes(module, ranks, _WholeChange)
     if attention.sinks is not None:
         give_part(attention, LayerPart, ranks, {"sinks": 0})
     attention.register_forward_pre_hook(_Entering(ranks))
@@ -176,7 +184,9 @@ def _split_columns(layer: nn.Linear, ranks: SharingRanks) -> None:
     _split_changes(layer, ranks, _ColumnChange)
 
 
-def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange]) -> None:
+def _split_changes(
+    layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange] | type[_WholeChange]
+) -> None:
     """Splits the LoRA matrices of a layer, if it has some."""
     if isinstance(layer, LoraLinear | LoraEmbedding):
         for change in layer.changes.values():
@@ -218,6 +228,21 @@ class _RowChange(LayerPart):
     def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
         lengths = None if self.magnitude is None else here(self.magnitude)
         return entered(here(self.down), self.ranks.group), here(self.up), lengths
+
+
+class _WholeChange(LayerPart):
+    """The LoRA matrices of a layer that every rank applies for its own heads."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {}
+    down: Tensor
+    up: Tensor
+    magnitude: Tensor | None
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        parts = (self.down, self.up, self.magnitude)
+        down, up, lengths = (None if each is None else entered(here(each), self.ranks.group) for each in parts)
+        assert down is not None and up is not None
+        return down, up, lengths
 
 
 class _ColumnChange(LayerPart):
@@ -340,61 +365,3 @@ def _product(layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiplies with this rank's part of the weight, and of the LoRA matrices."""
     weight = here(cast(Tensor, layer.weight))
     return layer.changed(x, weight, bias) if isinstance(layer, LoraLinear) else nn.functional.linear(x, weight, bias)
-
-
-@dataclass(frozen=True)
-class SplitVocabulary(PartOfVocabulary):
-    """Losses when each of `ranks` has `rows` rows of the vocabulary, in their order.
-
-    For every token the ranks exchange a few numbers and a maximum.
-    """
-
-    ranks: SharingRanks
-    rows: int
-
-    def columns(self, labels_R: Tensor) -> Tensor:
-        """Returns the labels as indices into this rank's rows; they may lie outside."""
-        return labels_R - self.ranks.rank * self.rows
-
-    def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
-        """As `PartOfVocabulary` has it."""
-        columns_R = self.columns(labels_R)
-        is_here_R = (columns_R >= 0) & (columns_R < self.rows)
-        largest_R = log_sum_R.clone()
-        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=self.ranks.group)
-        numbers = torch.stack((torch.where(is_here_R, label_R, 0), (log_sum_R - largest_R).exp()))
-        dist.all_reduce(numbers, group=self.ranks.group)
-        label_R, total_R = numbers.unbind()
-        return label_R, total_R.log() + largest_R
-
-    def losses_then_gradients(
-        self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
-    ) -> Tensor:
-        """As `PartOfVocabulary` has it."""
-        rows, group = logits_RV.shape[1], self.ranks.group
-        z_RV = cap(logits_RV.to(exact), soft_cap)
-        slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
-        keep, spread = 1.0 - terms.label_smoothing, terms.label_smoothing
-        places_R = self.columns(labels_R)
-        is_here_R = (places_R >= 0) & (places_R < rows)
-        places_R1 = places_R.clamp(0, rows - 1)[:, None]
-        largest_R = z_RV.amax(1)
-        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=group)
-        label_R = torch.where(is_here_R, z_RV.gather(1, places_R1)[:, 0], 0)
-        sum_R = z_RV.sum(1)
-        total_R = z_RV.sub_(largest_R[:, None]).exp_().sum(1)
-        numbers = torch.stack((label_R, sum_R, total_R))
-        dist.all_reduce(numbers, group=group)
-        label_R, sum_R, total_R = numbers.unbind()
-        log_sum_R = total_R.log() + largest_R
-        plain_R, size = log_sum_R - label_R, self.rows * self.ranks.size
-        objective_R = log_sum_R - keep * label_R - spread * sum_R / size + terms.z_loss * log_sum_R.square()
-        z_RV.mul_(((1.0 + 2.0 * terms.z_loss * log_sum_R) / total_R)[:, None])
-        if spread:
-            z_RV.sub_(spread / size)
-        z_RV.scatter_add_(1, places_R1, -keep * is_here_R[:, None].to(exact))
-        if slope_RV is not None:
-            z_RV.mul_(slope_RV)
-        if z_RV is not logits_RV:
-            logits_RV.copy_(z_RV)
-        return torch.stack((objective_R.sum(), plain_R.sum()))

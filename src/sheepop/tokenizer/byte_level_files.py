@@ -190,11 +190,20 @@ _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _R50K = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
-_O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?:{_CONTRACTION})?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?:{_CONTRACTION})?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+
+
+def _cased(upper: str, lower: str, signs: str) -> str:
+    """Words of `upper` before `lower` characters, and numbers, and signs that end in any of `signs`."""
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+(?:{_CONTRACTION})?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*(?:{_CONTRACTION})?"
+        rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+{signs}*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+_O200K = _cased(_UPPER, _LOWER, r"[\r\n/]")
+# Moonshot's Kimi and Moonlight keep Chinese characters apart.
+_KIMI = r"\p{Han}+|" + _cased(rf"(?:(?!\p{{Han}}){_UPPER})", rf"(?:(?!\p{{Han}}){_LOWER})", r"[\r\n]")
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,10 @@ _ENCODINGS = {
     "p50k": _Encoding(_R50K, 50280, {_END_OF_TEXT: 50256}),
     "cl100k": _Encoding(_CL100K, 100256, {_END_OF_TEXT: 100257, **_FILL_IN, "<|endofprompt|>": 100276}),
     "o200k": _Encoding(_O200K, 199998, {_END_OF_TEXT: 199999, "<|endofprompt|>": 200018}),
+    "kimi": _Encoding(_KIMI, 163584),
 }
+# The names of the program code that reads a rank file, in the model's settings, if no other model uses it.
+_CLASSES = {"TikTokenTokenizer": "kimi"}
 
 
 def is_rank_file(file: Path) -> bool:
@@ -225,11 +237,11 @@ def is_rank_file(file: Path) -> bool:
 def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tuple[str, dict[str, Any]]:
     """Converts a rank file to the content of a ``tokenizer.json``, and returns it with its settings.
 
-    Special tokens are those in ``added_tokens_decoder`` of `settings`, else those of the encoding named by `pattern` or
-    by the file name. Unused ids become reserved special tokens. Raises `TokenizerError` if the file is damaged, or if
-    its way of cutting text is unknown.
+    Special tokens are those in ``added_tokens_decoder`` of `settings`, else those of the encoding that `pattern`,
+    ``tokenizer_class`` of `settings` or the file name names. Unused ids become reserved special tokens. Raises
+    `TokenizerError` if the file is damaged, or if its way of cutting text is unknown.
     """
-    encoding = _encoding(file, pattern)
+    encoding = _encoding(file, pattern, settings)
     ranks = _read(file)
     recorded = {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()}
     special = recorded or (dict(encoding.special) if len(ranks) == encoding.num_ranks else {})
@@ -251,9 +263,11 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
     return byte_level_json(entries, _merges(ranks), cut, list(special), settings, ignore_merges=True), settings
 
 
-def _encoding(file: Path, pattern: str | None) -> _Encoding:
+def _encoding(file: Path, pattern: str | None, settings: Mapping[str, Any]) -> _Encoding:
     if pattern is not None:
         return _ENCODINGS.get(pattern.removesuffix("_base")) or _Encoding(_checked(pattern), -1)
+    if (known := _CLASSES.get(str(settings.get("tokenizer_class")))) is not None:
+        return _ENCODINGS[known]
     for name, encoding in _ENCODINGS.items():
         if file.name.startswith(name):
             return encoding

@@ -5,6 +5,7 @@ Facts about files of others: what their makers and several versions of transform
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -736,6 +737,141 @@ PUBLISHED: dict[str, Published] = {
             "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False}, "rope_theta": 150000,
             "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
             "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+        },
+    ),
+    "DeepSeek-V2-Lite": Published(
+        15_706_484_224,
+        {"head_size": 192, "rotary_dim": 64, "value_size": 128, "cached_heads": (1, 64, 512)},
+        {
+            "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "auto_map":
+            {"AutoConfig": "configuration_deepseek.DeepseekV2Config", "AutoModel":
+            "modeling_deepseek.DeepseekV2Model", "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"},
+            "aux_loss_alpha": 0.001, "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1,
+            "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 10944,
+            "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v2",
+            "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
+            "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6,
+            "num_hidden_layers": 27, "num_key_value_heads": 16, "pretraining_tp": 1, "q_lora_rank": None,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32,
+            "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor":
+            1.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1,
+            "topk_method": "greedy", "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": True,
+            "v_head_dim": 128, "vocab_size": 102400,
+        },
+    ),
+    "DeepSeek-V2": Published(
+        235_741_434_880,
+        {"num_heads": 128, "d_model": 5120, "cached_heads": (1, 64, 512)},
+        {
+            "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "auto_map":
+            {"AutoConfig": "configuration_deepseek.DeepseekV2Config", "AutoModel":
+            "modeling_deepseek.DeepseekV2Model", "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"},
+            "aux_loss_alpha": 0.001, "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1,
+            "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 12288,
+            "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v2",
+            "moe_intermediate_size": 1536, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 160,
+            "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 128, "num_experts_per_tok": 6,
+            "num_hidden_layers": 60, "num_key_value_heads": 128, "pretraining_tp": 1, "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32,
+            "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor":
+            16.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 3,
+            "topk_method": "group_limited_greedy", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
+            "use_cache": True, "v_head_dim": 128, "vocab_size": 102400,
+        },
+    ),
+    "DeepSeek-V3-bf16": Published(
+        671_026_404_352,
+        {"attention_scale": 192**-0.5 * (0.1 * math.log(40) + 1) ** 2, "cached_heads": (1, 64, 512)},
+        {
+            "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "auto_map":
+            {"AutoConfig": "configuration_deepseek.DeepseekV3Config", "AutoModel":
+            "modeling_deepseek.DeepseekV3Model", "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+            "aux_loss_alpha": 0.001, "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3,
+            "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432,
+            "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
+            "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+            "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8,
+            "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "pretraining_tp": 1,
+            "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor":
+            2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 4,
+            "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": True,
+            "v_head_dim": 128, "vocab_size": 129280,
+        },
+    ),
+    "Moonlight-16B-A3B": Published(
+        15_960_108_544,
+        {"rotary_scaling": None, "norm_eps": 1e-5, "attention_scale": None},
+        {
+            "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "auto_map":
+            {"AutoConfig": "configuration_deepseek.DeepseekV3Config", "AutoModel":
+            "modeling_deepseek.DeepseekV3Model", "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+            "aux_loss_alpha": 0.001, "bos_token_id": 163584, "eos_token_id": 163585, "ep_size": 1,
+            "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+            "intermediate_size": 11264, "kv_lora_rank": 512, "max_position_embeddings": 8192, "model_type":
+            "deepseek_v3", "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
+            "n_shared_experts": 2, "norm_topk_prob": True, "num_attention_heads": 16, "num_experts_per_tok": 6,
+            "num_hidden_layers": 27, "num_key_value_heads": 16, "num_nextn_predict_layers": 0, "pretraining_tp": 1,
+            "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+            "rope_scaling": None, "rope_theta": 50000.0, "routed_scaling_factor": 2.446, "scoring_func": "sigmoid",
+            "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype":
+            "bfloat16", "transformers_version": "4.48.3", "use_cache": True, "v_head_dim": 128, "vocab_size": 163840,
+        },
+    ),
+    "GLM-4.7-Flash": Published(
+        29_943_390_976,
+        {"head_size": 256, "value_size": 256, "cached_heads": (1, 64, 512)},
+        {
+            "architectures": ["Glm4MoeLiteForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "dtype":
+            "bfloat16", "eos_token_id": [154820, 154827, 154829], "first_k_dense_replace": 1, "hidden_act": "silu",
+            "hidden_size": 2048, "intermediate_size": 10240, "kv_lora_rank": 512, "max_position_embeddings": 202752,
+            "model_type": "glm4_moe_lite", "moe_intermediate_size": 1536, "n_group": 1, "n_routed_experts": 64,
+            "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 20, "num_experts_per_tok": 4,
+            "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1, "pad_token_id": 154820,
+            "partial_rotary_factor": 1.0, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.8,
+            "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "transformers_version":
+            "5.0.0rc0", "v_head_dim": 256, "vocab_size": 154880,
+        },
+    ),
+    "GLM-4.5-Air": Published(
+        106_852_245_504,
+        {"rotary_dim": 64, "kv_heads": 8, "attention_bias": True, "qk_norm": None},
+        {
+            "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "eos_token_id":
+            [151329, 151336, 151338], "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 10944, "max_position_embeddings":
+            131072, "model_type": "glm4_moe", "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128,
+            "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96, "num_experts_per_tok": 8,
+            "num_hidden_layers": 46, "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "pad_token_id": 151329,
+            "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+            "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "topk_group": 1, "torch_dtype": "bfloat16",
+            "transformers_version": "4.54.0", "use_cache": True, "use_qk_norm": False, "vocab_size": 151552,
+        },
+    ),
+    "MiniCPM3-4B": Published(
+        4_073_875_968,
+        {"embedding_scale": 12.0, "logit_scale": 0.1, "value_size": 64, "cached_heads": (1, 32, 256)},
+        {
+            "architectures": ["MiniCPM3ForCausalLM"], "auto_map": {"AutoConfig":
+            "configuration_minicpm.MiniCPM3Config", "AutoModel": "modeling_minicpm.MiniCPM3Model",
+            "AutoModelForCausalLM": "modeling_minicpm.MiniCPM3ForCausalLM"}, "bos_token_id": 1, "dim_model_base": 256,
+            "eos_token_id": [2, 73440], "hidden_act": "silu", "hidden_size": 2560, "initializer_range": 0.1,
+            "intermediate_size": 6400, "kv_lora_rank": 256, "max_position_embeddings": 32768, "model_type":
+            "minicpm3", "num_attention_heads": 40, "num_hidden_layers": 62, "num_key_value_heads": 40, "pad_token_id":
+            2, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "rms_norm_eps": 1e-05,
+            "rope_scaling": {"long_factor": [1.0591234137867171, 1.1241891283591912, 1.2596935748670968,
+            1.5380380402321725, 2.093982484148734, 3.1446935121267696, 4.937952647693647, 7.524541999994549,
+            10.475458000005451, 13.062047352306353, 14.85530648787323, 15.906017515851266, 16.461961959767827,
+            16.740306425132907, 16.87581087164081, 16.940876586213285], "original_max_position_embeddings": 32768,
+            "short_factor": [1.0591234137867171, 1.1241891283591912, 1.2596935748670968, 1.5380380402321725,
+            2.093982484148734, 3.1446935121267696, 4.937952647693647, 7.524541999994549, 10.475458000005451,
+            13.062047352306353, 14.85530648787323, 15.906017515851266, 16.461961959767827, 16.740306425132907,
+            16.87581087164081, 16.940876586213285], "type": "longrope"}, "scale_depth": 1.4, "scale_emb": 12,
+            "torch_dtype": "bfloat16", "transformers_version": "4.41.0", "use_cache": True, "vocab_size": 73448,
         },
     ),
 }  # fmt: skip

@@ -32,8 +32,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 130, "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 32},
     "gpt_neox": {**LLAMA, "model_type": "gpt_neox", "intermediate_size": 64},
     "phi3": {**LLAMA, "model_type": "phi3", "pad_token_id": 0, "num_key_value_heads": 2},
+    "deepseek_v3": {
+        **LLAMA, "model_type": "deepseek_v3", "num_key_value_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 14,
+        "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5, "first_k_dense_replace": 1, "n_group": 2,
+        "topk_group": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    },
     "cohere": {**LLAMA, "model_type": "cohere", "num_key_value_heads": 2, "logit_scale": 1.0, "eos_token_id": 3},
-}
+}  # fmt: skip
 READ: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"target_modules": "all-linear", "r": 4, "lora_alpha": 12}),
     ("llama", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True, "rank_pattern": {"q_proj": 6}}),
@@ -46,6 +51,10 @@ READ: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"target_modules": ["query_key_value", "dense"], "use_dora": True}),
     ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"], "use_dora": True}),
     ("cohere", {"target_modules": ["q_proj", "k_proj"], "use_dora": True}),
+    (
+        "deepseek_v3",
+        {"target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], "use_dora": True},
+    ),
 ]
 WRITTEN: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -56,6 +65,7 @@ WRITTEN: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"targets": ("q_proj", "v_proj"), "dora": True}),
     ("phi3", {"targets": ("k_proj", "gate_proj", "o_proj"), "dora": True}),
     ("cohere", {"targets": ("q_proj", "k_proj"), "rank": 2}),
+    ("deepseek_v3", {"targets": ("q_proj", "v_proj", "kv_latent_proj"), "rank": 2}),
 ]
 IDS = torch.randint(5, 130, (2, 11), generator=torch.Generator().manual_seed(1))
 

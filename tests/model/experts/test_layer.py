@@ -202,6 +202,20 @@ def test_balance_moves_the_choice_and_not_the_weights() -> None:
     assert not module.router.balance.requires_grad
 
 
+@pytest.mark.parametrize(("top", "expected"), [(1, [1, 0]), (2, [2, 3])])
+def test_experts_come_from_the_best_groups_by_hand(top: int, expected: list[int]) -> None:
+    """Scores 0.4 and 0.9 are one group, 0.8 and 0.6 the other: the first has the best, the second the larger sum."""
+    groups = {"count": 4, "groups": 2, "group_top": top, "scores": "sigmoid", "normalize": False, "scale": 3.0}
+    module = mixture(experts=groups)
+    scores = torch.tensor([0.4, 0.9, 0.8, 0.6], dtype=torch.float64)
+    with torch.no_grad():
+        module.router.weight.zero_()
+        module.router.weight[:, 0] = scores.logit()
+    _, weights, chosen = module.router(torch.eye(8, dtype=torch.float64)[:1])
+    assert chosen.tolist() == [expected]
+    torch.testing.assert_close(weights, 3 * scores[expected][None])
+
+
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_scores_that_underflow_give_finite_weights(scores: str) -> None:
     module = mixture(experts={"scores": scores}, dtype=torch.float32)

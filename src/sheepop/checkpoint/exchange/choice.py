@@ -6,6 +6,13 @@ from typing import Any
 
 from sheepop.checkpoint.exchange.equivalence import differences
 from sheepop.checkpoint.exchange.families.bloom import BLOOM
+from sheepop.checkpoint.exchange.families.deepseek import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE,
+    GLM4_MOE_LITE,
+    MINICPM3,
+)
 from sheepop.checkpoint.exchange.families.descendants import (
     ARCEE,
     ERNIE4_5,
@@ -37,7 +44,8 @@ FAMILIES: dict[str, Family] = {
     for family in (
         LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE, GPT2, GPT_NEOX, BLOOM, SMOLLM3,
         COHERE2, EXAONE4, GRANITE, OLMO3, GLM4, SEED_OSS, ARCEE, STABLELM, STARCODER2, GEMMA, COHERE, ERNIE4_5,
-        OPT, PHI, GPTJ, GPT_OSS,
+        OPT, PHI, GPTJ, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, GLM4_MOE,
+        MINICPM3,
     )
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ _LONGEST_VERSION = 40
 # Why a family is not read.
 _GEMMA4 = ", because its layers have heads of different sizes, and some take keys and values from other layers"
 _REASONS = {"gemma4": _GEMMA4, "gemma4_text": _GEMMA4}
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
@@ -66,6 +68,10 @@ def read_hugging_face(
         keys, directory, open_weights(directory), dtype
     )
     found, left_out = canonical(tensors, family)
+    if family.further_layers:
+        further = {name for name in found if (place := _LAYER.match(name)) and int(place[1]) >= config.num_layers}
+        found = {name: tensor for name, tensor in found.items() if name not in further}
+        aside += [f"Left out, because they predict further tokens: {listed(sorted(further), 3)}."] if further else []
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
@@ -138,12 +144,13 @@ def language_model(
 def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     """Returns the family for `model_type`; raises `CheckpointError` with the known families if there is none."""
     model_type = keys.get("model_type")
-    if isinstance(model_type, str) and model_type in IMPORTED:
-        return IMPORTED[model_type]
+    known = IMPORTED | {alias: family for family in IMPORTED.values() for alias in family.aliases}
+    if isinstance(model_type, str) and model_type in known:
+        return known[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
     found += _REASONS.get(str(model_type), "")
     raise CheckpointError(
-        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*IMPORTED, *MULTIMODAL))}."
+        f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*known, *MULTIMODAL))}."
     )
 
 

@@ -10,13 +10,14 @@ table: it uses the short one, with which both programs agree up to the original 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from sheepop.checkpoint.given import LARGEST_CONTEXT, Given
-from sheepop.checkpoint.mapping import Field, Settings, yarn_attention_factor
+from sheepop.checkpoint.mapping import Field, Settings, score_scale, yarn_attention_factor
 from sheepop.model.config import ModelConfig
 
 ORIGINAL = "original_max_position_embeddings"
@@ -44,8 +45,9 @@ class RopeParameters(Field):
     """One base for all layers. `fraction` is the default of the rotated fraction, None if a family rotates whole heads.
 
     `original` is the default of the original context length, if it has a key outside the table. `for_images` are keys
-    of the table that matter only for images and video, and `missing` is the table if there is none. Writing uses the
-    first of several keys for one value.
+    of the table that matter only for images and video, and `missing` is the table if there is none. With
+    `scales_scores`, YaRN's `mscale_all_dim` also changes the factor of the scores (DeepSeek); the width of heads must
+    be read before. Writing uses the first of several keys for one value.
     """
 
     base: float = 10000.0
@@ -56,6 +58,7 @@ class RopeParameters(Field):
     original: int | None = None
     for_images: tuple[str, ...] = ()
     missing: Mapping[str, Any] = field(default_factory=dict)
+    scales_scores: bool = False
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns base, fraction and scaling."""
@@ -66,6 +69,10 @@ class RopeParameters(Field):
         original = None if self.original is None else given.typed(ORIGINAL, int, self.original)
         found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings, original)
         fraction = _agreed(parameters, "partial_rotary_factor", fraction)
+        if self.scales_scores and found.get("rotary_scaling", {}).get("kind") == "yarn":
+            scale = parameters.typed("mscale_all_dim", float, 0.0, optional=True) or 0.0
+            factor = yarn_attention_factor(found["rotary_scaling"]["factor"] or 1.0, scale)
+            found["attention_scale"] = factor**2 * max(1, settings["head_dim"]) ** -0.5
         for name in self.for_images:
             parameters.take(name, None)
         _refuse_the_rest(parameters)
@@ -78,7 +85,10 @@ class RopeParameters(Field):
         """Returns the spelling with `rope_theta` and `rope_scaling`."""
         scaling = config.rotary_scaling
         written: Settings = {self.base_keys[0]: config.position_base}
-        written["rope_scaling"] = _written_scaling(config, self.scalings)
+        table = written["rope_scaling"] = _written_scaling(config, self.scalings)
+        if self.scales_scores and table is not None and scaling is not None and scaling.kind == "yarn":
+            root = math.sqrt(score_scale(config) * math.sqrt(config.head_size))
+            table["mscale_all_dim"] = (root - 1) / (0.1 * math.log(scaling.factor)) if scaling.factor > 1 else 0.0
         if self.fraction is not None:
             written[self.fraction_keys[0]] = config.rotary_fraction
         if self.original is not None:

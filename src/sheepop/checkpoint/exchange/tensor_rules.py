@@ -55,17 +55,18 @@ class Stacked:
 
 
 class Interleaved(Stacked):
-    """Queries, keys and values interleaved by head: rows (H, 3, C); each query head has its own key head."""
+    """Queries, keys and values interleaved by head: rows (H, 3 C); each query head has its own key head."""
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
         """Interleaves the tensors head by head."""
         heads = [tensor.reshape(config.num_heads, -1, *tensor.shape[1:]) for tensor in ours]
-        return [torch.stack(heads, dim=1).flatten(0, 2)]
+        return [torch.cat(heads, dim=1).flatten(0, 1)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
         """Separates queries, keys and values."""
-        fused = theirs[0].reshape(config.num_heads, len(shapes), -1, *theirs[0].shape[1:])
-        return [part.flatten(0, 1) for part in fused.unbind(1)]
+        fused = theirs[0].reshape(config.num_heads, -1, *theirs[0].shape[1:])
+        widths = [shape[0] // config.num_heads for shape in shapes]
+        return [part.flatten(0, 1) for part in torch.split(fused, widths, dim=1)]
 
 
 class RotaryPairs(Stacked):
@@ -98,6 +99,26 @@ def regrouped(rows: Tensor, head_dim: int, rotated: int, groups: int, size: int)
     turned, rest = heads[:, :rotated], heads[:, rotated:]
     turned = turned.reshape(-1, groups, size, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
     return torch.cat([turned, rest], dim=1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class RotaryLast(Stacked):
+    """The rows of heads, or of `one_head`, whose rotated rows theirs has at the end, if `paired` as `RotaryPairs`."""
+
+    paired: bool = True
+    one_head: bool = False
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Puts the rotated rows of each head at its end."""
+        width = len(ours[0]) if self.one_head else config.head_size
+        rows = regrouped(ours[0], width, config.rotary_dim, 2, config.rotary_dim // 2) if self.paired else ours[0]
+        return [torch.unflatten(rows, 0, (-1, width)).roll(-config.rotary_dim, 1).flatten(0, 1)]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Puts the rotated rows of each head at its beginning."""
+        width = len(theirs[0]) if self.one_head else config.head_size
+        rows = torch.unflatten(theirs[0], 0, (-1, width)).roll(config.rotary_dim, 1).flatten(0, 1)
+        return [regrouped(rows, width, config.rotary_dim, config.rotary_dim // 2, 2) if self.paired else rows]
 
 
 @dataclass(frozen=True)
@@ -186,11 +207,15 @@ QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter i
 
 @dataclass(frozen=True)
 class TensorRule:
-    """A map of tensor names with ``{layer}``, theirs also with ``{expert}``; it applies if all of ours exist."""
+    """A map of tensor names with ``{layer}``, theirs also with ``{expert}``; it applies if all of ours exist.
+
+    If several rules apply to a tensor, the last one counts. `beside` is another of our tensors that must exist.
+    """
 
     ours: tuple[str, ...]
     theirs: str
     layout: Layout = SAME
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,7 +244,8 @@ def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: M
     for rule in rules:
         for layer in range(config.num_layers if "{layer}" in rule.ours[0] else 1):
             names = [name.replace("{layer}", str(layer)) for name in rule.ours]
-            if all(name in expected for name in names):
+            beside = rule.beside.replace("{layer}", str(layer))
+            if all(name in expected for name in (*names, *([beside] if beside else []))):
                 ours = {name: expected[name] for name in names}
                 shapes = rule.layout.shapes(list(ours.values()))
                 pattern = rule.theirs.replace("{layer}", str(layer))

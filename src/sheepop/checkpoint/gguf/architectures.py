@@ -121,7 +121,7 @@ _LLAMA: tuple[Field, ...] = (
         norm_position="pre", final_norm=True, qk_norm=None, embedding_norm=False, shared_norm=False,
         parallel_residual=False, activation="swiglu", attention_sinks=False, attention_soft_cap=None,
         logit_soft_cap=None, residual_scale=1.0, logit_scale=1.0, rotary_layers=None, head_bias=False, ngrams=None,
-        short_convolution=None,
+        short_convolution=None, latent_attention=None,
     ),
     NoExperts(),
     Heads(),

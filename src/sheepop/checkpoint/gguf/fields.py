@@ -272,6 +272,8 @@ class Experts(Field):
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
+        if (experts.groups, experts.scale) != (1, 1.0):
+            yield f"experts.groups = {experts.groups} and scale = {experts.scale:g}, but it has neither"
         if experts.router_bias is not self.biased:
             yield f"experts.router_bias = {experts.router_bias}, but its router has {'a' if self.biased else 'no'} bias"
         if not experts.normalize:

@@ -63,7 +63,8 @@ def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _
 
     An encoder-decoder also keeps those of its sources of `source_len` tokens.
     """
-    per_token = config.num_layers * config.kv_heads * (config.head_size + config.value_size) * itemsize
+    heads, *widths = config.cached_heads
+    per_token = config.num_layers * heads * sum(widths) * itemsize
     return rows * (capacity + source_len) * per_token
 
 
@@ -79,8 +80,10 @@ def pass_bytes(
     attention = 2 * (heads + kv_heads) * config.head_size + (2 * heads + kv_heads) * config.value_size
     experts = 1 if config.experts is None else config.experts.per_token
     widths = 4 * config.d_model + max(attention, 3 * experts * config.ffn_size)
+    # Keys and values that latents of a cache become.
+    expanded = 0 if config.latent_attention is None else heads * (config.head_size + config.value_size)
     masks = 1 + itemsize + (3 * heads * max(itemsize, _FLOAT32) if scores else 0)
-    return num_tokens * (widths * itemsize + num_keys * masks)
+    return num_tokens * (widths * itemsize + num_keys * masks) + (num_keys - num_tokens) * expanded * itemsize
 
 
 def _kept_exact(config: ModelConfig) -> int:

@@ -32,7 +32,11 @@ def decoding_flops_per_token(config: ModelConfig, context: float, source_len: fl
     """
     windows = (config.window(layer) for layer in range(config.num_layers))
     seen = sum(source_len + (context if window is None else min(context, window)) for window in windows)
-    return 2 * matrix_parameters(config) + seen * _operations_per_key(config)
+    per_key = _operations_per_key(config)
+    if config.latent_attention is not None:  # queries attend to the latents themselves
+        _, shared, rank = config.cached_heads
+        per_key = 2 * config.num_heads * (shared + 2 * rank)
+    return 2 * matrix_parameters(config) + seen * per_key
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int, source_len: int | None = None) -> float:

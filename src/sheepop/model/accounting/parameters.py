@@ -50,7 +50,14 @@ def matrix_parameters(config: ModelConfig) -> int:
 
 def attention_weights(config: ModelConfig) -> tuple[int, int]:
     """Returns how many weights multiply a query token (queries and output), and how many a key token (keys, values)."""
-    queries = config.d_model * config.num_heads * (config.head_size + config.value_size)
+    heads, latent = config.num_heads, config.latent_attention
+    queries = config.d_model * heads * (config.head_size + config.value_size)
+    if latent is not None:
+        if latent.q_rank is not None:
+            into = config.d_model + heads * config.head_size
+            queries = config.d_model * heads * config.value_size + latent.q_rank * into
+        widths = config.head_size - latent.rope_head_dim + config.value_size
+        return queries, config.d_model * (latent.rope_head_dim + latent.kv_rank) + latent.kv_rank * heads * widths
     return queries, config.d_model * config.kv_heads * (config.head_size + config.value_size)
 
 

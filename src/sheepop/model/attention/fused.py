@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sheepop.model.attention.kernel import PLAIN, AttentionKind, Score, missing
+from sheepop.model.attention.kernel import PLAIN, AttentionKind, Score, absorbs, missing
 from sheepop.model.attention.sight import Sight
 
 
@@ -18,7 +18,9 @@ class Fused:
     name = "fused"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """Supports everything except soft caps and visible scores."""
+        """Supports everything except soft caps and visible scores; for latents it would copy them for every head."""
+        if kind.latents is not None and absorbs(sight.num_queries, sight.num_keys, kind.latents):
+            return "repeats latents for every head"
         return missing(self.name, kind, sight)
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> FusedAttention:

@@ -13,13 +13,24 @@ from sheepop.model.attention.sight import CPU, Sight, number_documents
 from sheepop.model.probe import Probe
 
 
+def absorbs(num_queries: int, num_keys: int, latents: tuple[int, int]) -> bool:
+    """Whether queries attend to latents themselves, since computing the keys and values of all heads takes longer.
+
+    Then queries instead of keys are multiplied by the matrices of `AttentionKind.latents`, but scores and weighted sums
+    are as wide as latents (DeepSeek-V2, 2024, section 2.1.2).
+    """
+    rank, width = latents
+    return (num_keys - num_queries) * rank * width > num_queries * num_keys * (2 * rank - width)
+
+
 @dataclass(frozen=True)
 class AttentionKind:
     """The properties that layers with the same attention share: what queries see, and what the kernel must support.
 
     A query sees `window` keys, its own included (all if None); `slopes` (H,) times the distance to a key is subtracted
     from its score. `watched`: scores or weights are observed. `compiled`: the layers are compiled. `cached`: a cache is
-    used. `dtype` is the data type of queries, keys and values.
+    used. `dtype` is the data type of queries, keys and values. `latents` are the widths of the latents and of what is
+    computed from one in each head, without the shared key; None is attention without latents.
     """
 
     window: int | None = None
@@ -34,6 +45,7 @@ class AttentionKind:
     watched: bool = False
     compiled: bool = False
     cached: bool = False
+    latents: tuple[int, int] | None = None
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 

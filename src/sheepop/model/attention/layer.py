@@ -40,11 +40,7 @@ class Attention(nn.Module):
         self.head_dim, self.value_dim = config.head_size, config.value_size
         self.scale, self.soft_cap = config.score_scale, config.attention_soft_cap
         self.dropout = config.dropout
-        q_width, k_width = config.num_heads * config.head_size, config.kv_heads * config.head_size
-        bias = bool(config.attention_bias)
-        self.q_proj = nn.Linear(config.d_model, q_width, bias=bias)
-        self.k_proj = nn.Linear(config.d_model, k_width, bias=bias)
-        self.v_proj = nn.Linear(config.d_model, config.kv_heads * config.value_size, bias=bias)
+        self._add_projections(config)
         self.o_proj = nn.Linear(
             config.num_heads * config.value_size, config.d_model, bias=bool(config.attention_output_bias)
         )
@@ -61,6 +57,17 @@ class Attention(nn.Module):
         self.q, self.k, self.v = Probe(), Probe(), Probe()
         self.rotated_q, self.rotated_k = Probe(), Probe()
         self.scores, self.weights, self.head_outputs = Probe(), Probe(), Probe()
+
+    def _add_projections(self, config: ModelConfig) -> None:
+        bias, width = bool(config.attention_bias), config.d_model
+        self.q_proj = nn.Linear(width, config.num_heads * config.head_size, bias=bias)
+        self.k_proj = nn.Linear(width, config.kv_heads * config.head_size, bias=bias)
+        self.v_proj = nn.Linear(width, config.kv_heads * config.value_size, bias=bias)
+
+    @property
+    def stream_layers(self) -> tuple[nn.Linear, ...]:
+        """The layers that read the residual stream of the queries."""
+        return self.q_proj, self.k_proj, self.v_proj
 
     @property
     def watched(self) -> bool:
@@ -84,8 +91,7 @@ class Attention(nn.Module):
             q_BHTC = self._queries(self.q_proj(x_BTD))
             k_BKSC, v_BKSC = self._memory(memory_BSD, cache)
         else:
-            q_BTE, k_BTE, v_BTE = self._convolved(*self._projections(x_BTD), document_ids, cache)
-            q_BHTC, (k_BKSC, v_BKSC) = self._queries(q_BTE), self._keys_and_values(k_BTE, v_BTE)
+            q_BHTC, k_BKSC, v_BKSC = self._queries_keys_values(x_BTD, document_ids, cache)
         if rotary is not None:
             q_BHTC, k_BKSC = rotate(q_BHTC, *rotary), rotate(k_BKSC, *rotary)
         q_BHTC, k_BKSC = self.rotated_q(q_BHTC), self.rotated_k(k_BKSC)
@@ -94,6 +100,13 @@ class Attention(nn.Module):
         else:
             out_BHTC = cache.attend(self.layer, attending, q_BHTC, k_BKSC, v_BKSC, self._score())
         return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
+
+    def _queries_keys_values(
+        self, x_BTD: Tensor, document_ids: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q_BTE, k_BTE, v_BTE = self._projections(x_BTD)
+        q_BTE, k_BTE, v_BTE = self._convolved(q_BTE, k_BTE, v_BTE, document_ids, cache)
+        return self._queries(q_BTE), *self._keys_and_values(k_BTE, v_BTE)
 
     def _score(self) -> Score:
         dropout = self.dropout if self.training else 0.0
@@ -105,12 +118,12 @@ class Attention(nn.Module):
 
         return project() if cache is None else cache.memory(self.layer, project)
 
-    def _projections(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        if self._packed is not None and self._packed.holds(projections):
-            q_BTE, k_BTE, v_BTE = self._packed.product(x_BTD)
-            return q_BTE, k_BTE, v_BTE
-        return self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
+    def _projections(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Returns the results of `stream_layers`."""
+        layers = self.stream_layers
+        if self._packed is not None and self._packed.holds(layers):
+            return self._packed.product(x_BTD)
+        return tuple(layer(x_BTD) for layer in layers)
 
     def _convolved(
         self, q_BTE: Tensor, k_BTE: Tensor, v_BTE: Tensor, document_ids: Tensor | None, cache: Cache | None
@@ -126,12 +139,12 @@ class Attention(nn.Module):
         return q_BTE, k_BTE, v_BTE
 
     def pack_projections(self) -> None:
-        """Packs the weights of queries, keys and values in one block of memory, so that one product computes all three.
+        """Packs the weights of `stream_layers` in one block of memory, so that one product computes them all.
 
-        They remain three parameters, with new memory. If they are separated later, by a move to another device or by
-        replacing parameters or layers, they are three products again.
+        They remain separate parameters, with new memory. If they are separated later, by a move to another device or by
+        replacing parameters or layers, there are several products again.
         """
-        self._packed = PackedProjections.of((self.q_proj, self.k_proj, self.v_proj))
+        self._packed = PackedProjections.of(self.stream_layers)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
         self._packed = None

@@ -68,6 +68,8 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.zeros(experts.count)) if experts.router_bias else None
         self.register_buffer("balance", torch.zeros(experts.count))
         self.per_token, self.normalize, self.scores = experts.per_token, experts.normalize, experts.scores
+        self.groups, self.groups_per_token, self.group_top = experts.groups, experts.groups_per_token, experts.group_top
+        self.scale = experts.scale
         self.logits, self.chosen, self.weights = Probe(), Probe(), Probe()
 
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,9 +79,24 @@ class Router(nn.Module):
             logits_NE = F.linear(x_ND.to(exact), self.weight.to(exact))
             logits_NE = self.logits(logits_NE if self.bias is None else logits_NE + self.bias.to(exact))
         scores_NE = logits_NE.softmax(-1) if self.scores == "softmax" else logits_NE.sigmoid()
-        chosen_Nk = self.chosen((scores_NE.detach() + self.balance).topk(self.per_token, dim=-1).indices)
+        eligible_NE = self._in_best_groups(scores_NE.detach() + self.balance)
+        chosen_Nk = self.chosen(eligible_NE.topk(self.per_token, dim=-1).indices)
         weights_Nk = scores_NE.gather(1, chosen_Nk)
         if self.normalize:
             # The scores of all chosen experts may underflow to zero.
             weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + 1e-20)
+        if self.scale != 1.0:
+            weights_Nk = weights_Nk * self.scale
         return logits_NE, self.weights(weights_Nk), chosen_Nk
+
+    def _in_best_groups(self, scores_NE: Tensor) -> Tensor:
+        """Returns the scores of the experts in the best groups of each token, and -inf for the others.
+
+        The groups are ranked by their best score (DeepSeek-V2, 2024, section 2.2.2) or by the sum of several.
+        """
+        if self.groups_per_token == self.groups:
+            return scores_NE
+        scores_NGe = torch.unflatten(scores_NE, 1, (self.groups, -1))
+        best_Ng = scores_NGe.topk(self.group_top, dim=-1).values.sum(-1).topk(self.groups_per_token, dim=-1).indices
+        left_out_NG = torch.ones_like(scores_NGe[..., 0], dtype=torch.bool).scatter_(1, best_Ng, False)
+        return scores_NGe.masked_fill(left_out_NG[..., None], -torch.inf).flatten(1)
