@@ -1,4 +1,4 @@
-"""One transformer block: attention and a feed-forward network, each on a residual branch."""
+"""One transformer block: attention or another mixer, and a feed-forward network, each on a residual branch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.feedforward import FeedForward
+from sheepop.model.mixers import build_mixer
 from sheepop.model.norms import build_norm
 from sheepop.model.probe import Probe
 
@@ -20,11 +21,11 @@ from sheepop.model.probe import Probe
 class BlockInputs:
     """The inputs that all layers of one kind share, apart from the residual stream.
 
-    `attending` is the attention kernel, prepared for this pass. `memory` (B, S, D) are the encoder's states, and
+    `attending` is the attention kernel, prepared for this pass; None for layers without attention. `memory` (B, S, D) are the encoder's states, and
     `memory_attending` is the kernel that attends to them. `document_ids` (B, T) number the documents that share a row.
     """
 
-    attending: Attending
+    attending: Attending | None
     rotary: tuple[Tensor, Tensor] | None = None
     memory: Tensor | None = None
     memory_attending: Attending | None = None
@@ -34,6 +35,7 @@ class BlockInputs:
 class Block(nn.Module):
     """The sublayers f of the residual stream x, (B, T, D) to (B, T, D): attention, cross-attention, feed-forward.
 
+    A layer may have a `mixer` (`sheepop.model.mixers`) in the place of attention, whose norms and probes it has.
     `config.norm_position` places the norms: before a sublayer, ``x + f(norm(x))``, after it,
     ``x + output_norm(f(x))``, both, or after the sum, ``norm(x + f(x))``. Parallel branches both read the same x, with
     a `shared_norm` the same norm(x). `residual_scale` multiplies what each branch adds.
@@ -44,7 +46,8 @@ class Block(nn.Module):
         self.position, self.parallel = config.norm_position, config.parallel_residual
         self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
         self.attention_norm, self.attention_output_norm = self._norms(config)
-        self.attention = Attention(config, layer)
+        self.mixer = build_mixer(config, layer)
+        self.attention = Attention(config, layer) if self.mixer is None else None
         if cross_attention:
             self.cross_attention_norm, self.cross_attention_output_norm = self._norms(config)
             self.cross_attention_input, self.cross_attention_output = Probe(), Probe()
@@ -68,10 +71,9 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
         """Returns the residual stream after all sublayers, and the routing if the block has experts."""
         normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
-        attended_BTD = self.attention(
-            normed_BTD, inputs.attending, inputs.rotary, cache, document_ids=inputs.document_ids
+        attended_BTD = self.attention_output(
+            self._behind(self._mixed(normed_BTD, inputs, cache), self.attention_output_norm)
         )
-        attended_BTD = self.attention_output(self._behind(attended_BTD, self.attention_output_norm))
         if self.parallel:
             found_BTD, routing = self._feed_forward(normed_BTD if self.shared_norm else x_BTD)
             return self.output(x_BTD + attended_BTD + found_BTD), routing
@@ -89,6 +91,13 @@ class Block(nn.Module):
     def watched(self) -> bool:
         """Whether the scores or weights of its attention are observed."""
         return any(part is not None and part.watched for part in (self.attention, self.cross_attention))
+
+    def _mixed(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None) -> Tensor:
+        if self.attention is None:
+            assert self.mixer is not None
+            return self.mixer(x_BTD, inputs.document_ids, cache)
+        assert inputs.attending is not None
+        return self.attention(x_BTD, inputs.attending, inputs.rotary, cache, document_ids=inputs.document_ids)
 
     def _feed_forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing | None]:
         normed_BTD = self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))

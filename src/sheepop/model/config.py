@@ -13,13 +13,22 @@ from sheepop.core.names import Names
 from sheepop.model.attention.features import BACKEND_FEATURES, FEATURES
 from sheepop.model.presets import PRESETS
 from sheepop.model.rotary_scaling import RotaryScaling
-from sheepop.model.sections import LARGEST_SIZE, ExpertsConfig, Layers, NgramConfig, PositiveInt
+from sheepop.model.sections import (
+    LARGEST_SIZE,
+    ExpertsConfig,
+    GatedConvolutionConfig,
+    GatedDeltaNetConfig,
+    Layers,
+    NgramConfig,
+    PositiveInt,
+)
 
 Architecture = Literal["decoder", "encoder_decoder"]
 PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
 NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_zero_centered"]
 NormPosition = Literal["pre", "post", "sandwich", "output"]
 QueryKeyNorm = Literal["head", "width"]
+Mixer = Literal["gated_convolution", "gated_delta_net"]
 ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu", "geglu_tanh")
 Activation = Annotated[str, ACTIVATION_NAMES]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
@@ -112,6 +121,11 @@ class ModelConfig(Config):
     residual_scale: float = Field(1.0, gt=0.0, le=1e6)
     """Factor for the output of each sublayer before it is added to the residual stream."""
 
+    gated_convolution: GatedConvolutionConfig | None = None
+    """Gated short convolutions instead of attention in some layers; `null` is none."""
+    gated_delta_net: GatedDeltaNetConfig | None = None
+    """Gated DeltaNet instead of attention in some layers; `null` is none."""
+
     short_convolution: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
     """Width in tokens of a causal convolution over each channel of queries, keys and values before attention; `null`
     is none."""
@@ -123,6 +137,8 @@ class ModelConfig(Config):
     """Factor for the attention scores; `null` is 1 / sqrt(`head_dim`)."""
     attention_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
     """Caps the scores s softly at this number c: c tanh(s / c); `null` does not cap them."""
+    attention_output_gate: bool = False
+    """Whether the output of attention is multiplied by the sigmoid of a projection of its input."""
     attention_sinks: bool = False
     """Whether each head has a learned logit that takes part in the softmax and contributes no value."""
     sliding_window: PositiveInt | None = None
@@ -208,11 +224,18 @@ class ModelConfig(Config):
             )
         experts = None if self.experts is None else self.experts.layers
         listed = {name: getattr(self, name) for name in ("sliding_layers", "rotary_layers")}
-        for name, layers in {**listed, "experts.layers": experts}.items():
+        mixers = {f"{name}.layers": section.layers for name, section in self._mixers.items()}
+        for name, layers in {**listed, "experts.layers": experts, **mixers}.items():
             if layers is not None and max(layers) >= self.num_layers:
                 yield f"{name} names layer {max(layers)}, but the layers are 0 to {self.num_layers - 1}"
             if layers is not None and len(set(layers)) < len(layers):
                 yield f"{name} names a layer twice"
+        mixing = [layer for layers in mixers.values() for layer in layers]
+        if len(set(mixing)) < len(mixing):
+            yield f"{' and '.join(mixers)} name the same layer, which can have only one of them"
+        for name in (name for name in listed if listed[name] is not None):
+            if without := set(listed[name]) & set(mixing):
+                yield f"{name} names layer {min(without)}, which has no attention"
 
     def _position_problems(self) -> Iterator[str]:
         rotary, sinusoidal = (self.position_encoding == encoding for encoding in ("rope", "sinusoidal"))
@@ -273,11 +296,20 @@ class ModelConfig(Config):
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
             yield "num_encoder_layers applies to architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
-            for name in ("sliding_window", "rotary_layers", "experts", "ngrams", "short_convolution"):
+            for name in ("sliding_window", "rotary_layers", "experts", "ngrams", "short_convolution", *self._mixers):
                 if getattr(self, name) is not None:
                     yield f"{name} applies to architecture: decoder; an encoder-decoder does not support it"
             if self.parallel_residual:
                 yield "parallel_residual applies to architecture: decoder; it has no branch for cross-attention"
+
+    @property
+    def _mixers(self) -> dict[Mixer, GatedConvolutionConfig | GatedDeltaNetConfig]:
+        sections = {"gated_convolution": self.gated_convolution, "gated_delta_net": self.gated_delta_net}
+        return {name: section for name, section in sections.items() if section is not None}
+
+    def mixer(self, layer: int) -> Mixer | None:
+        """What `layer` has instead of attention: the name of its section; None is attention."""
+        return next((name for name, section in self._mixers.items() if layer in section.layers), None)
 
     @property
     def head_size(self) -> int:
@@ -333,13 +365,14 @@ class ModelConfig(Config):
         return self.attention_scale
 
     def window(self, layer: int) -> int | None:
-        """The number of keys that a query of `layer` attends to, its own included; None is all."""
+        """The number of keys that a query of `layer` attends to, its own included; None is all, or no attention."""
         slides = self.sliding_layers is None or layer in self.sliding_layers
-        return self.sliding_window if slides else None
+        return self.sliding_window if slides and self.mixer(layer) is None else None
 
     def rotates(self, layer: int) -> bool:
         """Whether `layer` rotates queries and keys by their positions."""
-        return self.position_encoding == "rope" and (self.rotary_layers is None or layer in self.rotary_layers)
+        listed = self.rotary_layers is None or layer in self.rotary_layers
+        return self.position_encoding == "rope" and listed and self.mixer(layer) is None
 
     def has_experts(self, layer: int) -> bool:
         """Whether `layer` has a mixture of experts instead of a feed-forward network."""

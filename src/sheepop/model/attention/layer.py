@@ -38,6 +38,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(
             config.num_heads * config.value_size, config.d_model, bias=bool(config.attention_output_bias)
         )
+        gated, result = config.attention_output_gate, config.num_heads * config.value_size
+        self.gate_proj = nn.Linear(config.d_model, result, bias=bias) if gated else None
         self.convolutions = None
         if config.short_convolution is not None:
             parts = ((name, getattr(self, f"{name}_proj").out_features) for name in "qkv")
@@ -84,6 +86,8 @@ class Attention(nn.Module):
             out_BHTC = attending.attend(q_BHTC, k_BKSC, v_BKSC, self._score())
         else:
             out_BHTC = cache.attend(self.layer, attending, q_BHTC, k_BKSC, v_BKSC, self._score())
+        if self.gate_proj is not None:
+            out_BHTC = out_BHTC * self._heads(self.gate_proj(x_BTD), None, self.value_dim).sigmoid()
         return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
 
     def _score(self) -> Score:
