@@ -64,7 +64,7 @@ class Stream:
 
 
 def attentions_of(block: Block) -> list[tuple[str, Attention]]:
-    """The attention layers of a block with their names, in the order in which they run."""
+    """The attention layers of a block, if it has any, with their names, in the order in which they run."""
     layers = [("attention", block.attention), ("cross_attention", block.cross_attention)]
     return [(name, layer) for name, layer in layers if layer is not None]
 
@@ -275,7 +275,7 @@ class Trace:
         for stream in self.streams:
             for layer, (block, _) in enumerate(stream.paths()):
                 if path == f"{block}.attention":
-                    window, rotates = self.model.kinds[layer] if stream.causal else (None, True)
+                    window, rotates = (self.model.kinds[layer] or (None, False)) if stream.causal else (None, True)
                     if rotates and (turned := self.model.angles(window, stream.num_tokens)) is not None:
                         return torch.atan2(turned[1], turned[0])
         raise KeyError(f"no attention layer at {path!r} turns its queries and keys")
@@ -321,7 +321,7 @@ class Prediction:
 # The order of the probes of a block; the probes of experts are below ``feed_forward``.
 _ATTENTION = ("q", "k", "v", "rotated_q", "rotated_k", "scores", "weights", "head_outputs")
 _STAGES = (
-    "attention_input", *(f"attention.{name}" for name in _ATTENTION), "attention_output", "middle",
+    "attention_input", *(f"attention.{name}" for name in _ATTENTION), "mixer", "attention_output", "middle",
     "cross_attention_input", *(f"cross_attention.{name}" for name in _ATTENTION), "cross_attention_output",
     "upper_middle", "feed_forward_input", "feed_forward", "feed_forward_output", "output",
 )  # fmt: skip

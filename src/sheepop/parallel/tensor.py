@@ -49,6 +49,10 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
     refused = {
         "model.qk_norm = width, which is over all heads": config.qk_norm == "width",
         "an encoder": config.architecture != "decoder",
+        "model.gated_convolution, whose channels each read all of the input": config.gated_convolution is not None,
+        "model.gated_delta_net, whose heads share projections": config.gated_delta_net is not None,
+        "model.experts.shared_gate, which reads all of the input": config.experts is not None
+        and config.experts.shared_gate,
     }
     for name in (name for name, is_so in refused.items() if is_so):
         raise ConfigError(f"Matrices are split over ranks for a decoder, and not for one with {name}.")
@@ -57,6 +61,7 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
 def split(model: Transformer, ranks: SharingRanks) -> None:
     """Cuts the layers of `model`, or of a pipeline stage, to this rank's parts, in place."""
     for block in model.layers:
+        assert block.attention is not None
         _split_attention(block.attention, ranks)
         if isinstance(block.feed_forward, MixtureOfExperts):
             _split_mixture(block.feed_forward, ranks)
@@ -131,8 +136,9 @@ def config_of_part(config: ModelConfig, count: int) -> ModelConfig:
 
 
 def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
-    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
-        _split_rows(layer, ranks)
+    for layer in (attention.q_proj, attention.k_proj, attention.v_proj, attention.gate_proj):
+        if layer is not None:
+            _split_rows(layer, ranks)
     _split_columns(attention.o_proj, ranks)
     if attention.convolutions is not None:
         for convolution in attention.convolutions.values():

@@ -39,6 +39,11 @@ def check_context(config: ModelConfig, parallel: ParallelConfig) -> None:
             )
     if config.architecture != "decoder":
         raise ConfigError("parallel.context splits the rows of decoders. Use parallel.context=1.")
+    if config.gated_delta_net is not None:
+        raise ConfigError(
+            "parallel.context splits rows, and a Gated DeltaNet (model.gated_delta_net) needs the state of all tokens "
+            "before a rank's own. Use parallel.context=1."
+        )
     if config.dropout:
         raise ConfigError(
             "parallel.context needs model.dropout = 0: ranks that have parts of a row would drop the same positions of "

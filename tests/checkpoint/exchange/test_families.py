@@ -34,6 +34,8 @@ CONFIG_CLASSES = {
     "arcee": "ArceeConfig", "stablelm": "StableLmConfig", "starcoder2": "Starcoder2Config", "gemma": "GemmaConfig",
     "cohere": "CohereConfig", "ernie4_5": "Ernie4_5Config",
     "opt": "OPTConfig", "phi": "PhiConfig", "gptj": "GPTJConfig", "gpt_oss": "GptOssConfig",
+    "lfm2": "Lfm2Config", "qwen2_moe": "Qwen2MoeConfig", "qwen3_next": "Qwen3NextConfig",
+    "qwen3_5_text": "Qwen3_5TextConfig", "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
 }  # fmt: skip
 
 

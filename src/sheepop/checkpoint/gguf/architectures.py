@@ -67,7 +67,8 @@ _SIZES: tuple[Field, ...] = (
 _NO_CAPS = implied(attention_soft_cap=None, logit_soft_cap=None)
 _USUAL = implied(
     final_norm=True, attention_sinks=False, ngrams=None, short_convolution=None, shared_norm=False, residual_scale=1.0,
-    logit_scale=1.0, rotary_layers=None, head_bias=False,
+    logit_scale=1.0, rotary_layers=None, head_bias=False, gated_convolution=None, gated_delta_net=None,
+    attention_output_gate=False,
 )  # fmt: skip
 _LAYER_NORM = (Implied("norm", ("layernorm",)), number("attention.layer_norm_epsilon", "norm_eps"))
 _RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
