@@ -253,12 +253,12 @@ _APART = (
     ),
 )
 # With text alone the three positions of a token are equal, so that it does not matter which pairs use which.
-_FOR_IMAGES = ("mrope_section", "mrope_interleaved")
+FOR_IMAGES = ("mrope_section", "mrope_interleaved")
 
 QWEN3_5 = Family(
     model_type="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",
-    fields=_qwen_keys(32768, _FOR_IMAGES, vocab_size=248320, d_ff=12288, num_heads=16, num_kv_heads=4),
+    fields=_qwen_keys(32768, FOR_IMAGES, vocab_size=248320, d_ff=12288, num_heads=16, num_kv_heads=4),
     tensors=(*_QWEN_TENSORS, *_APART),
     unused=("mtp.",),
 )
@@ -270,7 +270,7 @@ QWEN3_5_MOE = Family(
         *(
             field
             for field in _qwen_keys(
-                32768, _FOR_IMAGES, vocab_size=248320, d_ff=1, d_model=2048, num_layers=40, num_heads=16, num_kv_heads=2
+                32768, FOR_IMAGES, vocab_size=248320, d_ff=1, d_model=2048, num_layers=40, num_heads=16, num_kv_heads=2
             )
             if getattr(field, "theirs", None) != "intermediate_size"
         ),
