@@ -111,18 +111,15 @@ class PagedCache(Cache):
         self.reaches = reaches_of(model)
         self.block_size = block_size
         self._native, self._batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
-        kinds = enumerate(model.kinds)
-        self._kind_of_layer = {layer: self.reaches.index(kind[0]) for layer, kind in kinds if kind is not None}
+        self._kind_of_layer = [None if kind is None else self.reaches.index(kind[0]) for kind in model.kinds]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
 
         self._spare_blocks = list(num_blocks)  # one more block than the manager hands out
 
-        def allocated(width: int) -> dict[int, KVBlocks]:
-            counts = {layer: num_blocks[kind] for layer, kind in self._kind_of_layer.items()}
-            shapes = {layer: (count + 1, config.kv_heads, block_size, width) for layer, count in counts.items()}
-            return {
-                layer: KVBlocks(shape, model.dtype, model.device, in_int8=in_int8) for layer, shape in shapes.items()
-            }
+        def allocated(width: int) -> list[KVBlocks]:
+            counts = [0 if kind is None else num_blocks[kind] + 1 for kind in self._kind_of_layer]
+            shapes = [(count, config.kv_heads, block_size, width) for count in counts]
+            return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8) for shape in shapes]
 
         self.keys, self.values = allocated(config.head_size), allocated(config.value_size)
         # The last inputs of each block, for each n-gram or convolution, and the last states; those of the token at
@@ -144,7 +141,7 @@ class PagedCache(Cache):
                 torch.tensor([getattr(copy, end) for copy in copies if copy.kind == kind], device=self.device)
                 for end in ("source", "target")
             )
-            for layer, of_layer in self._kind_of_layer.items():
+            for layer, of_layer in enumerate(self._kind_of_layer):
                 if of_layer == kind:
                     self.keys[layer].copy(target, source)
                     self.values[layer].copy(target, source)

@@ -193,10 +193,11 @@ class Trace:
             for name, block in names:
                 wanted.setdefault(block, {})[name] = cut
         for stream in self.streams:
-            for layer, (path, _) in enumerate(stream.paths()):
+            for layer, (path, block_here) in enumerate(stream.paths()):
                 if path in wanted:
+                    steps = {f"{path}.attention.weights": _look} if block_here.attention is not None else {}
                     observers = {name: _keeper(found, name, cut) for name, cut in wanted[path].items()}
-                    with watch(self.model, {f"{path}.attention.weights": _look}), watch(self.model, observers):
+                    with watch(self.model, steps), watch(self.model, observers):
                         stream.run_block(layer, stream.residuals[layer][None])
         return found
 

@@ -233,6 +233,8 @@ class ModelConfig(Config):
         mixing = [layer for layers in mixers.values() for layer in layers]
         if len(set(mixing)) < len(mixing):
             yield f"{' and '.join(mixers)} name the same layer, which can have only one of them"
+        if len(set(mixing)) == self.num_layers:
+            yield f"{' and '.join(mixers)} leave no layer with attention"
         for name in (name for name in listed if listed[name] is not None):
             if without := set(listed[name]) & set(mixing):
                 yield f"{name} names layer {min(without)}, which has no attention"
