@@ -72,10 +72,9 @@ def flops_of_chunks(config: ModelConfig) -> tuple[int, int]:
     if delta is None:
         return 0, 0
     heads, k, v = BATCH * len(delta.layers) * delta.num_value_heads, delta.key_head_dim, delta.value_head_dim
-    forward = LENGTH**2 * (4 * k + 2 * v)
-    # Of the products with a state, one gradient each of the first two is not needed, as the state is 0, and none of the
-    # last; the triangular system adds a product.
-    backward = 2 * forward + LENGTH**2 * 2 * (k + v) - LENGTH * 8 * k * v
+    pairs, state = LENGTH**2 * (4 * k + 2 * v), LENGTH * 2 * k * v
+    # Nobody needs the state behind the chunk, or the gradient of that before it; the triangular system adds a product.
+    forward, backward = pairs - state, 2 * pairs + LENGTH**2 * 2 * (k + v) - 4 * state
     return heads * forward, heads * (forward + backward)
 
 

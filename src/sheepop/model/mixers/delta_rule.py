@@ -2,7 +2,7 @@
 
 The state S (K, V) of a head changes with each token: ``S = alpha S``, then ``S = S + k (beta (v - k^T S))``; the output
 is ``q^T S`` with the new state. Shapes: B batch, T tokens, H value heads, G key heads, K and V the widths of a key and a
-value, N chunks, C tokens of a chunk.
+value, N chunks, C tokens of a chunk, M chunks behind which a state is needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ def gated_delta_rule(
     log_decay_BTH: Tensor,
     beta_BTH: Tensor,
     documents: Tensor | None = None,
+    *,
+    ends: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Returns the outputs (B, T, H, V) and the state after them; the inputs have the dtype of the state.
 
     Each of G query and key heads serves H / G value heads. `log_decay_BTH` is the logarithm of alpha. The first
-    document of a row, by the numbers `documents` (B, T), continues the state; each other one begins with 0.
+    document of a row, by the numbers `documents` (B, T), continues the state; each other one begins with 0. Unless it
+    `ends` with a state, the last one is not computed, and an earlier one is returned.
     """
     repeats = v_BTHV.shape[2] // k_BTGK.shape[2]
     q_BHTK, k_BHTK = (x.repeat_interleave(repeats, dim=2).transpose(1, 2) for x in (q_BTGK, k_BTGK))
@@ -34,7 +37,7 @@ def gated_delta_rule(
     if v_BHTV.shape[2] == 1:
         out_BHTV, state_BHKV = _step(state_BHKV, q_BHTK, k_BHTK, v_BHTV, log_decay_BHT, beta_BHT)
     else:
-        out_BHTV, state_BHKV = _chunked(state_BHKV, q_BHTK, k_BHTK, v_BHTV, log_decay_BHT, beta_BHT, documents)
+        out_BHTV, state_BHKV = _chunked(state_BHKV, q_BHTK, k_BHTK, v_BHTV, log_decay_BHT, beta_BHT, documents, ends)
     return out_BHTV.transpose(1, 2), state_BHKV
 
 
@@ -55,6 +58,7 @@ def _chunked(
     log_decay_BHT: Tensor,
     beta_BHT: Tensor,
     documents: Tensor | None,
+    ends: bool,
 ) -> tuple[Tensor, Tensor]:
     """Computes all tokens of a chunk together, and only the states at the ends of chunks one after another.
 
@@ -86,17 +90,21 @@ def _chunked(
 
     ratio_BHNCC = kept(log_gamma_BHNC[..., :, None] - log_gamma_BHNC[..., None, :], seen)
     since_BHNC1 = kept(log_gamma_BHNC, continues_BHNC)[..., None]
-    until_BHNC1 = kept(log_gamma_BHNC[..., -1:] - log_gamma_BHNC, ends_with)[..., None]
+    num_states = v.shape[2] - (not ends)  # of those behind the chunks
+    followed = log_gamma_BHNC[:, :, :num_states]
+    until_BHMC = kept(followed[..., -1:] - followed, None if ends_with is None else ends_with[:, :, :num_states])
+    k_BHMKC = (k[:, :, :num_states] * until_BHMC[..., None]).transpose(-2, -1)
     system_BHNCC = (beta_BHNC1 * (k @ k.transpose(-2, -1)) * ratio_BHNCC).tril(-1)
     sides = torch.cat((beta_BHNC1 * v, beta_BHNC1 * since_BHNC1 * k), dim=-1)
     # The diagonal counts as 1.
     solved = torch.linalg.solve_triangular(system_BHNCC, sides, upper=False, unitriangular=True)
     written_BHNCV, read_BHNCK = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
     within_BHNCC = q @ k.transpose(-2, -1) * ratio_BHNCC
-    q_BHNCK, k_BHNKC = q * since_BHNC1, (k * until_BHNC1).transpose(-2, -1)
+    q_BHNCK = q * since_BHNC1
     found = []
     for n in range(v.shape[2]):
         written_BHCV = written_BHNCV[:, :, n] - read_BHNCK[:, :, n] @ state
         found.append(q_BHNCK[:, :, n] @ state + within_BHNCC[:, :, n] @ written_BHCV)
-        state = since_BHNC1[:, :, n, -1:] * state + k_BHNKC[:, :, n] @ written_BHCV
+        if n < num_states:
+            state = since_BHNC1[:, :, n, -1:] * state + k_BHMKC[:, :, n] @ written_BHCV
     return torch.cat(found, dim=2)[:, :, :length], state

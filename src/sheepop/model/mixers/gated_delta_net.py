@@ -59,7 +59,7 @@ class GatedDeltaNet(nn.Module):
             start = v_BTHV.new_zeros(section.num_value_heads, section.key_head_dim, section.value_head_dim)
             if cache is None:
                 states = start.expand(len(x_BTD), -1, -1, -1)
-                out_BTHV, _ = gated_delta_rule(states, *inputs, documents=document_ids)
+                out_BTHV, _ = gated_delta_rule(states, *inputs, document_ids, ends=False)
             else:
                 out_BTHV = cache.recur(f"state of layer {self.layer}", gated_delta_rule, start, inputs)
         out_BTHV = self.norm(out_BTHV.to(x_BTD.dtype)) * functional.silu(self._split(self.gate_proj(x_BTD), "v"))
