@@ -28,7 +28,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "gated convolutions": {"gated_convolution": {"layers": [1], "width": 4}},
     "delta net": {"gated_delta_net": {"layers": [0], **DELTA}, "num_layers": 3, "attention_output_gate": True},
     "delta net, window, n-grams": {
-        "gated_delta_net": {"layers": [1, 2], "width": 2, **DELTA}, "num_layers": 3, "sliding_window": 6,
+        "gated_delta_net": {"layers": [1, 2], "width": 2, **DELTA},
+        "num_layers": 3,
+        "sliding_window": 6,
         "ngrams": {"orders": [2], "rows": 64},
     },
     "n-grams, convolutions, window": {

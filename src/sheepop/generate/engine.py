@@ -77,9 +77,7 @@ class Engine:
         max_tokens = max(max_tokens, max_sequences * (1 + guesses))
 
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
-            manager = block_manager(
-                network, num_blocks, block_size, max_sequences=max_sequences, lookahead=guesses
-            )
+            manager = block_manager(network, num_blocks, block_size, max_sequences=max_sequences, lookahead=guesses)
             settings: dict[str, Any] = {
                 "num_blocks": list(manager.num_blocks),
                 "block_size": block_size,

@@ -297,8 +297,8 @@ class Generator:
             )
         if self.model.config.gated_delta_net is not None:
             raise UsageError(
-                "batch_invariant does not work with a Gated DeltaNet, whose chunks depend on how a text was read. Leave "
-                "it out."
+                "batch_invariant does not work with a Gated DeltaNet, whose results depend on the chunks in which a "
+                "text was read. Leave it out."
             )
         if self.model.config.architecture != "decoder" or not can_be_batch_invariant(self.model):
             raise UsageError(

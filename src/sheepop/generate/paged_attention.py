@@ -45,7 +45,9 @@ class Pass:
     def block_table(self, kind: int, absent: int = 0) -> Tensor:
         """The blocks of every sequence (R, blocks); `absent` where there is none, the same in all calls for a kind."""
         if kind not in self._block_tables:
-            lists = [[absent if block is None else block for block in chunk.table.blocks[kind]] for chunk in self.chunks]
+            lists = [
+                [absent if block is None else block for block in chunk.table.blocks[kind]] for chunk in self.chunks
+            ]
             longest = max(map(len, lists))
             self._block_tables[kind] = torch.tensor([blocks + [0] * (longest - len(blocks)) for blocks in lists])
         return self._block_tables[kind]

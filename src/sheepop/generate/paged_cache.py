@@ -46,9 +46,10 @@ def block_manager(
 ) -> BlockManager:
     """The manager of `num_blocks` blocks of each kind; of recurrent states only as many as `max_sequences` need."""
     reaches = reaches_of(model)
-    counts, spans = [num_blocks] * len(reaches), [None] * len(reaches)
+    counts = [num_blocks] * len(reaches)
+    spans: list[int | None] = [None] * len(reaches)
     if model.config.gated_delta_net is not None:
-        spans = [*spans[:-1], num_preceding(model) + lookahead]
+        spans[-1] = num_preceding(model) + lookahead
         counts[-1] = min(num_blocks, max_sequences * _blocks_with_states(model, block_size, lookahead))
     return BlockManager(counts, reaches, block_size, spans)
 

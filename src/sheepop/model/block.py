@@ -21,8 +21,9 @@ from sheepop.model.probe import Probe
 class BlockInputs:
     """The inputs that all layers of one kind share, apart from the residual stream.
 
-    `attending` is the attention kernel, prepared for this pass; None for layers without attention. `memory` (B, S, D) are the encoder's states, and
-    `memory_attending` is the kernel that attends to them. `document_ids` (B, T) number the documents that share a row.
+    `attending` is the attention kernel, prepared for this pass; None for layers without attention. `memory` (B, S, D)
+    are the encoder's states, and `memory_attending` is the kernel that attends to them. `document_ids` (B, T) number
+    the documents that share a row.
     """
 
     attending: Attending | None

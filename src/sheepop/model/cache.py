@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 
-
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
 """Maps states (B, ...) and inputs (B, T, ...) to outputs (B, T, ...) and the states after the last token."""
 

@@ -306,8 +306,12 @@ class ModelConfig(Config):
 
     @property
     def _mixers(self) -> dict[Mixer, GatedConvolutionConfig | GatedDeltaNetConfig]:
-        sections = {"gated_convolution": self.gated_convolution, "gated_delta_net": self.gated_delta_net}
-        return {name: section for name, section in sections.items() if section is not None}
+        found: dict[Mixer, GatedConvolutionConfig | GatedDeltaNetConfig] = {}
+        if self.gated_convolution is not None:
+            found["gated_convolution"] = self.gated_convolution
+        if self.gated_delta_net is not None:
+            found["gated_delta_net"] = self.gated_delta_net
+        return found
 
     def mixer(self, layer: int) -> Mixer | None:
         """What `layer` has instead of attention: the name of its section; None is attention."""

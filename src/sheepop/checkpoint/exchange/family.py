@@ -137,8 +137,9 @@ class Family:
 
     `architecture` is transformers' class of the language model. `prefix` begins the names of all tensors except the
     output projection, and is missing in some published files. `renamed` maps tensor names of some versions to those of
-    the table. `buffers` are name suffixes of tensors that are not weights but derived from the configuration.
-    `unused` are name prefixes of tensors that transformers does not read. `whole_heads`: transformers requires a width that is a multiple of the number of heads.
+    the table. `buffers` are name suffixes of tensors that are not weights but derived from the configuration. `unused`
+    are name prefixes of tensors that transformers does not read. `whole_heads`: transformers requires a width that is a
+    multiple of the number of heads.
     """
 
     model_type: str

@@ -77,11 +77,11 @@ class Interleaved(Stacked):
         """Separates the tensors."""
         count = self.heads(config)
         fused = theirs[0].reshape(count, -1, *theirs[0].shape[1:])
-        return [part.flatten(0, 1) for part in fused.split([shape[0] // count for shape in shapes], dim=1)]
+        return [part.flatten(0, 1) for part in torch.split(fused, [shape[0] // count for shape in shapes], dim=1)]
 
 
 class Taps:
-    """The taps (W, channels) of one or several convolutions, in theirs one kernel (channels, 1, W), its own tap last."""
+    """The taps (W, channels) of one or several convolutions, in theirs a kernel (channels, 1, W), its own tap last."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """Returns one shape with all channels."""
@@ -93,7 +93,7 @@ class Taps:
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
         """Separates the channels."""
-        return list(theirs[0][:, 0].t().flip(0).split([shape[1] for shape in shapes], dim=1))
+        return list(torch.split(theirs[0][:, 0].t().flip(0), [shape[1] for shape in shapes], dim=1))
 
 
 class RotaryPairs(Stacked):

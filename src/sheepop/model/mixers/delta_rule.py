@@ -1,8 +1,8 @@
 """The gated delta rule: a state that forgets, and learns to answer each key with its value (Yang et al. 2025).
 
 The state S (K, V) of a head changes with each token: ``S = alpha S``, then ``S = S + k (beta (v - k^T S))``; the output
-is ``q^T S`` with the new state. Shapes: B batch, T tokens, H value heads, G key heads, K and V the widths of a key and a
-value, N chunks, C tokens of a chunk, M chunks behind which a state is needed.
+is ``q^T S`` with the new state. Shapes: B batch, T tokens, H value heads, G key heads, K and V the widths of a key and
+a value, N chunks, C tokens of a chunk, M chunks behind which a state is needed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _chunked(
 
     def in_chunks(x_BHT: Tensor) -> Tensor:
         padding = (0, 0) * (x_BHT.ndim - 3) + (0, missing)  # a token of zeros changes no state
-        return functional.pad(x_BHT, padding).unflatten(2, (-1, size))
+        padded = functional.pad(x_BHT, padding)
+        return padded.view(*padded.shape[:2], -1, size, *padded.shape[3:])
 
     q, k, v, log_decay, beta = map(in_chunks, (q_BHTK, k_BHTK, v_BHTV, log_decay_BHT, beta_BHT))
     beta_BHNC1, log_gamma_BHNC = beta[..., None], log_decay.cumsum(-1)
@@ -79,7 +80,7 @@ def _chunked(
     continues_BHNC: Tensor | None = None
     ends_with = None
     if documents is not None:
-        of_chunk = functional.pad(documents, (0, missing), mode="replicate").unflatten(1, (-1, size))[:, None]
+        of_chunk = functional.pad(documents, (0, missing), mode="replicate").view(len(documents), 1, -1, size)
         before = functional.pad(of_chunk[..., -1], (1, -1))
         before = torch.cat((of_chunk[:, :, :1, 0], before[:, :, 1:]), dim=2)
         seen = seen & (of_chunk[..., :, None] == of_chunk[..., None, :])

@@ -72,7 +72,7 @@ class GatedDeltaNet(nn.Module):
 
     def _split(self, x_BTE: Tensor, name: str) -> Tensor:
         width = self.section.value_head_dim if name == "v" else self.section.key_head_dim
-        return x_BTE.unflatten(-1, (-1, width))
+        return x_BTE.view(*x_BTE.shape[:-1], -1, width)
 
 
 def _unit(x: Tensor) -> Tensor:

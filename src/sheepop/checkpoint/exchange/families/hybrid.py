@@ -49,7 +49,7 @@ from sheepop.checkpoint.mapping import (
     size,
     switch,
 )
-from sheepop.model.config import ModelConfig, Mixer
+from sheepop.model.config import Mixer, ModelConfig
 
 _ATTENTION = "full_attention"
 _MIXER = f"{BLOCK}.mixer"

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen 2 and 3: RMSNorm, gated feed-forward networks and rotary positions; and the tables they share.
+"""Llama, Mistral, Qwen 2 and 3: RMSNorm, gated feed-forward networks and rotary positions; and the tables they share.
 
 Mistral has a sliding window in every layer, and Mixtral also experts. Qwen 2 has biases of queries, keys and values,
 Qwen 3 norms of queries and keys.
