@@ -12,7 +12,7 @@ from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.feedforward import FeedForward
-from sheepop.model.mixers import build_mixer
+from sheepop.model.mixers import GatedConvolution, GatedDeltaNet
 from sheepop.model.norms import build_norm
 from sheepop.model.probe import Probe
 
@@ -47,7 +47,7 @@ class Block(nn.Module):
         self.position, self.parallel = config.norm_position, config.parallel_residual
         self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
         self.attention_norm, self.attention_output_norm = self._norms(config)
-        self.mixer = build_mixer(config, layer)
+        self.mixer = _mixer(config, layer)
         self.attention = Attention(config, layer) if self.mixer is None else None
         if cross_attention:
             self.cross_attention_norm, self.cross_attention_output_norm = self._norms(config)
@@ -123,3 +123,13 @@ class Block(nn.Module):
     def _sum(self, x_BTD: Tensor, found_BTD: Tensor, norm: nn.Module | None) -> Tensor:
         x_BTD = x_BTD + found_BTD
         return norm(x_BTD) if norm is not None and self.position == "post" else x_BTD
+
+
+def _mixer(config: ModelConfig, layer: int) -> GatedConvolution | GatedDeltaNet | None:
+    """Returns what `layer` has instead of attention; None is attention."""
+    mixer = config.mixer(layer)
+    if mixer == "gated_convolution" and config.gated_convolution is not None:
+        return GatedConvolution(config, config.gated_convolution, layer)
+    if mixer == "gated_delta_net" and config.gated_delta_net is not None:
+        return GatedDeltaNet(config, config.gated_delta_net, layer)
+    return None

@@ -98,7 +98,7 @@ class Transformer(nn.Module):
                 mixer = block.attention or block.mixer
                 assert mixer is not None
                 forward: Any = torch.compiler.disable(mixer.forward)  # type: ignore[no-untyped-call]
-                mixer.forward = forward
+                mixer.forward = forward  # type: ignore[method-assign]
             block.compile()
 
     def pack_projections(self) -> None:
