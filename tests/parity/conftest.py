@@ -266,7 +266,8 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen2-moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", LLAMA | {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
         "decoder_sparse_step": 2, "num_hidden_layers": 5, "mlp_only_layers": [3], "use_sliding_window": True,
-        "sliding_window": 6, "max_window_layers": 3, "rms_norm_eps": 1e-3, "rope_parameters": YARN,
+        "sliding_window": 6, "max_window_layers": 3, "rms_norm_eps": 1e-3, "rope_parameters": YARN, "head_dim": 12,
+        "router_aux_loss_coef": 0.02,
     }),
     "qwen2-moe-all": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", LLAMA | {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
@@ -274,6 +275,7 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     }),
     "qwen3-next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", LLAMA | DELTA | {
         "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "rms_norm_eps": 1e-3,
+        "num_key_value_heads": 1, "linear_conv_kernel_dim": 2, "router_aux_loss_coef": 0.02,
         "shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", FULL, "linear_attention"],
         "mlp_only_layers": [1], "tie_word_embeddings": True, "attention_bias": True, "norm_topk_prob": False,
         "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
@@ -285,9 +287,10 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     }),
     "qwen3.5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", LLAMA | DELTA | {
         "head_dim": 16, "num_hidden_layers": 4, "rms_norm_eps": 1e-3, "linear_conv_kernel_dim": 3,
+        "tie_word_embeddings": True, "attention_bias": True,
         "rope_parameters": {
-            "rope_type": "default", "rope_theta": 300.0, "mrope_section": [1, 1, 0], "mrope_interleaved": True,
-            "partial_rotary_factor": 0.25,
+            "rope_type": "linear", "rope_theta": 300.0, "mrope_section": [1, 1, 0], "mrope_interleaved": True,
+            "partial_rotary_factor": 0.25, "factor": 2.0,
         },
     }),
     "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", {
@@ -295,6 +298,9 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     } | {
         "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16, "layer_types": [FULL, "linear_attention", "linear_attention"],
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-3, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True,
+        "attention_bias": True, "router_aux_loss_coef": 0.02,
+        "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
     }),
     "bloom-tied": ("BloomForCausalLM", "BloomConfig", {
         "vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4,
