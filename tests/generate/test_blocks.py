@@ -11,8 +11,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from sheepop.generate.blocks import BlockManager, BlockTable
 
 SIZE = 4
-REACHES = (None, 6, 3)
-COUNTS = (14, 10, 8)
+REACHES = (None, 6, 3, 3)
+SPANS = (None, None, None, 10)  # two tokens before the next one, and eight that may be dropped
+COUNTS = (14, 10, 8, 9)
 tokens_of_text = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 
 
@@ -30,7 +31,7 @@ class BlocksAsMemory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(COUNTS, REACHES, SIZE)
+        self.manager = BlockManager(COUNTS, REACHES, SIZE, SPANS)
         self.memory = [[[None] * SIZE for _ in range(count)] for count in COUNTS]
         self.open: list[Sequence] = []
 
@@ -59,7 +60,8 @@ class BlocksAsMemory(RuleBasedStateMachine):
         sequence.tokens += [more] * max(0, table.num_tokens + count - len(sequence.tokens))
         for place in range(table.num_tokens, table.num_tokens + count):
             for kind, blocks in enumerate(table.blocks):
-                self.memory[kind][blocks[place // SIZE]][place % SIZE] = (table.salt, *sequence.tokens[: place + 1])
+                if (block := blocks[place // SIZE]) is not None:
+                    self.memory[kind][block][place % SIZE] = (table.salt, *sequence.tokens[: place + 1])
         stored = table.num_tokens + min(kept, count)
         self.manager.advance(table, sequence.tokens, stored)
         del sequence.tokens[stored + 1 :]
@@ -117,6 +119,27 @@ def test_a_beginning_is_found_again_and_its_last_token_is_left_to_read() -> None
     assert manager.open([*range(4), 7, 7]).num_tokens == 4
     assert manager.open([7, *range(8)]).num_tokens == 0
     assert manager.open(list(range(9)), salt="another tenant").num_tokens == 0
+
+
+def test_a_chunk_passes_over_blocks_that_a_text_does_not_need_to_go_on() -> None:
+    tokens = list(range(30))
+    manager = BlockManager([10, 8], [None, 2], 4, [None, 1])
+    table = manager.open(tokens)
+    assert manager.num_missing(table, 22) == (6, 2)
+    manager.reserve(table, 22)
+    assert [block is not None for block in table.blocks[1]] == [False] * 4 + [True] * 2
+    manager.advance(table, tokens, 22)
+    fork = manager.fork(table)
+    copies = manager.reserve(fork, 8)
+    assert copies is not None and [kind for kind, _, _ in copies] == [0, 1]
+    manager.advance(fork, tokens, 30)
+    for each in (table, fork):
+        manager.close(each)
+    assert manager.num_free == manager.num_blocks
+    # Found again behind the blocks that the chunks have, not behind others.
+    assert manager.open([*tokens[:28], 0, 0]).num_tokens == 28
+    assert manager.open([*tokens[:22], 0, 0]).num_tokens == 20
+    assert manager.open([*tokens[:18], 0, 0]).num_tokens == 0
 
 
 def test_the_longest_unused_block_is_the_first_to_be_forgotten() -> None:

@@ -20,6 +20,15 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "learned positions": {},
     "rotary, grouped heads": {"position_encoding": "rope", "num_kv_heads": 2, "norm": "rmsnorm"},
     "windows": {"position_encoding": "rope", "sliding_window": 8, "sliding_layers": [0]},
+    "delta net": {
+        "gated_delta_net": {
+            "layers": [1],
+            "num_key_heads": 1,
+            "num_value_heads": 2,
+            "key_head_dim": 6,
+            "value_head_dim": 5,
+        },
+    },
     "n-grams and convolutions": {"ngrams": {"orders": [2, 3], "rows": 64}, "short_convolution": 3},
 }
 

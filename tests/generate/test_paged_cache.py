@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from sheepop.adapt.stored_weight import has_kernels
-from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
-from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.generate.blocks import BlockTable, Chunk
+from sheepop.generate.paged_cache import PagedCache, block_manager
 from sheepop.generate.paged_kernels import KVBlocks
 from sheepop.model import Transformer
 
+DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
 NETWORKS: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped, rotary": {"num_kv_heads": 2, "position_encoding": "rope"},
@@ -37,6 +38,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
     },
     "n-grams": {"ngrams": {"orders": [2, 4], "rows": 64}},
     "convolutions": {"short_convolution": 3},
+    "gated convolutions": {"gated_convolution": {"layers": [1], "width": 4}},
+    "delta net": {"gated_delta_net": {"layers": [0], **DELTA}, "num_layers": 3, "attention_output_gate": True},
+    "delta net, window, n-grams": {
+        "gated_delta_net": {"layers": [1, 2], "width": 2, **DELTA},
+        "num_layers": 3,
+        "sliding_window": 6,
+        "ngrams": {"orders": [2], "rows": 64},
+    },
     "n-grams, convolutions, window": {
         "ngrams": {"orders": [2, 3], "rows": 64},
         "short_convolution": 5,
@@ -69,9 +78,8 @@ def test_chunks_of_many_sequences_equal_whole_passes(
             pytest.skip("there is no C++ compiler for the kernels")
         monkeypatch.setenv("SHEEPOP_NATIVE", "1")
     draw = random.Random(f"{name} {way}")
-    reaches = reaches_of(model)
-    manager = BlockManager([64] * len(reaches), reaches, 4)
-    cache = PagedCache(model, [64] * len(reaches), 4, **settings)
+    manager = block_manager(model, 64, 4, max_sequences=5, lookahead=lookahead)
+    cache = PagedCache(model, manager.num_blocks, 4, **settings)
     beginning = [draw.randrange(128) for _ in range(13)]
     texts = [[*beginning[: draw.randint(0, 13)], *(draw.randrange(128) for _ in range(30))] for _ in range(4)]
     with torch.inference_mode():

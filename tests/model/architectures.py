@@ -55,6 +55,18 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         "switch": {"experts": {"count": 4, "per_token": 1, "layers": (1,)}, "tie_weights": False},
         "convolved": {**_LLAMA, "short_convolution": 3, "num_kv_heads": 2, "value_head_dim": 12, "qk_norm": "head"},
         "ngrams": {**_LLAMA, "ngrams": {"orders": (2, 4), "rows": 64}, "short_convolution": 2, "tie_weights": False},
+        "gated convolutions": {
+            **_LLAMA, "num_layers": 3, "gated_convolution": {"layers": (0, 2), "bias": True}, "qk_norm": "head",
+            "sliding_window": 5,
+        },
+        "delta nets": {
+            **_LLAMA, "num_layers": 4, "attention_output_gate": True, "norm": "rmsnorm_zero_centered",
+            "gated_delta_net": {
+                "layers": (0, 1, 3), "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5,
+            },
+            "experts": {"count": 4, "shared": 2, "d_ff": 16, "shared_gate": True, "layers": (1, 2)},
+            "tie_weights": False, "rotary_fraction": 0.5,
+        },
         "mup": {"initialization": "mup", "mup_base_d_model": 16},
         "dropout": {"dropout": 0.1},
         "pairs": {"architecture": "encoder_decoder", "num_encoder_layers": 1, "norm_position": "post"},

@@ -17,6 +17,8 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.ring import check_ring, check_ring_here
 from sheepop.parallel.sharding import Pieces
+from sheepop.parallel.tensor import check_split
+from sheepop.parallel.ulysses import check_context
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, with_experts
@@ -193,6 +195,33 @@ def test_context_ranks_learn_the_same_from_parts_of_rows(together: Together) -> 
     two, four = {"context": 2}, {"context": 2, "tensor": 2}
     together.call(2, _compare, [(two, "adamw")], _RICH.replace(ngrams={"rows": 64}, position_encoding="rope"))
     together.call(4, _compare, [(four, "adamw")], _RICH.replace(sliding_window=6, num_kv_heads=4))
+
+
+_DELTA = {"layers": (0, 2), "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
+_HYBRID = _NETWORK.replace(num_layers=4, gated_convolution={"layers": (1,)}, position_encoding="rope")
+
+
+def test_layers_without_attention_learn_the_same_where_ranks_do_not_split_them(together: Together) -> None:
+    both = _HYBRID.replace(gated_delta_net=_DELTA, attention_output_gate=True)
+    layouts: list[Any] = [
+        ({"zero": 3}, "adamw", both),
+        ({"pipeline": 2}, "muon", both),
+        ({"context": 2}, "adamw", _HYBRID),
+        ({"tensor": 2}, "adamw", _RICH.replace(attention_output_gate=True)),
+    ]
+    together.call(2, _compare, layouts, both)
+
+
+def test_layers_that_ranks_cannot_split_are_refused() -> None:
+    shared = {"count": 4, "shared": 1, "shared_gate": True}
+    for network in (_HYBRID, _NETWORK.replace(gated_delta_net={**_DELTA, "layers": (0,)})):
+        with pytest.raises(ConfigError, match="not for one with layers without attention"):
+            check_split(network, 2)
+    with pytest.raises(ConfigError, match=r"not for one with model\.experts\.shared_gate"):
+        check_split(_NETWORK.replace(experts=shared), 2)
+    check_context(_HYBRID, ParallelConfig(context=2))
+    with pytest.raises(ConfigError, match="needs the state of all tokens before a rank's own"):
+        check_context(_HYBRID.replace(gated_delta_net=_DELTA), ParallelConfig(context=2))
 
 
 _MIXED = _NETWORK.replace(

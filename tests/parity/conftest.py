@@ -37,6 +37,10 @@ LATENT = LLAMA | {
 }  # fmt: skip
 ROUTED = {"n_routed_experts": 6, "moe_intermediate_size": 16}
 
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+}  # fmt: skip
+
 # name: (class of the model, class of its configuration, keys)
 TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {
@@ -301,6 +305,53 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "q_lora_rank": None, "v_head_dim": None, "dim_model_base": None, "scale_depth": None,
     }),
     "glm4-moe-lite-default": ("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT | ROUTED),
+    "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", LLAMA | {
+        "layer_types": ["conv", FULL, "conv"], "conv_bias": True, "conv_L_cache": 4, "norm_eps": 1e-3,
+        "block_auto_adjust_ff_dim": True, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.5, "head_dim": 12,
+        "tie_word_embeddings": False, "rope_parameters": YARN,
+    }),
+    "lfm2-tied": ("Lfm2ForCausalLM", "Lfm2Config", LLAMA | {
+        "full_attn_idxs": [0, 2], "block_auto_adjust_ff_dim": False, "num_key_value_heads": 4,
+    }),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", LLAMA | {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
+        "decoder_sparse_step": 2, "num_hidden_layers": 5, "mlp_only_layers": [3], "use_sliding_window": True,
+        "sliding_window": 6, "max_window_layers": 3, "rms_norm_eps": 1e-3, "rope_parameters": YARN, "head_dim": 12,
+        "router_aux_loss_coef": 0.02,
+    }),
+    "qwen2-moe-all": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", LLAMA | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        "norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu",
+    }),
+    "qwen3-next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", LLAMA | DELTA | {
+        "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "rms_norm_eps": 1e-3,
+        "num_key_value_heads": 1, "linear_conv_kernel_dim": 2, "router_aux_loss_coef": 0.02,
+        "shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", FULL, "linear_attention"],
+        "mlp_only_layers": [1], "tie_word_embeddings": True, "attention_bias": True, "norm_topk_prob": False,
+        "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
+    }),
+    "qwen3-next-default": ("Qwen3NextForCausalLM", "Qwen3NextConfig", LLAMA | DELTA | {
+        "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "num_hidden_layers": 4, "linear_num_value_heads": 2,
+        "rms_norm_eps": 1e-2,
+    }),
+    "qwen3.5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", LLAMA | DELTA | {
+        "head_dim": 16, "num_hidden_layers": 4, "rms_norm_eps": 1e-3, "linear_conv_kernel_dim": 3,
+        "tie_word_embeddings": True, "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "linear", "rope_theta": 300.0, "mrope_section": [1, 1, 0], "mrope_interleaved": True,
+            "partial_rotary_factor": 0.25, "factor": 2.0,
+        },
+    }),
+    "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", {
+        key: value for key, value in (LLAMA | DELTA).items() if key != "intermediate_size"
+    } | {
+        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "layer_types": [FULL, "linear_attention", "linear_attention"],
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-3, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True,
+        "attention_bias": True, "router_aux_loss_coef": 0.02,
+        "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
+    }),
     "bloom-tied": ("BloomForCausalLM", "BloomConfig", {
         "vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4,
     }),

@@ -18,7 +18,7 @@ from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.exchange import export_model, import_model
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import FULL, LLAMA, SLIDING, YARN, randomised
+from .conftest import DELTA, FULL, LLAMA, SLIDING, YARN, randomised
 
 transformers = pytest.importorskip("transformers")
 SIGHT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
@@ -54,6 +54,20 @@ TOYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                 "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
             },
             "tie_word_embeddings": True, "image_token_id": 1,
+        },
+    ),
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        LLAMA | DELTA | IDS | {"head_dim": 16, "rms_norm_eps": 1e-3, "num_hidden_layers": 4, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 300.0, "mrope_section": [1, 1, 0], "mrope_interleaved": True,
+            "partial_rotary_factor": 0.25,
+        }},
+        {
+            "vision_config": {
+                "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
+                "num_position_embeddings": 16,
+            },
+            "image_token_id": 1,
         },
     ),
 }  # fmt: skip

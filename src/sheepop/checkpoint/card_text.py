@@ -161,6 +161,10 @@ def _architecture(config: ModelConfig) -> str:
         _POSITIONS[config.position_encoding],
         f"{_code(config.norm)} ({config.norm_position})",
     ]
+    if config.gated_convolution is not None:
+        parts.append(f"gated convolutions in {counted(len(config.gated_convolution.layers), 'layer')}")
+    if config.gated_delta_net is not None:
+        parts.append(f"Gated DeltaNet in {counted(len(config.gated_delta_net.layers), 'layer')}")
     if config.experts is not None:
         parts.append(f"{config.experts.count} experts per layer, {config.experts.per_token} for each token")
     if config.latent_attention is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sheepop.checkpoint.lazy_tensor import Shape
 from sheepop.model.config import GATED, ModelConfig
-from sheepop.model.sections import ExpertsConfig
+from sheepop.model.sections import ExpertsConfig, GatedConvolutionConfig, GatedDeltaNetConfig
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -63,13 +63,23 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
 def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
     before = config.norm_position != "output"
     behind = config.norm_position in ("sandwich", "output")
-    for sublayer, tensors in (("attention", _attention(config)), ("feed_forward", _feed_forward(config, layer))):
-        if before and not (config.shared_norm and sublayer == "feed_forward"):
-            yield from _norm(config, f"{sublayer}_norm", config.d_model)
-        for name, shape in tensors:
-            yield f"{sublayer}.{name}", shape
+    mixer, tensors = "mixer", _attention(config)
+    if config.gated_convolution is not None and config.mixer(layer) == "gated_convolution":
+        tensors = _gated_convolution(config, config.gated_convolution)
+    elif config.gated_delta_net is not None and config.mixer(layer) == "gated_delta_net":
+        tensors = _gated_delta_net(config, config.gated_delta_net)
+    else:
+        mixer = "attention"
+    for branch, module, found in (
+        ("attention", mixer, tensors),
+        ("feed_forward", "feed_forward", _feed_forward(config, layer)),
+    ):
+        if before and not (config.shared_norm and branch == "feed_forward"):
+            yield from _norm(config, f"{branch}_norm", config.d_model)
+        for name, shape in found:
+            yield f"{module}.{name}", shape
         if behind:
-            yield from _norm(config, f"{sublayer}_output_norm", config.d_model)
+            yield from _norm(config, f"{branch}_output_norm", config.d_model)
 
 
 def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -91,6 +101,8 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield from _linear("k_proj", keys - config.num_heads * shared, rank, False)
         yield from _linear("v_proj", values, rank, False)
     yield from _linear("o_proj", config.d_model, result, bool(config.attention_output_bias))
+    if config.attention_output_gate:
+        yield from _linear("gate_proj", result, config.d_model, bias)
     if config.short_convolution is not None:
         for name, channels in (("q", queries), ("k", keys), ("v", values)):
             yield f"convolutions.{name}.taps", (config.short_convolution - 1, channels)
@@ -103,6 +115,28 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield from _norm(config, "k_norm", config.head_size if each_head else keys)
     if config.attention_sinks:
         yield "sinks", (config.num_heads,)
+
+
+def _gated_convolution(config: ModelConfig, section: GatedConvolutionConfig) -> Iterator[tuple[str, Shape]]:
+    width = config.d_model
+    yield from _linear("in_proj", 3 * width, width, section.bias)
+    yield "convolution.taps", (section.width, width)
+    if section.bias:
+        yield "convolution.bias", (width,)
+    yield from _linear("o_proj", width, width, section.bias)
+
+
+def _gated_delta_net(config: ModelConfig, section: GatedDeltaNetConfig) -> Iterator[tuple[str, Shape]]:
+    width, heads = config.d_model, section.num_value_heads
+    widths = {"q": section.key_width, "k": section.key_width, "v": section.value_width}
+    for name, rows in (*widths.items(), ("gate", section.value_width), ("beta", heads), ("decay", heads)):
+        yield f"{name}_proj.weight", (rows, width)
+    for name, channels in widths.items():
+        yield f"convolutions.{name}.taps", (section.width, channels)
+    yield "decay", (heads,)
+    yield "decay_bias", (heads,)
+    yield "norm.weight", (section.value_head_dim,)
+    yield "o_proj.weight", (width, section.value_width)
 
 
 def _feed_forward(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -136,6 +170,8 @@ def _experts(config: ModelConfig, experts: ExpertsConfig) -> Iterator[tuple[str,
         yield "experts.down_bias", (count, width)
     if experts.shared:
         yield from _dense(config, "shared.", experts.shared * inner)
+    if experts.shared_gate:
+        yield "shared_gate", (1, width)
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:

@@ -2,8 +2,9 @@
 
 The keys and values of a sequence are stored in blocks of `block_size` tokens, which its block table lists (Kwon et al.
 2023, PagedAttention). Layers with the same window are one kind and have their own blocks, so that they keep no more
-than their window. A full block is found again by a salt and all tokens up to its last one; only sequences with the same
-salt share blocks. This module uses no tensors.
+than their window. The blocks of recurrent states, which are large, are few: a chunk passes over most of them. A full
+block is found again by a salt and all tokens up to its last one; only sequences with the same salt share blocks. This
+module uses no tensors.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ class Copy(NamedTuple):
 class BlockTable:
     """The blocks of one sequence: `blocks[kind][i]` holds its tokens from i * block_size on; None if no longer needed.
 
-    `num_tokens` tokens are stored. `chain` has the content number of each full block, from the first on.
+    `num_tokens` tokens are stored. `chain` has the content number of each full block, from the first on. The first
+    `released[kind]` blocks are no longer needed.
     """
 
     salt: str
     blocks: list[list[int | None]]
     num_tokens: int = 0
     chain: list[int] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,12 @@ class Chunk:
     def end(self) -> int:
         """The number of tokens of the sequence once these are stored."""
         return self.start + self.count
+
+
+def blocks_held(reach: int, span: int | None, block_size: int) -> int:
+    """The most blocks of a kind that a sequence holds; without a `span`, besides the new blocks of a pass."""
+    new = 0 if span is None else -(-span // block_size) + 1
+    return -(-reach // block_size) + 2 + new  # the last tokens may begin inside a block, and a shared one is copied
 
 
 class _Pool:
@@ -85,11 +94,20 @@ class _Pool:
 class BlockManager:
     """Hands out the blocks of every kind of layer, `num_blocks[kind]` of each.
 
-    `reaches[kind]` is how many of its last tokens a sequence needs to continue, the next one included; None is all.
+    `reaches[kind]` is how many of its last tokens a sequence needs to continue, the next one included; None is all. If
+    `spans[kind]` is a number, a chunk gets only blocks for its last so many tokens and its last full block, so that
+    only sequences that continue there find it again; None (by default in all kinds) means blocks for all tokens.
     """
 
-    def __init__(self, num_blocks: Sequence[int], reaches: Sequence[int | None], block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: Sequence[int],
+        reaches: Sequence[int | None],
+        block_size: int,
+        spans: Sequence[int | None] | None = None,
+    ) -> None:
         self.block_size, self.reaches, self.num_blocks = block_size, tuple(reaches), tuple(num_blocks)
+        self.spans = (None,) * len(self.reaches) if spans is None else tuple(spans)
         self._pools = [_Pool(count) for count in num_blocks]
         # Contents by the preceding content and the tokens, which a dictionary compares: no collision is possible.
         self._contents: dict[tuple[int | str, tuple[int, ...]], int] = {}
@@ -105,6 +123,14 @@ class BlockManager:
         """The number of blocks for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_blocks_held(self, kind: int, longest: int, width: int, per_pass: int) -> int:
+        """The most blocks that `width` sequences of up to `longest` tokens hold, in passes of up to `per_pass`."""
+        reach, span, whole = self.reaches[kind], self.spans[kind], width * self.num_blocks_for(longest)
+        if reach is None:
+            return whole
+        held = width * blocks_held(reach, span, self.block_size)
+        return min(whole, held + (self.num_blocks_for(per_pass) if span is None else 0))
+
     def open(self, tokens: Sequence[int], salt: str = "") -> BlockTable:
         """Opens a table for a sequence with the longest prefix of `tokens` that is in the cache.
 
@@ -115,6 +141,7 @@ class BlockManager:
         table = BlockTable(salt, [[] for _ in self._pools], count * self.block_size, chain[:count])
         for kind, pool in enumerate(self._pools):
             first = self._first_needed(kind, table.num_tokens)
+            table.released.append(first)
             table.blocks[kind] = [None if i < first else pool.found[chain[i]] for i in range(count)]
             for block in table.blocks[kind][first:]:
                 assert block is not None
@@ -125,7 +152,7 @@ class BlockManager:
         """The number of blocks of each kind that `reserve` would take."""
         total = self.num_blocks_for(table.num_tokens + num_tokens)
         return tuple(
-            max(0, total - len(table.blocks[kind])) + (num_tokens > 0 and self._is_shared(kind, table))
+            max(0, total - self._first_new(kind, table, num_tokens)) + (num_tokens > 0 and self._is_shared(kind, table))
             for kind in range(len(self._pools))
         )
 
@@ -148,6 +175,7 @@ class BlockManager:
                 blocks[index] = own
                 copies.append(Copy(kind, shared, own))
                 count -= 1
+            blocks += [None] * (self._first_new(kind, table, num_tokens) - len(blocks))
             blocks += [self._take(kind) for _ in range(count)]
         return copies
 
@@ -162,12 +190,13 @@ class BlockManager:
                 if block is not None and content not in pool.found:
                     pool.found[content], pool.content[block] = block, content
         for kind, (pool, blocks) in enumerate(zip(self._pools, table.blocks, strict=True)):
-            for index in reversed(range(self._first_needed(kind, num_tokens))):
+            first = self._first_needed(kind, num_tokens)
+            for index in reversed(range(table.released[kind], first)):
                 block = blocks[index]
-                if block is None:
-                    break
-                pool.release(block)
-                blocks[index] = None
+                if block is not None:
+                    pool.release(block)
+                    blocks[index] = None
+            table.released[kind] = max(table.released[kind], first)
 
     def fork(self, table: BlockTable) -> BlockTable:
         """Returns a second table of the same tokens in the same blocks."""
@@ -177,7 +206,7 @@ class BlockManager:
             for block in blocks:
                 if block is not None:
                     pool.retain(block)
-        return BlockTable(table.salt, copied, table.num_tokens, list(table.chain))
+        return BlockTable(table.salt, copied, table.num_tokens, list(table.chain), list(table.released))
 
     def close(self, table: BlockTable) -> None:
         """Releases all blocks; their contents stay cached until the blocks are taken again, the last ones first."""
@@ -186,6 +215,7 @@ class BlockManager:
                 if block is not None:
                     pool.release(block)
         table.blocks, table.num_tokens, table.chain = [[] for _ in self._pools], 0, []
+        table.released = [0] * len(self._pools)
 
     def _take(self, kind: int) -> int:
         block, lost = self._pools[kind].take()
@@ -224,6 +254,14 @@ class BlockManager:
         """The index of the first block that the token after `num_tokens` tokens needs."""
         reach = self.reaches[kind]
         return 0 if reach is None else max(0, num_tokens - reach + 1) // self.block_size
+
+    def _first_new(self, kind: int, table: BlockTable, num_tokens: int) -> int:
+        """The index of the first block that `reserve` adds; blocks before it that do not exist are passed over."""
+        span, begin = self.spans[kind], len(table.blocks[kind])
+        if span is None:
+            return begin
+        end = table.num_tokens + num_tokens
+        return max(begin, min(end // self.block_size - 1, (end - span) // self.block_size))
 
     def _is_shared(self, kind: int, table: BlockTable) -> bool:
         """Whether the next token would be written into a block that another table shares."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager, BlockTable
-from sheepop.generate.paged_cache import reaches_of
+from sheepop.generate.paged_cache import block_manager
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
 from sheepop.generate.sampler import Choice, Row, Sampler
@@ -77,15 +77,15 @@ class Engine:
         max_tokens = max(max_tokens, max_sequences * (1 + guesses))
 
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
-            reaches = reaches_of(network)
+            manager = block_manager(network, num_blocks, block_size, max_sequences=max_sequences, lookahead=guesses)
             settings: dict[str, Any] = {
-                "num_blocks": [num_blocks] * len(reaches),
+                "num_blocks": list(manager.num_blocks),
                 "block_size": block_size,
                 "lookahead": guesses,
                 "in_int8": cache_in_int8,
                 "batch_invariant": batch_invariant,
             }
-            return BlockManager(settings["num_blocks"], reaches, block_size), paged_runner(network, **settings)
+            return manager, paged_runner(network, **settings)
 
         if not use_cache and is_led(model):
             raise UsageError("A model that is split over several processes needs the cache. Leave --no-cache out.")

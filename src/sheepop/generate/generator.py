@@ -20,7 +20,7 @@ from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, Update
 from sheepop.generate.native_block import with_native_blocks
-from sheepop.generate.paged_cache import bytes_per_block
+from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
 from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
@@ -212,7 +212,8 @@ class Generator:
             return kept.engine
         self._kept = kept = None  # its memory is free for the next
         wanted = max(together, -(-self.model.config.max_seq_len // BLOCK_SIZE))
-        affordable = free_memory(self.model.device) // 2 // self._bytes_per_block(guesses, in_int8=in_int8)
+        free = free_memory(self.model.device) // 2 - self._state_bytes(guesses, max_sequences)
+        affordable = max(0, free) // self._bytes_per_block(guesses, in_int8=in_int8)
         engine = Engine.build(
             self._invariant_model if config.batch_invariant else self.model,
             self._sampler,
@@ -321,10 +322,11 @@ class Generator:
         most = max_sequences * -(-self.model.config.max_seq_len // BLOCK_SIZE)
         if cache_bytes is None:
             cache_bytes = free_memory(self.model.device) // 2
+        cache_bytes -= self._state_bytes(guesses, max_sequences)
         return Engine.build(
             self._invariant_model if batch_invariant else self.model,
             self._sampler,
-            num_blocks=min(most, cache_bytes // self._bytes_per_block(guesses, in_int8=cache_in_int8)),
+            num_blocks=min(most, max(0, cache_bytes) // self._bytes_per_block(guesses, in_int8=cache_in_int8)),
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             max_tokens=max_tokens,
@@ -347,6 +349,11 @@ class Generator:
                 "batch_invariant does not work with an unmerged adapter, because its matrix products depend on the "
                 "other rows. Leave it out, or merge the adapter."
             )
+        if self.model.config.gated_delta_net is not None:
+            raise UsageError(
+                "batch_invariant does not work with a Gated DeltaNet, whose results depend on the chunks in which a "
+                "text was read. Leave it out."
+            )
         if self.model.config.architecture != "decoder" or not can_be_batch_invariant(self.model):
             raise UsageError(
                 "batch_invariant needs a decoder without latent attention, in float32 or integers, whose matrices have "
@@ -355,8 +362,14 @@ class Generator:
         return with_native_blocks(with_native_products(self.model, always=True).eval())
 
     def _bytes_per_block(self, guesses: int, *, in_int8: bool) -> int:
-        models = [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
+        models = self._models(guesses)
         return sum(bytes_per_block(model, BLOCK_SIZE, guesses, in_int8=in_int8) for model in models)
+
+    def _state_bytes(self, guesses: int, max_sequences: int) -> int:
+        return sum(state_bytes(model, max_sequences, BLOCK_SIZE, guesses) for model in self._models(guesses))
+
+    def _models(self, guesses: int) -> list[Transformer]:
+        return [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
 
 
 class TextStream:

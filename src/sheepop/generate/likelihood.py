@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sheepop.core.errors import UsageError
-from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
+from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
 from sheepop.generate.generator import Generator, free_memory
-from sheepop.generate.paged_cache import bytes_per_block, reaches_of
+from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
 from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
@@ -26,6 +26,7 @@ from sheepop.tokenizer import Tokenizer
 # A context waits for the next pass if waiting saves it from reading at least this many tokens again.
 _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
+_TEXTS_WITH_STATES = 8  # of a pass; as many states are left for the forks
 _WINDOW = 2048  # tokens of a window, unless the model's context is shorter
 _Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
@@ -150,17 +151,19 @@ class _Reading:
 
     def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
         self._groups, self._tokens_per_pass, self._head = groups, tokens_per_pass, model.lm_head
-        reaches = reaches_of(model)
         longest_pass = max(
             tokens_per_pass, *(len(ids) for group in groups for ids in (group.context, *group.continuations))
         )
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
         # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
-        counts = [2 * texts + 2 * _FORKS_PER_PASS] * len(reaches)
-        require_memory(model, longest_pass, longest, counts[0] * bytes_per_block(model, BLOCK_SIZE))
-        self._manager = BlockManager(counts, reaches, BLOCK_SIZE)
-        self._runner = paged_runner(model, num_blocks=counts, block_size=BLOCK_SIZE)
+        count = 2 * texts + 2 * _FORKS_PER_PASS
+        of_states = state_bytes(model, 2 * _TEXTS_WITH_STATES, BLOCK_SIZE)
+        require_memory(model, longest_pass, longest, count * bytes_per_block(model, BLOCK_SIZE) + of_states)
+        self._manager = block_manager(model, count, BLOCK_SIZE, max_sequences=2 * _TEXTS_WITH_STATES)
+        self._runner = paged_runner(model, num_blocks=self._manager.num_blocks, block_size=BLOCK_SIZE)
+        # States are found again only where a text ended, so that waiting for the prefix of another saves nothing.
+        self._has_states = model.config.gated_delta_net is not None
 
     def run(self) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
         """Yields every group with the scores of its continuations."""
@@ -187,6 +190,8 @@ class _Reading:
             text.table = self._manager.open(text.context)
             count = len(text.context) - text.table.num_tokens
             waits = bool(texts) and _shared(texts[-1].context, text.context) - text.table.num_tokens >= _WORTH_WAITING
+            if self._has_states:
+                waits = len(texts) == _TEXTS_WITH_STATES
             copies = None if waits or (texts and count > budget) else self._manager.reserve(text.table, count)
             if copies is None:
                 self._manager.close(text.table)

@@ -101,7 +101,7 @@ class NativeBlock(Block):
             or not all(weight.suits_kernel(x_BTD, count) for weight in self._weights)
         ):
             return super().forward(x_BTD, inputs, cache)
-        assert isinstance(cache, PagedCache) and metadata is not None
+        assert isinstance(cache, PagedCache) and metadata is not None and self.attention is not None
         keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
         x_BTD = x_BTD.contiguous()
         out_BTD = torch.empty_like(x_BTD)
@@ -133,6 +133,8 @@ def with_native_blocks(model: Transformer) -> Transformer:
 def _is_supported(block: Block) -> bool:
     """Whether the native block computes everything that `block` does."""
     attention, feed_forward = block.attention, block.feed_forward
+    if attention is None:
+        return False
     norms = [module for module in block.modules() if type(module) in _NORMS]
     linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
     known = {Block, Attention, FeedForward, nn.Dropout, nn.Linear, *_NORMS}
@@ -143,6 +145,7 @@ def _is_supported(block: Block) -> bool:
         and not block.shared_norm
         and block.residual_scale == 1.0
         and attention.convolutions is None
+        and attention.gate_proj is None
         and all(isinstance(layer.weight, StoredWeight) and layer.weight.kernel is not None for layer in linear)
         and all(parameter.dtype == torch.float32 for parameter in block.parameters())
         and all(norm.weight is not None for norm in norms)
@@ -152,7 +155,7 @@ def _is_supported(block: Block) -> bool:
 def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
     """The description of a block that the native code reads."""
     attention, feed_forward = block.attention, block.feed_forward
-    assert isinstance(feed_forward, FeedForward)
+    assert attention is not None and isinstance(feed_forward, FeedForward)
     norms = (
         (block.attention_norm, block.attention_output_norm),
         (block.feed_forward_norm, block.feed_forward_output_norm),

@@ -43,17 +43,19 @@ class Pass:
         self._ends: list[int] = counts.cumsum(0).tolist()
         self._block_tables: dict[int, Tensor] = {}
 
-    def block_table(self, kind: int) -> Tensor:
-        """The blocks of every sequence (R, blocks); an entry without a block is arbitrary."""
+    def block_table(self, kind: int, absent: int = 0) -> Tensor:
+        """The blocks of every sequence (R, blocks); `absent` where there is none, the same in all calls for a kind."""
         if kind not in self._block_tables:
-            lists = [[block or 0 for block in chunk.table.blocks[kind]] for chunk in self.chunks]
+            lists = [
+                [absent if block is None else block for block in chunk.table.blocks[kind]] for chunk in self.chunks
+            ]
             longest = max(map(len, lists))
             self._block_tables[kind] = torch.tensor([blocks + [0] * (longest - len(blocks)) for blocks in lists])
         return self._block_tables[kind]
 
-    def blocks(self, kind: int, sequences: Tensor, positions: Tensor) -> Tensor:
-        """The blocks that hold these positions of these sequences."""
-        return self.block_table(kind)[sequences, positions // self.block_size]
+    def blocks(self, kind: int, sequences: Tensor, positions: Tensor, absent: int = 0) -> Tensor:
+        """The blocks that hold these positions of these sequences; see `block_table`."""
+        return self.block_table(kind, absent)[sequences, positions // self.block_size]
 
     def rows(self, sequences: Sequence[int]) -> Tensor:
         """The rows of the pass with tokens of these sequences, in their order."""

@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from sheepop.adapt.native_products import wants_native_kernels
-from sheepop.generate.blocks import Chunk, Copy
+from sheepop.generate.blocks import BlockManager, Chunk, Copy, blocks_held
 from sheepop.generate.paged_attention import PagedAttending, Pass, StaticPass
 from sheepop.generate.paged_kernels import AttentionMetadata, KVBlocks
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
-from sheepop.model.cache import AttendLatents, LatentCache
+from sheepop.model.cache import AttendLatents, LatentCache, Recurrence
+
+_NO_BLOCK = -1  # the last block of a tail, which belongs to no sequence
 
 
 def reaches_of(model: Transformer) -> tuple[int | None, ...]:
     """How many tokens back each kind of layer reads, itself included, as `BlockManager` takes it; None is all.
 
-    If the model has n-grams or short convolutions, the last kind is theirs.
+    If the model has n-grams, convolutions or recurrent states, the last kind is theirs.
     """
     windows: tuple[int | None, ...] = tuple(dict.fromkeys(model.windows))
     preceding = num_preceding(model)
@@ -31,24 +33,62 @@ def reaches_of(model: Transformer) -> tuple[int | None, ...]:
 
 
 def num_preceding(model: Transformer) -> int:
-    """How many preceding tokens the model's n-grams and short convolutions read for each token."""
+    """How many preceding tokens the model's n-grams and convolutions read for each token."""
     config = model.config
     orders = config.ngrams.orders if config.ngrams is not None else ()
-    return max(0, *(order - 1 for order in orders), (config.short_convolution or 1) - 1)
+    sections = (config.gated_convolution, config.gated_delta_net)
+    widths = (config.short_convolution or 1, *(section.width for section in sections if section is not None))
+    return max(0, *(order - 1 for order in orders), *(width - 1 for width in widths))
+
+
+def block_manager(
+    model: Transformer, num_blocks: int, block_size: int, *, max_sequences: int, lookahead: int = 0
+) -> BlockManager:
+    """The manager of `num_blocks` blocks of each kind; of recurrent states only as many as `max_sequences` need."""
+    reaches = reaches_of(model)
+    counts = [num_blocks] * len(reaches)
+    spans: list[int | None] = [None] * len(reaches)
+    if model.config.gated_delta_net is not None:
+        spans[-1] = num_preceding(model) + lookahead
+        counts[-1] = min(num_blocks, max_sequences * _blocks_with_states(model, block_size, lookahead))
+    return BlockManager(counts, reaches, block_size, spans)
+
+
+def _blocks_with_states(model: Transformer, block_size: int, lookahead: int) -> int:
+    """The blocks with recurrent states that one sequence needs."""
+    preceding = num_preceding(model)
+    return blocks_held(preceding + 1, preceding + lookahead, block_size)
 
 
 def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, in_int8: bool = False) -> int:
-    """The bytes of one block in all layers together."""
+    """The bytes of one block in all layers together, without recurrent states."""
     config = model.config
     heads, *widths = config.cached_heads
     numbers = sum(widths)
     per_head = numbers + 2 * torch.float32.itemsize if in_int8 else numbers * model.dtype.itemsize
-    per_token = config.num_layers * heads * per_head
-    width = min(block_size, num_preceding(model) + lookahead)
-    channels = 0
+    per_token = len(model.windows) * heads * per_head
+    return block_size * per_token + _bytes_of_tails(model, block_size, lookahead)
+
+
+def state_bytes(model: Transformer, max_sequences: int, block_size: int, lookahead: int = 0) -> int:
+    """The bytes of the recurrent states of `max_sequences` sequences, in all layers together."""
+    delta = model.config.gated_delta_net
+    if delta is None:
+        return 0
+    columns = max_sequences * _blocks_with_states(model, block_size, lookahead) * min(block_size, 1 + lookahead)
+    return columns * len(delta.layers) * delta.state_size * torch.float32.itemsize
+
+
+def _bytes_of_tails(model: Transformer, block_size: int, lookahead: int) -> int:
+    config, channels = model.config, 0
     if config.short_convolution is not None:
-        channels = config.num_heads * config.head_size + config.kv_heads * (config.head_size + config.value_size)
-    return block_size * per_token + width * config.num_layers * channels * model.dtype.itemsize
+        of_layer = config.num_heads * config.head_size + config.kv_heads * (config.head_size + config.value_size)
+        channels += len(model.windows) * of_layer
+    if config.gated_convolution is not None:
+        channels += len(config.gated_convolution.layers) * config.d_model
+    if (delta := config.gated_delta_net) is not None:
+        channels += len(delta.layers) * (2 * delta.key_width + delta.value_width)
+    return min(block_size, num_preceding(model) + lookahead) * channels * model.dtype.itemsize
 
 
 class PagedCache(LatentCache):
@@ -74,21 +114,23 @@ class PagedCache(LatentCache):
         self.reaches = reaches_of(model)
         self.block_size = block_size
         self._native, self._batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
-        self._kind_of_layer = [self.reaches.index(window) for window in model.windows]
+        self._kind_of_layer = [None if kind is None else self.reaches.index(kind[0]) for kind in model.kinds]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
 
         self._spare_blocks = list(num_blocks)  # one more block than the manager hands out
 
         def allocated(width: int) -> list[KVBlocks]:
-            counts = [num_blocks[kind] for kind in self._kind_of_layer]
-            shapes = [(count + 1, heads, block_size, width) for count in counts]
+            counts = [0 if kind is None else num_blocks[kind] + 1 for kind in self._kind_of_layer]
+            shapes = [(count, heads, block_size, width) for count in counts]
             return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8) for shape in shapes]
 
         heads, *widths = model.config.cached_heads
         self.keys, self.values = map(allocated, widths)
-        # The last inputs of each block, for each n-gram or convolution; the token at position p is in column p % width.
+        # The last inputs of each block, for each n-gram or convolution, and the last states; those of the token at
+        # position p are in column p % width. One more block takes what belongs to none.
         self._tails: dict[str, Tensor] = {}
         self._tail_width = min(block_size, num_preceding(model) + lookahead)
+        self._state_width = min(block_size, 1 + lookahead)
         self._num_tail_blocks = num_blocks[-1]
         # An encoder's keys and values for the sources of the last pass.
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
@@ -160,21 +202,69 @@ class PagedCache(LatentCache):
         `place` names the n-gram or convolution; `new` (N, 1, ...) are the entries of this pass.
         """
         kind, width = len(self.reaches) - 1, self._tail_width
-        tail = self._tails.get(place)
-        if tail is None:
-            tail = self._tails[place] = new.new_zeros(self._num_tail_blocks, width, *new.shape[2:])
+        tail = self._tail(place, width, new[0, 0])
         current, steps = self._current, torch.arange(-count, 0)
         positions = current.positions[:, None] + steps
         earlier = positions.clamp(min=0)
-        blocks = current.blocks(kind, current.sequences[:, None].expand_as(earlier), earlier)
+        blocks = current.blocks(kind, current.sequences[:, None].expand_as(earlier), earlier, _NO_BLOCK)
         rows = (torch.arange(len(new))[:, None] + steps).clamp(min=0)
         in_pass, exists = positions >= current.starts[:, None], positions >= 0
         shape = (*exists.shape, *(1 for _ in new.shape[2:]))
         found = torch.where(in_pass.view(shape), new[rows, 0], tail[blocks, earlier % width])
         last = current.last_of_blocks(width)
         last_positions = current.positions[last]
-        tail[current.blocks(kind, current.sequences[last], last_positions), last_positions % width] = new[last, 0]
+        blocks = current.blocks(kind, current.sequences[last], last_positions, _NO_BLOCK)
+        tail[blocks, last_positions % width] = new[last, 0]
         return found * exists.view(shape)
+
+    def recur(self, place: str, recurrence: Recurrence, start: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """The outputs (N, 1, ...) of a recurrence along each sequence; sequences of equal chunks run together.
+
+        It stops at each token whose state is stored: the last ones of the blocks that a sequence has.
+        """
+        width, current = self._state_width, self._current
+        states_of = self._tail(place, width, start)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for number, chunk in enumerate(current.chunks):
+            alike.setdefault(self._stops(chunk), []).append(number)
+        found = None
+        for stops, numbers in alike.items():
+            chunks = [current.chunks[number] for number in numbers]
+            rows = current.rows(numbers).view(len(chunks), -1).to(self.device)
+            kept = [states_of[self._slot(chunk, chunk.start - 1)] if chunk.start > 0 else start for chunk in chunks]
+            states, begin = torch.stack(kept), 0
+            for stop in stops:
+                columns = rows[:, begin:stop]
+                out, states = recurrence(states, *(x[columns, 0] for x in inputs))
+                for chunk, state in zip(chunks, states, strict=True):
+                    states_of[self._slot(chunk, chunk.start + stop - 1)] = state
+                found = out.new_empty(len(current.positions), 1, *out.shape[2:]) if found is None else found
+                found[columns, 0] = out
+                begin = stop
+        assert found is not None
+        return found
+
+    def _stops(self, chunk: Chunk) -> tuple[int, ...]:
+        """The numbers of tokens of a chunk after which its state is stored; the last one is all."""
+        size, stops = self.block_size, list[int]()
+        for index in range(chunk.start // size, -(-chunk.end // size)):
+            if chunk.table.blocks[-1][index] is not None:
+                end = min(chunk.end, (index + 1) * size)
+                first = max(chunk.start, index * size, end - self._state_width)
+                stops += range(first + 1 - chunk.start, end + 1 - chunk.start)
+        return tuple(stops)
+
+    def _slot(self, chunk: Chunk, position: int) -> tuple[int, int]:
+        """The block and column of the state after the token at `position`."""
+        block = chunk.table.blocks[-1][position // self.block_size]
+        assert block is not None
+        return block, position % self._state_width
+
+    def _tail(self, place: str, width: int, entry: Tensor) -> Tensor:
+        """The stored entries (blocks, width, ...) of `place`, at first 0; each is like `entry` (...)."""
+        if place not in self._tails:
+            self._tails[place] = entry.new_zeros(self._num_tail_blocks + 1, width, *entry.shape)
+        return self._tails[place]
 
     def prepare(self, kind: AttentionKind) -> Attending:
         """Prepares the attention of the pass in the layers of `kind`: one kernel per long chunk, one for the others."""
@@ -186,7 +276,7 @@ class PagedCache(LatentCache):
             kind, self._current, number, native=self._native, batch_invariant=self._batch_invariant
         )
 
-    def metadata(self, attending: Attending) -> AttentionMetadata | None:
+    def metadata(self, attending: Attending | None) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""
         return attending.metadata if isinstance(attending, PagedAttending) else None
 

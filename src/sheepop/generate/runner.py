@@ -196,7 +196,8 @@ class DecodingGraphs:
     def of(cls, model: Transformer, cache: PagedCache) -> DecodingGraphs | None:
         """The graphs of a network on a GPU; None if a pass needs the host, or the GPU has no paged kernel."""
         config = model.config
-        needs_host = config.experts is not None or config.ngrams is not None or config.short_convolution is not None
+        sections = ("experts", "ngrams", "short_convolution", "gated_convolution", "gated_delta_net")
+        needs_host = any(getattr(config, name) is not None for name in sections)
         if config.architecture != "decoder" or needs_host or not attends_by_triton(model.attention_kind(cached=True)):
             return None
         return cls(model, cache, _cuda_capture())

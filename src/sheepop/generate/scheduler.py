@@ -103,11 +103,8 @@ class Scheduler:
                 f"The request writes {request.width} texts at a time, but max_sequences = {self.max_sequences}. "
                 "Request fewer texts, or raise max_sequences."
             )
-        for kind, reach in enumerate(self.manager.reaches):
-            needed = request.width * self.manager.num_blocks_for(longest)
-            if reach is not None:
-                held = self.manager.num_blocks_for(reach) + 1
-                needed = min(needed, request.width * (held + 1) + self.manager.num_blocks_for(self.max_tokens))
+        for kind in range(len(self.manager.reaches)):
+            needed = self.manager.num_blocks_held(kind, longest, request.width, self.max_tokens)
             if needed > self.manager.num_blocks[kind]:
                 raise UsageError(
                     f"The request may need {needed} blocks of the cache, which has only "

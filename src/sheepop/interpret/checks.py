@@ -89,7 +89,8 @@ def _blocks(trace: Trace, values: Mapping[str, Tensor]) -> float:
     for stream in trace.streams:
         for layer, (path, block) in enumerate(stream.paths()):
             found = stream.residuals[layer].double()
-            for name in (*(name for name, _ in attentions_of(block)), "feed_forward"):
+            mixers = [name for name, _ in attentions_of(block)] if block.mixer is None else ["attention"]
+            for name in (*mixers, "feed_forward"):
                 found = found + values[f"{path}.{name}_output"].double()
                 if block.position == "post":
                     frozen = FrozenNorm.of(getattr(block, f"{name}_norm"), found)

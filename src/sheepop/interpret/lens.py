@@ -58,7 +58,10 @@ def logit_lens(trace: Trace, count: int = 5) -> Lens:
 
 @torch.no_grad()
 def attention_entropy(trace: Trace) -> Tensor:
-    """The entropy of every head's weights (L, H, T) in nats: 0 if one token has all, log n for n equal weights."""
+    """The entropy of every head's weights (L, H, T) in nats: 0 if one token has all, log n for n equal weights.
+
+    Layers without attention are left out.
+    """
     found = trace.collect(["blocks.*.attention.weights"], lambda w_HTS: torch.special.entr(w_HTS.float()).sum(-1))
     return torch.stack(list(found.values())).cpu()
 

@@ -116,14 +116,21 @@ def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts
     """The parts of a residual stream (None: the target's) after its last block.
 
     They are the vectors of the token, its n-grams and its position, ``head l.h`` for every head, ``cross head l.h`` for
-    heads that attend to a source, ``feed-forward l`` for every layer, and the biases of attention and norms, if any.
+    heads that attend to a source, ``mixer l`` for what a layer has instead of attention, ``feed-forward l`` for every
+    layer, and the biases of attention and norms, if any.
     """
     stream = stream or trace.target
     parts = _embedded(trace, position, stream)
     heads, output = f"{stream.path}.*attention.head_outputs", f"{stream.path}.*feed_forward_output"
-    cuts = {heads: lambda value_HTC: value_HTC[:, position], output: lambda value_TD: value_TD[position]}
+    mixed = [f"{path}.attention_output" for path, block in stream.paths() if block.mixer is not None]
+    cuts = {heads: lambda value_HTC: value_HTC[:, position]}
+    cuts |= dict.fromkeys([output, *mixed], lambda value_TD: value_TD[position])
     values = trace.collect(cuts, cuts)
     for layer, (path, block) in enumerate(stream.paths()):
+        if block.mixer is not None:
+            parts.add(f"mixer {layer}", values[f"{path}.attention_output"])
+            if block.position == "post":
+                parts.normalise(block.attention_norm, f"mixer norm {layer}")
         for kind, attention in attentions_of(block):
             cross = "cross " if kind == "cross_attention" else ""
             attended = Parts()

@@ -64,7 +64,7 @@ class Stream:
 
 
 def attentions_of(block: Block) -> list[tuple[str, Attention]]:
-    """The attention layers of a block with their names, in the order in which they run."""
+    """The attention layers of a block, if it has any, with their names, in the order in which they run."""
     layers = [("attention", block.attention), ("cross_attention", block.cross_attention)]
     return [(name, layer) for name, layer in layers if layer is not None]
 
@@ -193,10 +193,11 @@ class Trace:
             for name, block in names:
                 wanted.setdefault(block, {})[name] = cut
         for stream in self.streams:
-            for layer, (path, _) in enumerate(stream.paths()):
+            for layer, (path, block_here) in enumerate(stream.paths()):
                 if path in wanted:
+                    steps = {f"{path}.attention.weights": _look} if block_here.attention is not None else {}
                     observers = {name: _keeper(found, name, cut) for name, cut in wanted[path].items()}
-                    with watch(self.model, {f"{path}.attention.weights": _look}), watch(self.model, observers):
+                    with watch(self.model, steps), watch(self.model, observers):
                         stream.run_block(layer, stream.residuals[layer][None])
         return found
 
@@ -275,7 +276,7 @@ class Trace:
         for stream in self.streams:
             for layer, (block, _) in enumerate(stream.paths()):
                 if path == f"{block}.attention":
-                    window, rotates = self.model.kinds[layer] if stream.causal else (None, True)
+                    window, rotates = (self.model.kinds[layer] or (None, False)) if stream.causal else (None, True)
                     if rotates and (turned := self.model.angles(window, stream.num_tokens)) is not None:
                         return torch.atan2(turned[1], turned[0])
         raise KeyError(f"no attention layer at {path!r} turns its queries and keys")
@@ -323,7 +324,7 @@ _ATTENTION = (
     "q_latent", "kv_latent", "q", "k", "v", "rotated_q", "rotated_k", "scores", "weights", "head_outputs",
 )  # fmt: skip
 _STAGES = (
-    "attention_input", *(f"attention.{name}" for name in _ATTENTION), "attention_output", "middle",
+    "attention_input", *(f"attention.{name}" for name in _ATTENTION), "mixer", "attention_output", "middle",
     "cross_attention_input", *(f"cross_attention.{name}" for name in _ATTENTION), "cross_attention_output",
     "upper_middle", "feed_forward_input", "feed_forward", "feed_forward_output", "output",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One transformer block: attention and a feed-forward network, each on a residual branch."""
+"""One transformer block: attention or another mixer, and a feed-forward network, each on a residual branch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.feedforward import FeedForward
+from sheepop.model.mixers import GatedConvolution, GatedDeltaNet
 from sheepop.model.norms import build_norm
 from sheepop.model.probe import Probe
 
@@ -21,11 +22,12 @@ from sheepop.model.probe import Probe
 class BlockInputs:
     """The inputs that all layers of one kind share, apart from the residual stream.
 
-    `attending` is the attention kernel, prepared for this pass. `memory` (B, S, D) are the encoder's states, and
-    `memory_attending` is the kernel that attends to them. `document_ids` (B, T) number the documents that share a row.
+    `attending` is the attention kernel, prepared for this pass; None for layers without attention. `memory` (B, S, D)
+    are the encoder's states, and `memory_attending` is the kernel that attends to them. `document_ids` (B, T) number
+    the documents that share a row.
     """
 
-    attending: Attending
+    attending: Attending | None
     rotary: tuple[Tensor, Tensor] | None = None
     memory: Tensor | None = None
     memory_attending: Attending | None = None
@@ -35,6 +37,7 @@ class BlockInputs:
 class Block(nn.Module):
     """The sublayers f of the residual stream x, (B, T, D) to (B, T, D): attention, cross-attention, feed-forward.
 
+    A layer may have a `mixer` (`sheepop.model.mixers`) in the place of attention, whose norms and probes it has.
     `config.norm_position` places the norms: before a sublayer, ``x + f(norm(x))``, after it,
     ``x + output_norm(f(x))``, both, or after the sum, ``norm(x + f(x))``. Parallel branches both read the same x, with
     a `shared_norm` the same norm(x). `residual_scale` multiplies what each branch adds.
@@ -45,7 +48,9 @@ class Block(nn.Module):
         self.position, self.parallel = config.norm_position, config.parallel_residual
         self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
         self.attention_norm, self.attention_output_norm = self._norms(config)
-        self.attention = (Attention if config.latent_attention is None else LatentAttention)(config, layer)
+        self.mixer = _mixer(config, layer)
+        kind = Attention if config.latent_attention is None else LatentAttention
+        self.attention = kind(config, layer) if self.mixer is None else None
         if cross_attention:
             self.cross_attention_norm, self.cross_attention_output_norm = self._norms(config)
             self.cross_attention_input, self.cross_attention_output = Probe(), Probe()
@@ -69,10 +74,9 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
         """Returns the residual stream after all sublayers, and the routing if the block has experts."""
         normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
-        attended_BTD = self.attention(
-            normed_BTD, inputs.attending, inputs.rotary, cache, document_ids=inputs.document_ids
+        attended_BTD = self.attention_output(
+            self._behind(self._mixed(normed_BTD, inputs, cache), self.attention_output_norm)
         )
-        attended_BTD = self.attention_output(self._behind(attended_BTD, self.attention_output_norm))
         if self.parallel:
             found_BTD, routing = self._feed_forward(normed_BTD if self.shared_norm else x_BTD)
             return self.output(x_BTD + attended_BTD + found_BTD), routing
@@ -90,6 +94,13 @@ class Block(nn.Module):
     def watched(self) -> bool:
         """Whether the scores or weights of its attention are observed."""
         return any(part is not None and part.watched for part in (self.attention, self.cross_attention))
+
+    def _mixed(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None) -> Tensor:
+        if self.attention is None:
+            assert self.mixer is not None
+            return self.mixer(x_BTD, inputs.document_ids, cache)
+        assert inputs.attending is not None
+        return self.attention(x_BTD, inputs.attending, inputs.rotary, cache, document_ids=inputs.document_ids)
 
     def _feed_forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing | None]:
         normed_BTD = self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))
@@ -114,3 +125,13 @@ class Block(nn.Module):
     def _sum(self, x_BTD: Tensor, found_BTD: Tensor, norm: nn.Module | None) -> Tensor:
         x_BTD = x_BTD + found_BTD
         return norm(x_BTD) if norm is not None and self.position == "post" else x_BTD
+
+
+def _mixer(config: ModelConfig, layer: int) -> GatedConvolution | GatedDeltaNet | None:
+    """Returns what `layer` has instead of attention; None is attention."""
+    mixer = config.mixer(layer)
+    if mixer == "gated_convolution" and config.gated_convolution is not None:
+        return GatedConvolution(config, config.gated_convolution, layer)
+    if mixer == "gated_delta_net" and config.gated_delta_net is not None:
+        return GatedDeltaNet(config, config.gated_delta_net, layer)
+    return None

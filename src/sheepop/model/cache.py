@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -13,6 +13,8 @@ from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 
 AttendLatents = Callable[[Attending, Tensor, Tensor, Tensor], Tensor]
 """Attends with a kernel from queries (B, H, T, C) to shared keys (B, 1, S, R) and latents (B, 1, S, L)."""
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+"""Maps states (B, ...) and inputs (B, T, ...) to outputs (B, T, ...) and the states after the last token."""
 
 
 class Cache(Protocol):
@@ -35,6 +37,12 @@ class Cache(Protocol):
 
         `new` (B, T, ...) are the entries of this pass; entries before a row begins are 0. A place must be read in every
         pass or in none.
+        """
+
+    def recur(self, place: str, recurrence: Recurrence, start: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Returns the outputs (B, T, ...) of a recurrence over the new tokens, which continues the state at `place`.
+
+        `inputs` (B, T, ...) are those of this pass; the state of a row begins with `start` (...).
         """
 
     def prepare(self, kind: AttentionKind) -> Attending:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
 from sheepop.core.names import Names
-from sheepop.model.attention.features import BACKEND_FEATURES, FEATURES
+from sheepop.model.config_problems import problems
 from sheepop.model.presets import PRESETS
 from sheepop.model.rotary_scaling import RotaryScaling
 from sheepop.model.sections import (
     LARGEST_SIZE,
     ExpertsConfig,
+    GatedConvolutionConfig,
+    GatedDeltaNetConfig,
     LatentAttentionConfig,
     Layers,
     NgramConfig,
@@ -27,6 +28,7 @@ PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
 NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_zero_centered"]
 NormPosition = Literal["pre", "post", "sandwich", "output"]
 QueryKeyNorm = Literal["head", "own_head", "width"]
+Mixer = Literal["gated_convolution", "gated_delta_net"]
 ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu", "geglu_tanh")
 Activation = Annotated[str, ACTIVATION_NAMES]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
@@ -34,7 +36,6 @@ Initialization = Literal[
     "gpt2", "normal", "xavier_uniform", "xavier_normal", "fan_in_uniform", "fan_in_normal", "he", "mup"
 ]
 GATED = {"swiglu", "swiglu_clamped", "geglu", "geglu_tanh"}
-_WITH_STD = frozenset({"gpt2", "normal", "mup"})
 LayerCount = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 
 
@@ -120,6 +121,11 @@ class ModelConfig(Config):
     residual_scale: float = Field(1.0, gt=0.0, le=1e6)
     """Factor for the output of each sublayer before it is added to the residual stream."""
 
+    gated_convolution: GatedConvolutionConfig | None = None
+    """Gated short convolutions instead of attention in some layers; `null` is none."""
+    gated_delta_net: GatedDeltaNetConfig | None = None
+    """Gated DeltaNet instead of attention in some layers; `null` is none."""
+
     short_convolution: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
     """Width in tokens of a causal convolution over each channel of queries, keys and values before attention; `null`
     is none."""
@@ -133,6 +139,8 @@ class ModelConfig(Config):
     """Factor for the attention scores; `null` is 1 / sqrt(`head_dim`)."""
     attention_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
     """Caps the scores s softly at this number c: c tanh(s / c); `null` does not cap them."""
+    attention_output_gate: bool = False
+    """Whether the output of attention is multiplied by the sigmoid of a projection of its input."""
     attention_sinks: bool = False
     """Whether each head has a learned logit that takes part in the softmax and contributes no value."""
     sliding_window: PositiveInt | None = None
@@ -206,96 +214,23 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
-        for problem in (*self._size_problems(), *self._position_problems(), *self._choice_problems()):
+        for problem in problems(self):
             raise ValueError(problem)
         return self
 
-    def _size_problems(self) -> Iterator[str]:
-        if self.num_heads % self.kv_heads:
-            yield (
-                f"num_kv_heads = {self.num_kv_heads} does not divide num_heads = {self.num_heads}: each key-value "
-                "head must serve the same number of query heads"
-            )
-        experts = None if self.experts is None else self.experts.layers
-        listed = {name: getattr(self, name) for name in ("sliding_layers", "rotary_layers")}
-        for name, layers in {**listed, "experts.layers": experts}.items():
-            if layers is not None and max(layers) >= self.num_layers:
-                yield f"{name} names layer {max(layers)}, but the layers are 0 to {self.num_layers - 1}"
-            if layers is not None and len(set(layers)) < len(layers):
-                yield f"{name} names a layer twice"
+    @property
+    def mixers(self) -> dict[Mixer, GatedConvolutionConfig | GatedDeltaNetConfig]:
+        """The sections of layers that have something else instead of attention, by name."""
+        found: dict[Mixer, GatedConvolutionConfig | GatedDeltaNetConfig] = {}
+        if self.gated_convolution is not None:
+            found["gated_convolution"] = self.gated_convolution
+        if self.gated_delta_net is not None:
+            found["gated_delta_net"] = self.gated_delta_net
+        return found
 
-    def _position_problems(self) -> Iterator[str]:
-        rotary, sinusoidal = (self.position_encoding == encoding for encoding in ("rope", "sinusoidal"))
-        if rotary and (self.rotary_dim < 2 or self.rotary_dim % 2):
-            share = f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives"
-            yield (
-                f"{share if self.latent_attention is None else 'latent_attention has'} {self.rotary_dim} rotated "
-                "columns; rotary positions rotate pairs of columns, so choose an even number"
-            )
-        factors = None if self.rotary_scaling is None else self.rotary_scaling.pair_factors
-        if rotary and factors is not None and 2 * len(factors) != self.rotary_dim:
-            yield (
-                f"rotary_scaling.pair_factors has {len(factors)} numbers; it needs one for each of the "
-                f"{self.rotary_dim // 2} rotated pairs of columns"
-            )
-        for name in ("rotary_scaling", "sliding_position_base", "rotary_layers"):
-            if getattr(self, name) is not None and not rotary:
-                yield f"{name} applies to position_encoding: rope, not to {self.position_encoding}"
-        for name, unread in (("rotary_fraction", not rotary), ("position_base", not (rotary or sinusoidal))):
-            if unread and getattr(self, name) != type(self).model_fields[name].default:
-                yield f"{name} has no effect with position_encoding: {self.position_encoding}"
-        if self.sliding_window is None:
-            for name in ("sliding_layers", "sliding_position_base"):
-                if getattr(self, name) is not None:
-                    yield f"{name} needs a sliding_window"
-
-    def _choice_problems(self) -> Iterator[str]:
-        if self.norm_bias and self.norm != "layernorm":
-            yield f"norm_bias applies to norm: layernorm; {self.norm} has no bias"
-        if self.parallel_residual and self.norm_position == "post":
-            yield (
-                "parallel_residual adds both branches in one sum, but norm_position: post puts a norm after each "
-                "branch; choose another norm_position"
-            )
-        if self.shared_norm and not (self.parallel_residual and self.norm_position in ("pre", "sandwich")):
-            yield "shared_norm needs parallel_residual, and norm_position: pre or sandwich"
-        drawn_with_std = self.initialization in _WITH_STD or self.position_encoding != "sinusoidal"
-        if not drawn_with_std and self.initial_std != type(self).model_fields["initial_std"].default:
-            yield (
-                f"initial_std has no effect with initialization: {self.initialization} and sinusoidal positions, "
-                "which set the scale of the embedding themselves"
-            )
-        if (self.initialization == "mup") != (self.mup_base_d_model is not None):
-            yield "initialization: mup and mup_base_d_model must be set together"
-        if self.mup_base_head_dim is not None and self.initialization != "mup":
-            yield "mup_base_head_dim applies to initialization: mup"
-        if self.mup_base_head_dim is not None and self.attention_scale is not None:
-            yield "attention_scale and mup_base_head_dim both set the factor of the scores; leave one out"
-        if self.latent_attention is not None:
-            usual = {"num_kv_heads": self.num_heads, "rotary_fraction": 1.0, "qk_norm": None, "short_convolution": None}
-            for name in (name for name, value in usual.items() if getattr(self, name) != value):
-                yield f"{name} does not apply to latent_attention; leave it out"
-            if self.latent_attention.rope_head_dim >= self.head_size:
-                yield f"latent_attention.rope_head_dim is not less than head_dim = {self.head_dim}"
-        features = {
-            "bidirectional attention": self.architecture == "encoder_decoder",
-            "dropout": self.dropout > 0,
-            "sinks": self.attention_sinks,
-            "soft cap": self.attention_soft_cap is not None,
-        }
-        available = BACKEND_FEATURES.get(self.attention_backend, FEATURES)
-        for feature in (name for name, needed in features.items() if needed and name not in available):
-            able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
-            yield f"attention_backend: {self.attention_backend} has no {feature}; use {' or '.join(able)}"
-        if self.architecture == "decoder" and self.num_encoder_layers is not None:
-            yield "num_encoder_layers applies to architecture: encoder_decoder"
-        if self.architecture == "encoder_decoder":
-            sections = ("experts", "ngrams", "latent_attention")
-            for name in ("sliding_window", "rotary_layers", "short_convolution", *sections):
-                if getattr(self, name) is not None:
-                    yield f"{name} applies to architecture: decoder; an encoder-decoder does not support it"
-            if self.parallel_residual:
-                yield "parallel_residual applies to architecture: decoder; it has no branch for cross-attention"
+    def mixer(self, layer: int) -> Mixer | None:
+        """What `layer` has instead of attention: the name of its section; None is attention."""
+        return next((name for name, section in self.mixers.items() if layer in section.layers), None)
 
     @property
     def head_size(self) -> int:
@@ -364,13 +299,14 @@ class ModelConfig(Config):
         return self.attention_scale
 
     def window(self, layer: int) -> int | None:
-        """The number of keys that a query of `layer` attends to, its own included; None is all."""
+        """The number of keys that a query of `layer` attends to, its own included; None is all, or no attention."""
         slides = self.sliding_layers is None or layer in self.sliding_layers
-        return self.sliding_window if slides else None
+        return self.sliding_window if slides and self.mixer(layer) is None else None
 
     def rotates(self, layer: int) -> bool:
         """Whether `layer` rotates queries and keys by their positions."""
-        return self.position_encoding == "rope" and (self.rotary_layers is None or layer in self.rotary_layers)
+        listed = self.rotary_layers is None or layer in self.rotary_layers
+        return self.position_encoding == "rope" and listed and self.mixer(layer) is None
 
     def has_experts(self, layer: int) -> bool:
         """Whether `layer` has a mixture of experts instead of a feed-forward network."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sheepop.core.random import torch_generator
+from sheepop.model.attention.convolution import ShortConvolution
 from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.encoder_decoder import EncoderDecoder
 from sheepop.model.transformer import Transformer
@@ -20,7 +21,7 @@ ARCHITECTURES: dict[Architecture, type[Transformer]] = {
     network.architecture: network for network in (Transformer, EncoderDecoder)
 }
 
-# vector: biases, norms, sinks, per-channel convolutions. embedding: rows that are looked up. matrix: between
+# vector: biases, norms, sinks, decays, per-channel convolutions. embedding: rows that are looked up. matrix: between
 # activations whose width grows with the network's. router: to one score for each expert. head: to logits. table: rows
 # that are looked up, few of many in a step.
 Role = Literal["vector", "embedding", "matrix", "router", "head", "table"]
@@ -31,6 +32,7 @@ _ROLES: dict[str, Role] = {
     "ngrams.table": "table",
     "taps": "vector",
     "router": "router",
+    "shared_gate": "router",
     "lm_head": "head",
 }
 
@@ -101,7 +103,8 @@ def blank_model(config: ModelConfig) -> Transformer:
 def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> Transformer:
     """Returns a network with initial weights in float32 on `device`.
 
-    Matrices follow `config.initialization`; biases, sinks, convolutions and vectors of n-grams are 0, norms scale by 1.
+    Matrices follow `config.initialization`; biases, sinks and vectors of n-grams are 0, norms scale by 1, convolutions
+    are the identity, and a Gated DeltaNet forgets by factors between almost 0 and 1.
     Embeddings and learned positions are N(0, `initial_std`^2). With sinusoidal positions, which multiply embeddings by
     the root of their width, embeddings are N(0, 1 / width), so that token vectors and sinusoids are of similar size.
     """
@@ -129,8 +132,14 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
         matrix = Matrix(fan_in=parameter.shape[-1], fan_out=parameter.shape[-2], role=role, branches=branches)
         std = SCHEMES[config.initialization](config, matrix)
         _draw(parameter, std, config.initialization in _UNIFORM, seed, name)
+    elif name.endswith(".mixer.decay"):
+        parameter.uniform_(0.01, 16.0, generator=torch_generator(seed, "initial weights", name)).log_()
+    elif name.endswith(".mixer.decay_bias"):
+        parameter.fill_(1.0)
     elif "norm" not in name or name.endswith(".bias"):
         parameter.zero_()
+        if isinstance(module, ShortConvolution) and module.own_tap and parameter is module.taps:
+            parameter[0] = 1.0
 
 
 def _num_branches(config: ModelConfig, name: str) -> int:

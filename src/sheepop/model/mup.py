@@ -50,4 +50,6 @@ def learning_rate_multiplier(
 
 def _is_per_head(name: str, config: ModelConfig) -> bool:
     """Whether a vector's gradient depends on how the width is split into heads, and not on the width alone."""
-    return name.endswith(".sinks") or (config.qk_norm == "head" and (".q_norm." in name or ".k_norm." in name))
+    return name.endswith((".sinks", ".mixer.decay", ".mixer.decay_bias", ".mixer.norm.weight")) or (
+        config.qk_norm == "head" and (".q_norm." in name or ".k_norm." in name)
+    )

@@ -1,4 +1,4 @@
-"""The sections of the `model` subtree: a mixture of experts, latent attention, and vectors of n-grams."""
+"""The sections of the `model` subtree: experts, latent attention, layers without attention, vectors of n-grams."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class ExpertsConfig(Config):
     """Hidden width of one expert; `null` is `model.d_ff`."""
     shared: Annotated[int, Field(ge=0, le=2**16, strict=True)] = 0
     """Number of shared experts, which process every token in addition to those chosen."""
+    shared_gate: bool = False
+    """Whether a learned gate between 0 and 1 multiplies the output of the shared experts at each token."""
     layers: Layers | None = None
     """Indices of the layers with experts, counted from 0; `null` is all layers."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
@@ -70,6 +72,8 @@ class ExpertsConfig(Config):
                 if self.groups > 1
                 else "experts.group_top has no effect without experts.groups"
             )
+        if self.shared_gate and not self.shared:
+            raise ValueError("experts.shared_gate needs experts.shared")
         return self
 
 
@@ -106,3 +110,56 @@ class NgramConfig(Config):
         if list(self.orders) != sorted(set(self.orders)):
             raise ValueError(f"orders = {list(self.orders)}: give each number once, in ascending order")
         return self
+
+
+class GatedConvolutionConfig(Config):
+    """Gated short convolutions instead of attention (LFM2, Liquid AI 2025)."""
+
+    layers: Layers
+    """Indices of the layers with convolutions, counted from 0."""
+    width: Annotated[int, Field(ge=2, le=16, strict=True)] = 3
+    """Width of the convolution in tokens, its own included."""
+    bias: bool = False
+    """Whether the projections and the convolution have biases."""
+
+
+class GatedDeltaNetConfig(Config):
+    """Linear attention by the gated delta rule instead of attention (Yang et al. 2025, Gated DeltaNet)."""
+
+    layers: Layers
+    """Indices of the layers with a Gated DeltaNet, counted from 0."""
+    num_key_heads: PositiveInt
+    """Number of query and key heads."""
+    num_value_heads: PositiveInt
+    """Number of value heads, a multiple of `num_key_heads`; each has a state of `key_head_dim` times `value_head_dim`
+    numbers."""
+    key_head_dim: PositiveInt
+    """Width of a query and key head."""
+    value_head_dim: PositiveInt
+    """Width of a value head."""
+    width: Annotated[int, Field(ge=2, le=16, strict=True)] = 4
+    """Width in tokens of the causal convolution over queries, keys and values."""
+
+    @model_validator(mode="after")
+    def _check(self) -> GatedDeltaNetConfig:
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                f"num_key_heads = {self.num_key_heads} does not divide num_value_heads = {self.num_value_heads}: each "
+                "key head must serve the same number of value heads"
+            )
+        return self
+
+    @property
+    def key_width(self) -> int:
+        """The width of all query heads, and of all key heads."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """The width of all value heads."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def state_size(self) -> int:
+        """The numbers of the state of one layer."""
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim

@@ -62,8 +62,12 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer, cross_attention=crosses) for layer in range(config.num_layers))
         self.final_norm = build_norm(config) if config.final_norm else None
         self.lm_head = OutputHead(config.d_model, config.vocabulary, config.logit_soft_cap, bias=config.head_bias)
-        # Layers of one kind share their inputs: the number of keys that a query sees, and whether positions rotate it.
-        self.kinds = tuple((config.window(layer), config.rotates(layer)) for layer in range(config.num_layers))
+        # Layers of one kind share their inputs: the number of keys that a query sees, and whether positions rotate it;
+        # None for layers without attention.
+        self.kinds = tuple(
+            (config.window(layer), config.rotates(layer)) if config.mixer(layer) is None else None
+            for layer in range(config.num_layers)
+        )
         self.compiled = False
         self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
         self.tie()
@@ -91,14 +95,17 @@ class Transformer(nn.Module):
         self.compiled = with_attention
         for block in self.layers:
             if not with_attention:
-                forward: Any = torch.compiler.disable(block.attention.forward)  # type: ignore[no-untyped-call]
-                block.attention.forward = forward  # type: ignore[method-assign]
+                mixer = block.attention or block.mixer
+                assert mixer is not None
+                forward: Any = torch.compiler.disable(mixer.forward)  # type: ignore[no-untyped-call]
+                mixer.forward = forward  # type: ignore[method-assign]
             block.compile()
 
     def pack_projections(self) -> None:
         """Computes queries, keys and values of each layer by one product; see `Attention.pack_projections`."""
         for block in self.layers:
-            block.attention.pack_projections()
+            if block.attention is not None:
+                block.attention.pack_projections()
 
     @property
     def layers(self) -> tuple[Block, ...]:
@@ -107,8 +114,8 @@ class Transformer(nn.Module):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None is all keys."""
-        return tuple(window for window, _ in self.kinds)
+        """The window of each layer with attention; None is all keys."""
+        return tuple(kind[0] for kind in self.kinds if kind is not None)
 
     @property
     def mixtures(self) -> dict[int, MixtureOfExperts]:
@@ -123,7 +130,9 @@ class Transformer(nn.Module):
         Rounding a router would change its choices, and casting a table would convert rows that no batch reads.
         """
         tables = [] if self.ngrams is None else [self.ngrams.table]
-        return [*(weight for mixture in self.mixtures.values() for weight in mixture.router.parameters()), *tables]
+        routers = [weight for mixture in self.mixtures.values() for weight in mixture.router.parameters()]
+        gates = [mixture.shared_gate for mixture in self.mixtures.values() if mixture.shared_gate is not None]
+        return [*routers, *gates, *tables]
 
     def hidden_states(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Returns the hidden states (B, T, D) of `run` with the same arguments."""
@@ -177,8 +186,8 @@ class Transformer(nn.Module):
                 attending[window] = prepare_attention(kind, kind.sight(num_tokens, document_ids=document_ids))
             else:
                 attending[window] = cache.prepare(kind)
-        inputs = {}
-        for window, rotates in set(self.kinds):
+        inputs: dict[tuple[int | None, bool] | None, BlockInputs] = {None: BlockInputs(None, document_ids=documents)}
+        for window, rotates in {kind for kind in self.kinds if kind is not None}:
             rotary = self.angles(window, num_tokens, positions) if rotates else None
             inputs[window, rotates] = BlockInputs(attending[window], rotary, memory, memory_attending, documents)
         routings: list[Routing] = []
@@ -202,10 +211,11 @@ class Transformer(nn.Module):
 
         `memory` and `memory_attending` are those of `BlockInputs`.
         """
-        (window, rotates), num_tokens = self.kinds[layer], x_BTD.shape[1]
-        kind = self.attention_kind(window)
-        attending = prepare_attention(kind, kind.sight(num_tokens))
-        angles = self.angles(window, num_tokens, None) if rotates else None
+        attending, angles, num_tokens = None, None, x_BTD.shape[1]
+        if (seen := self.kinds[layer]) is not None:
+            kind = self.attention_kind(seen[0])
+            attending = prepare_attention(kind, kind.sight(num_tokens))
+            angles = self.angles(seen[0], num_tokens, None) if seen[1] else None
         found_BTD, _ = self.blocks[layer](x_BTD, BlockInputs(attending, angles, memory, memory_attending))
         return cast(Tensor, found_BTD)
 

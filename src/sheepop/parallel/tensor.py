@@ -4,8 +4,8 @@ The first matrices of a sublayer are split by rows, so that each rank has heads 
 is split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, "Megatron-LM", section 3). Between
 sublayers each rank has some of the tokens, which are gathered before a sublayer and scattered after it (Korthikanti et
 al. 2022, section 4.2.2); that sends as much as one all-reduce per sublayer and direction. If the number of ranks
-divides the vocabulary, each rank has some rows of embedding and output head. In generation, which reads one token at a
-time, all ranks have all tokens and the whole vocabulary.
+divides the vocabulary, each rank has some rows of embedding and output head. In generation all ranks have all tokens
+and the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
     refused = {
         "model.qk_norm = width, which is over all heads": config.qk_norm == "width",
         "an encoder": config.architecture != "decoder",
+        "layers without attention": any(map(config.mixer, range(config.num_layers))),
+        "model.experts.shared_gate": getattr(config.experts, "shared_gate", False),
     }
     for name in (name for name, is_so in refused.items() if is_so):
         raise ConfigError(f"Matrices are split over ranks for a decoder, and not for one with {name}.")
@@ -60,7 +62,7 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
 def split(model: Transformer, ranks: SharingRanks) -> None:
     """Cuts the layers of `model`, or of a pipeline stage, to this rank's parts, in place."""
     for block in model.layers:
-        _split_attention(block.attention, ranks)
+        _split_attention(cast(Attention, block.attention), ranks)
         if isinstance(block.feed_forward, MixtureOfExperts):
             _split_mixture(block.feed_forward, ranks)
         else:
@@ -134,9 +136,9 @@ def config_of_part(config: ModelConfig, count: int) -> ModelConfig:
 
 
 def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
-    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
-        _split_rows(layer, ranks)
     _split_columns(attention.o_proj, ranks)
+    for layer in filter(None, (attention.q_proj, attention.k_proj, attention.v_proj, attention.gate_proj)):
+        _split_rows(layer, ranks)
     if attention.convolutions is not None:
         for convolution in attention.convolutions.values():
             give_part(convolution, LayerPart, ranks, {"taps": 1})

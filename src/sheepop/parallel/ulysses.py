@@ -8,7 +8,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
-from sheepop.model.cache import Cache
+from sheepop.model.cache import Cache, Recurrence
 from sheepop.parallel.collectives import exchanged
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.parts import SharingRanks
@@ -39,6 +39,11 @@ def check_context(config: ModelConfig, parallel: ParallelConfig) -> None:
             )
     if config.architecture != "decoder":
         raise ConfigError("parallel.context splits the rows of decoders. Use parallel.context=1.")
+    if config.gated_delta_net is not None:
+        raise ConfigError(
+            "parallel.context splits rows, and a Gated DeltaNet (model.gated_delta_net) needs the state of all tokens "
+            "before a rank's own. Use parallel.context=1."
+        )
     if config.dropout:
         raise ConfigError(
             "parallel.context needs model.dropout = 0: ranks that have parts of a row would drop the same positions of "
@@ -69,6 +74,10 @@ class SharedRows(Cache):
         if new.shape[1] < count:
             raise ValueError(f"{count} tokens before the first are needed, and ranks have {new.shape[1]} each")
         return exchanged(new[:, new.shape[1] - count :].contiguous(), _of_previous, _of_next, self._ranks)
+
+    def recur(self, place: str, recurrence: Recurrence, start: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Raises `ValueError`: only the ranks before this one have the state."""
+        raise ValueError(f"the {place} before a rank's tokens is not known")
 
     def prepare(self, kind: AttentionKind) -> Attending:
         """Returns a kernel for whole rows and this rank's heads."""

@@ -874,4 +874,87 @@ PUBLISHED: dict[str, Published] = {
             "torch_dtype": "bfloat16", "transformers_version": "4.41.0", "use_cache": True, "vocab_size": 73448,
         },
     ),
+    "lfm2-350m": Published(
+        354_483_968,
+        {"d_ff": 4608, "num_layers": 16, "tie_weights": True},
+        {
+            "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 1024, "block_ff_dim":
+            6656, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256,
+            "block_norm_eps": 1e-05, "block_out_init_scale": 1.0, "block_use_swiglu": True, "block_use_xavier_init":
+            True, "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 1024, "conv_dim_out": 1024,
+            "conv_use_xavier_init": True, "eos_token_id": 7, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size":
+            1024, "initializer_range": 0.02, "max_position_embeddings": 128000, "model_type": "lfm2", "norm_eps":
+            1e-05, "num_attention_heads": 16, "num_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 8,
+            "pad_token_id": 0, "rope_theta": 1000000.0, "torch_dtype": "bfloat16", "transformers_version":
+            "4.55.0.dev0", "use_cache": True, "use_pos_enc": True, "vocab_size": 65536,
+        },
+    ),
+    "qwen1.5-moe-a2.7b": Published(
+        14_315_784_192,
+        {"attention_bias": True, "sliding_window": None},
+        {
+            "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "decoder_sparse_step": 1, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 5632, "max_position_embeddings": 8192,
+            "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 1408, "norm_topk_prob":
+            False, "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+            "num_key_value_heads": 16, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.39.0.dev0",
+            "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+        },
+    ),
+    "qwen3-next-80b-a3b": Published(
+        79_674_391_296,
+        {"attention_output_gate": True, "rotary_dim": 64, "d_ff": 5120},
+        {
+            "architectures": ["Qwen3NextForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4, "head_dim": 256,
+            "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+            "mlp_only_layers": [], "model_type": "qwen3_next", "moe_intermediate_size": 512, "norm_topk_prob": True,
+            "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+            "num_key_value_heads": 2, "output_router_logits": False, "partial_rotary_factor": 0.25, "rms_norm_eps":
+            1e-06, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+            "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.57.0.dev0", "use_cache": True, "use_sliding_window": False, "vocab_size":
+            151936,
+        },
+    ),
+    "qwen3.5-27b, text": Published(
+        26_895_998_464,
+        {"attention_output_gate": True, "rotary_dim": 64, "head_size": 256},
+        {
+            "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
+            "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+            "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17408, "layer_types":
+            [*["linear_attention"] * 3, "full_attention"] * 16, "linear_conv_kernel_dim": 4, "linear_key_head_dim":
+            128, "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_value_head_dim": 128,
+            "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type":
+            "qwen3_5_text", "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "num_attention_heads":
+            24, "num_hidden_layers": 64, "num_key_value_heads": 4, "partial_rotary_factor": 0.25, "rms_norm_eps":
+            1e-06, "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}, "tie_word_embeddings":
+            False, "use_cache": True, "vocab_size": 248320,
+        },
+    ),
+    "qwen3.5-35b-a3b, text": Published(
+        34_660_610_688,
+        {"attention_output_gate": True, "rotary_dim": 64, "num_kv_heads": 2},
+        {
+            "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
+            "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+            "hidden_size": 2048, "initializer_range": 0.02, "layer_types": [*["linear_attention"] * 3,
+            "full_attention"] * 10, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads":
+            16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+            "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_5_moe_text",
+            "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1, "num_attention_heads": 16, "num_experts": 256,
+            "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2, "partial_rotary_factor":
+            0.25, "rms_norm_eps": 1e-06, "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}, "router_aux_loss_coef":
+            0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "use_cache": True,
+            "vocab_size": 248320,
+        },
+    ),
 }  # fmt: skip

@@ -50,6 +50,11 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "ngrams": ({"rows": 9},),
     "short_convolution": (3,),
     "latent_attention": ({"kv_rank": 4, "rope_head_dim": 2},),
+    "gated_convolution": ({"layers": [0]},),
+    "gated_delta_net": (
+        {"layers": [0], "num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 4, "value_head_dim": 4},
+    ),
+    "attention_output_gate": (True,),
     "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "none"),
     "position_base": (123.0,),
     "rotary_fraction": (0.25, 0.75),
@@ -101,6 +106,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "experts.per_token": (1,),
     "experts.d_ff": (48,),
     "experts.shared": (1,),
+    "experts.shared_gate": (True,),
     "experts.router_bias": (True,),
     "experts.groups": (2,),
     "experts.groups_per_token": (2,),
@@ -112,6 +118,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
 }
 NEEDED_WITH = {
     "mup_base_d_model": {"initialization": "mup"},
+    "experts.shared_gate": {"experts": {"count": 4, "shared": 1}},
     "mup_base_head_dim": {"initialization": "mup", "mup_base_d_model": 32},
 }
 

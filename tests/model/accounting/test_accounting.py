@@ -60,18 +60,31 @@ def pairs_seen(config: ModelConfig, layer: int, length: int = LENGTH) -> int:
 
 def unneeded_flops(config: ModelConfig) -> int:
     """What the squares hold beyond the pairs that are seen."""
-    unneeded = sum(LENGTH**2 - pairs_seen(config, layer) for layer in range(config.num_layers))
+    attending = [layer for layer in range(config.num_layers) if config.mixer(layer) is None]
+    unneeded = sum(LENGTH**2 - pairs_seen(config, layer) for layer in attending)
     # A score and a weighted value are two operations for each of their columns.
     return BATCH * unneeded * config.num_heads * 2 * (config.head_size + config.value_size)
+
+
+def flops_of_chunks(config: ModelConfig) -> tuple[int, int]:
+    """What the one chunk of each delta rule takes beyond its recurrence: of the forward pass, and of both."""
+    delta = config.gated_delta_net
+    if delta is None:
+        return 0, 0
+    heads, k, v = BATCH * len(delta.layers) * delta.num_value_heads, delta.key_head_dim, delta.value_head_dim
+    pairs, state = LENGTH**2 * (4 * k + 2 * v), LENGTH * 2 * k * v
+    # Nobody needs the state behind the chunk, or the gradient of that before it; the triangular system adds a product.
+    forward, backward = pairs - state, 2 * pairs + LENGTH**2 * 2 * (k + v) - 4 * state
+    return heads * forward, heads * (forward + backward)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flops_equal_those_counted(name):
     config = ARCHITECTURES[name]
     forward, training = counted(name)
-    tokens = BATCH * LENGTH
-    assert forward_flops_per_token(config, LENGTH, SOURCE) * tokens == forward - unneeded_flops(config)
-    assert training_flops_per_token(config, LENGTH, SOURCE) * tokens == training - 3 * unneeded_flops(config)
+    tokens, (in_forward, in_both) = BATCH * LENGTH, flops_of_chunks(config)
+    assert forward_flops_per_token(config, LENGTH, SOURCE) * tokens == forward - unneeded_flops(config) - in_forward
+    assert training_flops_per_token(config, LENGTH, SOURCE) * tokens == training - 3 * unneeded_flops(config) - in_both
 
 
 def test_a_source_is_as_long_as_its_target_unless_it_is_said():
@@ -80,7 +93,10 @@ def test_a_source_is_as_long_as_its_target_unless_it_is_said():
     assert forward_flops_per_token(config, LENGTH) > forward_flops_per_token(config, LENGTH, SOURCE)
 
 
-@pytest.mark.parametrize("name", [*PAIRS, "llama", "deepseek", "latent", "wide values"])
+NAMES = [*PAIRS, "llama", "deepseek", "latent", "wide values", "gated convolutions", "delta nets"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_token_behind_a_cache_costs_what_is_counted(name):
     config = ARCHITECTURES[name]
     model = build_model(config, seed=0).double().eval()

@@ -137,10 +137,10 @@ class Family:
 
     `architecture` is transformers' class of the language model. `prefix` begins the names of all tensors except the
     output projection, and is missing in some published files. `renamed` maps tensor names of some versions to those of
-    the table. `buffers` are name suffixes of tensors that are not weights but derived from the configuration.
-    `whole_heads`: transformers requires a width that is a multiple of the number of heads. `aliases` are the values of
-    `model_type` under which the family is published too. `further_layers`: files may have layers after the last one,
-    which predict further tokens and are left out.
+    the table. `buffers` are name suffixes of tensors that are not weights but derived from the configuration. `unused`
+    are name prefixes of tensors that transformers does not read. `whole_heads`: transformers requires a width that is a
+    multiple of the number of heads. `aliases` are the values of `model_type` under which the family is published too.
+    `further_layers`: files may have layers after the last one, which predict further tokens and are left out.
     """
 
     model_type: str
@@ -150,6 +150,7 @@ class Family:
     prefix: str = "model."
     renamed: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    unused: tuple[str, ...] = ()
     whole_heads: bool = False
     aliases: tuple[str, ...] = ()
     further_layers: bool = False

@@ -79,6 +79,10 @@ def read_hugging_face(
     _check(config, groups, found, directory)
     tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
+    unused = [name for name in left_out if name.startswith(family.unused)]
+    if unused:
+        notes.append(f"Left out {len(unused)} tensors that transformers does not read: {listed(sorted(unused), 3)}.")
+    left_out = [name for name in left_out if name not in unused]
     notes += [*aside, *remarks, *_notes(keys, config, left_out, ignored)]
     source = {
         "format": "hugging face",
@@ -155,7 +159,7 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
 
 
 def canonical(tensors: Mapping[str, LazyTensor], family: Family) -> tuple[dict[str, LazyTensor], list[str]]:
-    """Returns the tensors with the names of the family's table, and the names of buffers, which are left out.
+    """Returns the tensors with the names of the family's table, and the names of those that are left out.
 
     Some published files lack the prefix of the table, and some versions of transformers use another name for the output
     projection.
@@ -165,7 +169,7 @@ def canonical(tensors: Mapping[str, LazyTensor], family: Family) -> tuple[dict[s
     found: dict[str, LazyTensor] = {}
     left_out = []
     for name, tensor in tensors.items():
-        if name.endswith(family.buffers):
+        if name.endswith(family.buffers) or name.startswith(family.unused):
             left_out.append(name)
             continue
         full = name if prefixed or name in heads else family.prefix + name

@@ -54,19 +54,46 @@ class Stacked:
         return list(torch.split(whole, [shape[0] for shape in shapes]))
 
 
+def _num_heads(config: ModelConfig) -> int:
+    return config.num_heads
+
+
+def _num_key_heads(config: ModelConfig) -> int:
+    return 1 if config.gated_delta_net is None else config.gated_delta_net.num_key_heads
+
+
+@dataclass(frozen=True)
 class Interleaved(Stacked):
-    """Queries, keys and values interleaved by head: rows (H, 3 C); each query head has its own key head."""
+    """Tensors interleaved by head, such as queries, keys and values: the rows of the first head of all, and so on."""
+
+    heads: Callable[[ModelConfig], int] = _num_heads
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
         """Interleaves the tensors head by head."""
-        heads = [tensor.reshape(config.num_heads, -1, *tensor.shape[1:]) for tensor in ours]
+        heads = [tensor.reshape(self.heads(config), -1, *tensor.shape[1:]) for tensor in ours]
         return [torch.cat(heads, dim=1).flatten(0, 1)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Separates queries, keys and values."""
-        fused = theirs[0].reshape(config.num_heads, -1, *theirs[0].shape[1:])
-        widths = [shape[0] // config.num_heads for shape in shapes]
-        return [part.flatten(0, 1) for part in torch.split(fused, widths, dim=1)]
+        """Separates the tensors."""
+        count = self.heads(config)
+        fused = theirs[0].reshape(count, -1, *theirs[0].shape[1:])
+        return [part.flatten(0, 1) for part in torch.split(fused, [shape[0] // count for shape in shapes], dim=1)]
+
+
+class Taps:
+    """The taps (W, channels) of one or several convolutions, in theirs a kernel (channels, 1, W), its own tap last."""
+
+    def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Returns one shape with all channels."""
+        return [(sum(shape[1] for shape in ours), 1, ours[0][0])]
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Joins the channels, and reverses the taps."""
+        return [torch.cat(list(ours), dim=1).flip(0).t()[:, None]]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Separates the channels."""
+        return list(torch.split(theirs[0][:, 0].t().flip(0), [shape[1] for shape in shapes], dim=1))
 
 
 class RotaryPairs(Stacked):
@@ -197,6 +224,8 @@ class Absent:
 SAME = Stacked()
 TRANSPOSED = Stacked(transposed=True)
 INTERLEAVED = Interleaved()
+BY_KEY_HEAD = Interleaved(heads=_num_key_heads)
+TAPS = Taps()
 ROTARY_PAIRS = RotaryPairs()
 HEAD_PAIRS = HeadPairs()
 PER_EXPERT = PerExpert()

@@ -61,10 +61,11 @@ def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, avera
 def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _FLOAT32, source_len: int = 0) -> int:
     """Returns the bytes of keys and values for `rows` sequences of up to `capacity` tokens.
 
-    An encoder-decoder also keeps those of its sources of `source_len` tokens.
+    An encoder-decoder also keeps those of its sources of `source_len` tokens. Recurrent states do not count.
     """
+    layers = sum(config.mixer(layer) is None for layer in range(config.num_layers))
     heads, *widths = config.cached_heads
-    per_token = config.num_layers * heads * sum(widths) * itemsize
+    per_token = layers * heads * sum(widths) * itemsize
     return rows * (capacity + source_len) * per_token
 
 
@@ -79,7 +80,10 @@ def pass_bytes(
     heads, kv_heads = config.num_heads, config.kv_heads
     attention = 2 * (heads + kv_heads) * config.head_size + (2 * heads + kv_heads) * config.value_size
     experts = 1 if config.experts is None else config.experts.per_token
-    widths = 4 * config.d_model + max(attention, 3 * experts * config.ffn_size)
+    delta = config.gated_delta_net
+    # Inputs of the rule in float32, before and after the split into chunks.
+    rule = 0 if delta is None else 8 * delta.num_value_heads * (2 * delta.key_head_dim + delta.value_head_dim)
+    widths = 4 * config.d_model + max(attention, rule, 3 * experts * config.ffn_size)
     # Keys and values that latents of a cache become.
     expanded = 0 if config.latent_attention is None else heads * (config.head_size + config.value_size)
     masks = 1 + itemsize + (3 * heads * max(itemsize, _FLOAT32) if scores else 0)

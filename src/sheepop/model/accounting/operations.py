@@ -18,8 +18,9 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int, source_len: int |
     limit. For an encoder-decoder it is per target token, with its share of encoding a source of `source_len` tokens
     (`seq_len` if None).
     """
-    seen = sum(_keys_seen(seq_len, config.window(layer)) for layer in range(config.num_layers)) / seq_len
-    of_sequence = seq_len * (2 * matrix_parameters(config) + seen * _operations_per_key(config))
+    seen = sum(_keys_seen(seq_len, window) for window in _windows(config)) / seq_len
+    of_token = 2 * matrix_parameters(config) + seen * _operations_per_key(config) + _operations_of_states(config)
+    of_sequence = seq_len * of_token
     if config.architecture == "encoder_decoder":
         of_sequence += _source_flops(config, seq_len, seq_len if source_len is None else source_len)
     return of_sequence / seq_len
@@ -30,13 +31,13 @@ def decoding_flops_per_token(config: ModelConfig, context: float, source_len: fl
 
     In an encoder-decoder it also attends to a source of `source_len` tokens, whose keys and values are cached.
     """
-    windows = (config.window(layer) for layer in range(config.num_layers))
+    windows = _windows(config)
     seen = sum(source_len + (context if window is None else min(context, window)) for window in windows)
     per_key = _operations_per_key(config)
     if config.latent_attention is not None:  # queries attend to the latents themselves
         _, shared, rank = config.cached_heads
         per_key = 2 * config.num_heads * (shared + 2 * rank)
-    return 2 * matrix_parameters(config) + seen * per_key
+    return 2 * matrix_parameters(config) + seen * per_key + _operations_of_states(config)
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int, source_len: int | None = None) -> float:
@@ -47,6 +48,17 @@ def training_flops_per_token(config: ModelConfig, seq_len: int, source_len: int 
 def _operations_per_key(config: ModelConfig) -> int:
     """Returns the operations of one layer per query and key: a score and a weighted value for each head."""
     return 2 * config.num_heads * (config.head_size + config.value_size)
+
+
+def _operations_of_states(config: ModelConfig) -> int:
+    """Returns the operations of all recurrent layers per token: a state is read by the key, written, and read again."""
+    delta = config.gated_delta_net
+    return 0 if delta is None else len(delta.layers) * 6 * delta.state_size
+
+
+def _windows(config: ModelConfig) -> list[int | None]:
+    """Returns the window of each layer with attention."""
+    return [config.window(layer) for layer in range(config.num_layers) if config.mixer(layer) is None]
 
 
 def _keys_seen(seq_len: int, window: int | None) -> int:

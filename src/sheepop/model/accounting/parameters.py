@@ -42,20 +42,33 @@ def matrix_parameters(config: ModelConfig) -> int:
 
     Look-ups and vectors do not count. For an encoder-decoder these are the weights that multiply a target token.
     """
-    queries, keys = attention_weights(config)
-    layers = sum(queries + keys + feed_forward_weights(config, layer) for layer in range(config.num_layers))
+    queries, _ = attention_weights(config)
+    layers = sum(
+        mixer_weights(config, layer) + feed_forward_weights(config, layer) for layer in range(config.num_layers)
+    )
     across = config.num_layers * queries if config.architecture == "encoder_decoder" else 0
     return layers + across + config.d_model * config.vocabulary
+
+
+def mixer_weights(config: ModelConfig, layer: int) -> int:
+    """Returns the number of weights that multiply a token in a layer's attention, or in what it has instead."""
+    mixer, width = config.mixer(layer), config.d_model
+    if mixer == "gated_convolution":
+        return 4 * width**2
+    if mixer == "gated_delta_net" and (delta := config.gated_delta_net) is not None:
+        return width * (2 * delta.key_width + 3 * delta.value_width + 2 * delta.num_value_heads)
+    return sum(attention_weights(config))
 
 
 def attention_weights(config: ModelConfig) -> tuple[int, int]:
     """Returns how many weights multiply a query token (queries and output), and how many a key token (keys, values)."""
     heads, latent = config.num_heads, config.latent_attention
-    queries = config.d_model * heads * (config.head_size + config.value_size)
+    gates = config.value_size if config.attention_output_gate else 0
+    queries = config.d_model * heads * (config.head_size + config.value_size + gates)
     if latent is not None:
         if latent.q_rank is not None:
             into = config.d_model + heads * config.head_size
-            queries = config.d_model * heads * config.value_size + latent.q_rank * into
+            queries += latent.q_rank * into - config.d_model * heads * config.head_size
         widths = config.head_size - latent.rope_head_dim + config.value_size
         return queries, config.d_model * (latent.rope_head_dim + latent.kv_rank) + latent.kv_rank * heads * widths
     return queries, config.d_model * config.kv_heads * (config.head_size + config.value_size)
@@ -68,4 +81,5 @@ def feed_forward_weights(config: ModelConfig, layer: int) -> int:
     if experts is None:
         return matrices * config.ffn_size
     used = experts.per_token + experts.shared
-    return matrices * used * (experts.d_ff or config.ffn_size) + experts.count * config.d_model
+    routers = experts.count + experts.shared_gate
+    return matrices * used * (experts.d_ff or config.ffn_size) + routers * config.d_model

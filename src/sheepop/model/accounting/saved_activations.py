@@ -122,15 +122,19 @@ def _one_of_each(config: ModelConfig) -> tuple[ModelConfig, list[int]]:
     if config.architecture != "decoder":
         return config, list(range((config.num_encoder_layers or 0) + config.num_layers))
     kinds = [
-        (config.window(layer), config.rotates(layer), config.has_experts(layer)) for layer in range(config.num_layers)
+        (config.window(layer), config.rotates(layer), config.mixer(layer), config.has_experts(layer))
+        for layer in range(config.num_layers)
     ]
     first = list(dict.fromkeys(kinds))
     settings: dict[str, Any] = {"num_layers": len(first)}
     if config.sliding_layers is not None:
         settings["sliding_layers"] = [place for place, (window, *_) in enumerate(first) if window is not None]
     if config.rotary_layers is not None:
-        rotating = [place for place, (_, rotates, _) in enumerate(first) if rotates]
+        rotating = [place for place, (_, rotates, *_) in enumerate(first) if rotates]
         settings["rotary_layers"] = rotating
+    for name in ("gated_convolution", "gated_delta_net"):
+        if (section := getattr(config, name)) is not None:
+            settings[name] = section.replace(layers=[place for place, kind in enumerate(first) if kind[2] == name])
     if config.experts is not None and config.experts.layers is not None:
         having = [place for place, (*_, has_experts) in enumerate(first) if has_experts]
         settings["experts"] = config.experts.replace(layers=having)

@@ -76,7 +76,7 @@ class LatentAttention(Attention):
             q_BHTC, k_B1TR = rotate(q_BHTC, *rotary), rotate(k_B1TR, *rotary)
         attend = partial(self._attend_latents, score=self._score())
         out_BHTC = cache.attend_latents(self.layer, attending, self.rotated_q(q_BHTC), k_B1TR, c_B1TL, attend)
-        return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
+        return self._output(x_BTD, out_BHTC)
 
     def _queries_keys_values(
         self, x_BTD: Tensor, document_ids: Tensor | None, cache: Cache | None

@@ -41,9 +41,9 @@ class Attention(nn.Module):
         self.scale, self.soft_cap = config.score_scale, config.attention_soft_cap
         self.dropout = config.dropout
         self._add_projections(config)
-        self.o_proj = nn.Linear(
-            config.num_heads * config.value_size, config.d_model, bias=bool(config.attention_output_bias)
-        )
+        result, bias = config.num_heads * config.value_size, bool(config.attention_bias)
+        self.o_proj = nn.Linear(result, config.d_model, bias=bool(config.attention_output_bias))
+        self.gate_proj = nn.Linear(config.d_model, result, bias=bias) if config.attention_output_gate else None
         self.convolutions = None
         if config.short_convolution is not None:
             parts = ((name, getattr(self, f"{name}_proj").out_features) for name in "qkv")
@@ -99,6 +99,11 @@ class Attention(nn.Module):
             out_BHTC = attending.attend(q_BHTC, k_BKSC, v_BKSC, self._score())
         else:
             out_BHTC = cache.attend(self.layer, attending, q_BHTC, k_BKSC, v_BKSC, self._score())
+        return self._output(x_BTD, out_BHTC)
+
+    def _output(self, x_BTD: Tensor, out_BHTC: Tensor) -> Tensor:
+        if self.gate_proj is not None:
+            out_BHTC = out_BHTC * self._heads(self.gate_proj(x_BTD), None, self.value_dim).sigmoid()
         return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
 
     def _queries_keys_values(

@@ -66,6 +66,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, experts)
         shared_width = experts.shared * (experts.d_ff or config.ffn_size)
         self.shared = FeedForward(config, shared_width) if experts.shared else None
+        self.shared_gate = nn.Parameter(torch.empty(1, config.d_model)) if experts.shared_gate else None
         self.order, self.routed_output = Probe(), Probe()
         if experts.shared:
             self.shared_output = Probe()
@@ -86,7 +87,10 @@ class MixtureOfExperts(nn.Module):
         out_ND = _combined(found_MD, places_M.view_as(chosen_Nk), weights_Nk.to(found_MD.dtype))
         out_BTD = self.routed_output(out_ND.view(x_BTD.shape))
         if self.shared is not None:
-            out_BTD = out_BTD + self.shared_output(self.shared(x_BTD))
+            shared_BTD = self.shared(x_BTD)
+            if self.shared_gate is not None:
+                shared_BTD = shared_BTD * F.linear(x_BTD, self.shared_gate.to(x_BTD.dtype)).sigmoid()
+            out_BTD = out_BTD + self.shared_output(shared_BTD)
         return out_BTD, Routing(logits_NE, chosen_Nk)
 
 

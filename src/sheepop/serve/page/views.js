@@ -37,9 +37,9 @@ function vectors(tokens, found) {
   return [element("p", { className: "shape" }, `(${found.shape.join(" × ")})${more}`), table(head, body)];
 }
 
-function layerChoice(trace, chosen, change, from = 0) {
+function layerChoice(trace, chosen, change, numbers = [...blocks(trace).keys()]) {
   const all = blocks(trace);
-  const block = choice("Block", [...all.keys()].slice(from), chosen.layer, (number) => all[number].label);
+  const block = choice("Block", numbers, chosen.layer, (number) => all[number].label);
   block.select.addEventListener("change", () => change({ layer: Number(block.select.value), head: 0 }));
   return block;
 }
@@ -71,14 +71,24 @@ async function embedding(trace) {
   return parts;
 }
 
+// The numbers of the blocks with attention, and of these the nearest to a block: some have something else instead.
+function attending(trace, from = 0) {
+  return blocks(trace).flatMap(({ path }, number) => (number >= from && trace.tensors.includes(`${path}.attention.q`) ? [number] : []));
+}
+
+function nearest(numbers, layer) {
+  return numbers.reduce((best, number) => (Math.abs(number - layer) < Math.abs(best - layer) ? number : best));
+}
+
 // The chosen attention layer, self-attention or cross-attention of a block, with the tokens of its keys.
 function lookOf(trace, chosen, change) {
-  const block = blockOf(trace, chosen), hasCross = Boolean(trace.source_tokens.length) && !block.isEncoder;
+  const numbers = attending(trace), layer = nearest(numbers, chosen.layer);
+  const block = blockOf(trace, { ...chosen, layer }), hasCross = Boolean(trace.source_tokens.length) && !block.isEncoder;
   const isCross = hasCross && chosen.cross, { heads, kv_heads: groups } = trace.sizes;
   const sides = choice("Look at", ["false", "true"], String(isCross), (value) => (value === "true" ? "The source" : "The target"));
   sides.select.addEventListener("change", () => change({ cross: sides.select.value === "true" }));
   return { block, isCross, prefix: `${block.path}.${isCross ? "cross_attention" : "attention"}`, keys: isCross ? trace.source_tokens : block.tokens,
-    group: Math.floor((chosen.head * groups) / heads), knobs: [layerChoice(trace, chosen, change), ...(hasCross ? [sides] : [])],
+    group: Math.floor((chosen.head * groups) / heads), knobs: [layerChoice(trace, { ...chosen, layer }, change, numbers), ...(hasCross ? [sides] : [])],
     called: `${isCross ? "cross-attention" : "attention"} of ${block.label.toLowerCase()}` };
 }
 
@@ -306,8 +316,8 @@ async function next(trace, chosen, change) {
 
 // The text grows by one token at a time, and the cache of every block by one row.
 async function growth(trace, chosen, change) {
-  const { layers, encoder_layers: before, kv_heads: groups, head_dim: width, heads } = trace.sizes;
-  const layer = Math.max(before, chosen.layer), { path } = blocks(trace)[layer];
+  const { encoder_layers: before, kv_heads: groups, head_dim: width, heads } = trace.sizes;
+  const numbers = attending(trace, before), layers = numbers.length, layer = nearest(numbers, chosen.layer), { path } = blocks(trace)[layer];
   const group = Math.min(groups - 1, Math.floor((chosen.head * groups) / heads)), labels = names(trace.tokens), count = labels.length;
   const [keys, values, all] = await Promise.all([tensor(trace.number, `${path}.attention.k`, group),
     tensor(trace.number, `${path}.attention.v`, group), logits(trace.number, count - 1)]);
@@ -332,7 +342,7 @@ async function growth(trace, chosen, change) {
   return [...heading("Token by token", `The text has ${count} tokens. Each new one adds a row to the KV cache of every block, so that only `
     + "its own query, key and value need computing.", "cache = 2 · L · K · C numbers a token"),
   element("div", { className: "knobs" }, write("Write the likeliest", "Greedy decoding", () => best), write("Draw one", "At temperature 1", drawn),
-    layerChoice(trace, { ...chosen, layer }, change, before), head),
+    layerChoice(trace, { ...chosen, layer }, change, numbers), head),
   element("p", {}, `2 · ${layers} · ${groups} · ${width} = ${each.toLocaleString("en")} numbers a token, ${(each * count).toLocaleString("en")} in all: `
     + `${((4 * each * count) / 1024).toLocaleString("en", { maximumFractionDigits: 1 })} KiB in float32.`),
   told, element("div", { className: "beside" }, grown(keys, "Keys"), grown(values, "Values"))];

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen: RMSNorm, gated feed-forward networks and rotary positions; and the tables they share.
+"""Llama, Mistral, Qwen 2 and 3: RMSNorm, gated feed-forward networks and rotary positions; and the tables they share.
 
 Mistral has a sliding window in every layer, and Mixtral also experts. Qwen 2 has biases of queries, keys and values,
 Qwen 3 norms of queries and keys.
@@ -13,11 +13,20 @@ from sheepop.checkpoint.exchange.fields import (
     GATED_ACTIVATIONS,
     Activation,
     Dropouts,
+    LayerTypes,
     Window,
     windows_from_layer,
 )
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
-from sheepop.checkpoint.exchange.tensor_rules import HEAD_PAIRS, ROTARY_PAIRS, TensorRule, experts, fused, same
+from sheepop.checkpoint.exchange.tensor_rules import (
+    EXPERTS,
+    HEAD_PAIRS,
+    ROTARY_PAIRS,
+    TensorRule,
+    experts,
+    fused,
+    same,
+)
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     Field,
@@ -190,6 +199,54 @@ class SparseLayers(Field):
         return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
+class SharedExpert(Field):
+    """The width of a shared expert with a gate, a multiple of that of an expert. This field must follow the latter."""
+
+    def __init__(self, default: int) -> None:
+        self._default = default
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns the number of experts that it is as wide as."""
+        width, unit = given.typed("shared_expert_intermediate_size", int, self._default), settings["experts"]["d_ff"]
+        if width < 1 or unit < 1 or width % unit:
+            raise given.problem("shared_expert_intermediate_size", f"is not a multiple of the {unit} of an expert")
+        return {"experts.shared": width // unit, "experts.shared_gate": True}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns the width."""
+        experts = config.experts
+        width = 0 if experts is None else experts.shared * (experts.d_ff or config.ffn_size)
+        return {"shared_expert_intermediate_size": width}
+
+
+def qwen_experts(count_: int, per_token: int, width: int, *aliases: str) -> tuple[Field, ...]:
+    """Returns the keys of Qwen's experts with these defaults, except which layers have them and normalisation."""
+    return (
+        *implied(**{"experts.scores": "softmax", "experts.router_z_loss": 0.0}),
+        count("num_experts", "experts.count", count_, *aliases),
+        size("num_experts_per_tok", "experts.per_token", per_token),
+        size("moe_intermediate_size", "experts.d_ff", width),
+        number("router_aux_loss_coef", "experts.load_balancing_loss", 0.001),
+        unread("output_router_logits"),
+    )
+
+
+def _every_second_layer(given: Given, num_layers: int) -> list[bool]:
+    first = given.typed("max_window_layers", int, 28)
+    return [layer % 2 == 0 and layer < first for layer in range(num_layers)]
+
+
+QWEN_EXPERTS = experts(f"{LAYER}.mlp", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
+SHARED_EXPERT = (
+    *(
+        rule
+        for name in ("gate_proj", "up_proj", "down_proj")
+        for rule in same(f"{EXPERTS}.shared.{name}", f"{LAYER}.mlp.shared_expert.{name}")
+    ),
+    TensorRule((f"{EXPERTS}.shared_gate",), f"{LAYER}.mlp.shared_expert_gate.weight"),
+)
+NORMALIZES_EXPERTS = switch("norm_topk_prob", "experts.normalize", default=False)
+
 _QWEN_KEYS = llama_keys(vocab_size=151936, max_seq_len=32768, d_ff=22016, num_kv_heads=32)
 _QWEN_WINDOWS = windows_from_layer(default=4096, first=28)
 
@@ -230,20 +287,35 @@ QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
     fields=(
         *IMPLIED,
-        *implied(**{"qk_norm": "head", "experts.scores": "softmax", "experts.router_z_loss": 0.0}),
+        *implied(qk_norm="head"),
         *llama_keys(151936, max_seq_len=32768, d_ff=6144, d_model=2048, num_layers=24, num_kv_heads=4),
         HEAD_DIM,
         ATTENTION_BIAS,
         ATTENTION_DROPOUT,
         Window(default=4096, switched_by="use_sliding_window"),
         RopeParameters(),
-        count("num_experts", "experts.count", 128, "num_local_experts"),
-        size("num_experts_per_tok", "experts.per_token", 8),
-        size("moe_intermediate_size", "experts.d_ff", 768),
-        switch("norm_topk_prob", "experts.normalize", default=False),
-        number("router_aux_loss_coef", "experts.load_balancing_loss", 0.001),
-        unread("output_router_logits"),
+        *qwen_experts(128, 8, 768, "num_local_experts"),
+        NORMALIZES_EXPERTS,
         SparseLayers(),
     ),
-    tensors=(*TENSORS, *experts(f"{LAYER}.mlp", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})),
+    tensors=(*TENSORS, *QWEN_EXPERTS),
+)
+
+QWEN2_MOE = Family(
+    model_type="qwen2_moe",
+    architecture="Qwen2MoeForCausalLM",
+    fields=(
+        *IMPLIED,
+        *llama_keys(151936, max_seq_len=32768, d_ff=5632, d_model=2048, num_layers=24, num_heads=16, num_kv_heads=16),
+        HEAD_DIM,
+        switch("qkv_bias", "attention_bias", default=True),
+        ATTENTION_DROPOUT,
+        LayerTypes(4096, _every_second_layer, "use_sliding_window"),
+        RopeParameters(),
+        *qwen_experts(60, 4, 1408),
+        NORMALIZES_EXPERTS,
+        SharedExpert(5632),
+        SparseLayers(),
+    ),
+    tensors=(*TENSORS, *QWEN_EXPERTS, *SHARED_EXPERT),
 )

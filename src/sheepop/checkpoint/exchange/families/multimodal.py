@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sheepop.checkpoint.exchange.families.gemma import GEMMA3
+from sheepop.checkpoint.exchange.families.hybrid import FOR_IMAGES, QWEN3_5, QWEN3_5_MOE
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION_BIAS,
     ATTENTION_DROPOUT,
@@ -106,9 +107,11 @@ _QWEN3_VL_TEXT = replace(
         size("head_dim", "head_dim", 128),
         ATTENTION_BIAS,
         ATTENTION_DROPOUT,
-        # With text alone the three positions of a token are equal, so that it does not matter which pairs use which.
-        RopeParameters(base=500_000.0, for_images=("mrope_section", "mrope_interleaved")),
+        RopeParameters(base=500_000.0, for_images=FOR_IMAGES),
     ),
+)
+_QWEN_KEYS = (
+    unread("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
 )
 
 _FAMILIES = (
@@ -145,11 +148,25 @@ _FAMILIES = (
         architecture="Qwen3VLForConditionalGeneration",
         text=_QWEN3_VL_TEXT,
         text_types=("qwen3_vl_text",),
-        fields=(
-            unread(
-                "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-            ),
-        ),
+        fields=_QWEN_KEYS,
+        left_out=("visual.",),
+        tied=False,
+    ),
+    Multimodal(
+        model_type="qwen3_5",
+        architecture="Qwen3_5ForConditionalGeneration",
+        text=QWEN3_5,
+        text_types=("qwen3_5_text",),
+        fields=_QWEN_KEYS,
+        left_out=("visual.",),
+        tied=False,
+    ),
+    Multimodal(
+        model_type="qwen3_5_moe",
+        architecture="Qwen3_5MoeForConditionalGeneration",
+        text=QWEN3_5_MOE,
+        text_types=("qwen3_5_moe_text",),
+        fields=_QWEN_KEYS,
         left_out=("visual.",),
         tied=False,
     ),
