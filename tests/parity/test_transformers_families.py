@@ -133,6 +133,18 @@ def test_kimi_k2_is_deepseek_v3_by_another_name_with_layers_that_predict_further
         import_model(theirs, tmp_path / "refused")
 
 
+@pytest.mark.parametrize("pair", ["qwen3.5"], indirect=True)
+def test_tensors_that_transformers_does_not_read_are_left_out_with_a_note(pair, tmp_path):
+    theirs = shutil.copytree(pair.ours.directory.parent / "theirs", tmp_path / "theirs")
+    tensors = load_file(theirs / "model.safetensors")
+    save_file(tensors | {f"mtp.layers.0.{name}.weight": torch.ones(3) for name in "ab"}, theirs / "model.safetensors")
+    notes = import_model(theirs, tmp_path / "ours")["notes"]
+    (note,) = (note for note in notes if "does not read" in note)
+    assert note.startswith("Left out 2 tensors that transformers does not read: mtp.layers.0.a.weight")
+    for name, tensor in load_model(tmp_path / "ours").model.state_dict().items():
+        assert torch.equal(tensor, pair.ours.model.state_dict()[name]), name
+
+
 # Keys that people and programs leave in published files, with values that would change much if anyone read them.
 LEFT_BEHIND = {
     "_model_name_or_path": "x", "_rope_scaling_validation": True, "model_name": "x", "neftune_noise_alpha": 5,

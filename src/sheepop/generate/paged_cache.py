@@ -49,6 +49,7 @@ def block_manager(
     counts = [num_blocks] * len(reaches)
     spans: list[int | None] = [None] * len(reaches)
     if model.config.gated_delta_net is not None:
+        reaches = (*reaches[:-1], _reach_of_states(model))
         spans[-1] = num_preceding(model) + lookahead
         counts[-1] = min(num_blocks, max_sequences * _blocks_with_states(model, block_size, lookahead))
     return BlockManager(counts, reaches, block_size, spans)
@@ -56,8 +57,12 @@ def block_manager(
 
 def _blocks_with_states(model: Transformer, block_size: int, lookahead: int) -> int:
     """The blocks with recurrent states that one sequence needs."""
-    preceding = num_preceding(model)
-    return blocks_held(preceding + 1, preceding + lookahead, block_size)
+    return blocks_held(_reach_of_states(model), num_preceding(model) + lookahead, block_size)
+
+
+def _reach_of_states(model: Transformer) -> int:
+    """How many of its last tokens a sequence with recurrent states keeps: a drafter may read the newest one again."""
+    return num_preceding(model) + 2
 
 
 def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, in_int8: bool = False) -> int:

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from sheepop.checkpoint.exchange.tensor_rules import (
     ABSENT,
+    BY_KEY_HEAD,
     HEAD_PAIRS,
     INTERLEAVED,
     PER_EXPERT,
     ROTARY_PAIRS,
     SAME,
     STACKED_EXPERTS,
+    TAPS,
     TRANSPOSED,
     Behind,
     Layout,
@@ -43,6 +45,25 @@ def test_a_transposed_matrix_has_inputs_as_rows():
     assert theirs.tolist() == [[0, 3, 50], [1, 4, 51], [2, 5, 52]]
     (bias,) = Stacked(transposed=True).to_theirs([numbered(2), numbered(1, start=9)], CONFIG)
     assert bias.tolist() == [0, 1, 9]
+
+
+def test_the_parts_of_a_key_head_lie_together_however_wide_they_are():
+    delta = {"layers": [0], "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 1, "value_head_dim": 3}
+    config = ModelConfig(vocab_size=5, d_model=6, num_heads=3, num_layers=2, gated_delta_net=delta)
+    keys, values = numbered(2, 1), numbered(12, 1, start=100)
+    (fused,) = BY_KEY_HEAD.to_theirs([keys, values], config)
+    assert fused.flatten().tolist() == [0, *range(100, 106), 1, *range(106, 112)]
+    back = BY_KEY_HEAD.to_ours([fused], [(2, 1), (12, 1)], config)
+    assert all(torch.equal(one, other) for one, other in zip(back, (keys, values), strict=True))
+
+
+def test_taps_are_kernels_in_order_of_time_with_the_channels_of_all_convolutions():
+    ours = [numbered(3, 2), numbered(3, 1, start=50)]
+    (kernel,) = TAPS.to_theirs(ours, CONFIG)
+    assert kernel.tolist() == [[[4, 2, 0]], [[5, 3, 1]], [[52, 51, 50]]]
+    assert TAPS.shapes([(3, 2), (3, 1)]) == [tuple(kernel.shape)]
+    back = TAPS.to_ours([kernel], [(3, 2), (3, 1)], CONFIG)
+    assert all(torch.equal(one, other) for one, other in zip(back, ours, strict=True))
 
 
 @pytest.mark.parametrize("columns", [(), (4,)])
