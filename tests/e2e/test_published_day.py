@@ -224,7 +224,7 @@ def answered(day: Path) -> str:
 
 def test_the_official_client_is_answered(answered: str, theirs: Any, day: Path) -> None:
     openai = pytest.importorskip("openai")
-    server = ServerProcess([f"published={MODEL}", f"tuned={day / 'run'}"], day / "log")
+    server = ServerProcess([f"published={MODEL}", f"tuned={day / 'run'}"], day / "log", seconds=900)
     try:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="nobody", max_retries=0, timeout=300) as client:
             assert [model.id for model in client.models.list()] == ["published", "tuned"]
