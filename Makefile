@@ -57,7 +57,7 @@ test-faults: $(VENV)/.installed-dev
 	$(PYTEST) -m campaign --timeout 3600 --numprocesses auto --maxprocesses 8 --dist load
 
 test-models: $(VENV)/.installed-dev $(VENV)/published-model/.assembled
-	SHEEPOP_TEST_MODEL="$(abspath $(VENV)/published-model)" $(PYTEST) -m models --timeout 3600
+	SHEEPOP_TEST_MODEL="$(abspath $(VENV)/published-model)" $(PYTEST) -m models --timeout 3600 --capture=no
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

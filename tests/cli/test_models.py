@@ -46,7 +46,13 @@ def place(hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path, monkeypatch
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
 
 
-STEP = ("training.max_steps=1", "training.global_batch_size=2", "training.precision=fp32", "data.validation_fraction=0")
+STEP = (
+    "training.max_steps=1",
+    "training.sample_tokens=4",
+    "training.global_batch_size=2",
+    "training.precision=fp32",
+    "data.validation_fraction=0",
+)
 
 
 @pytest.mark.parametrize(

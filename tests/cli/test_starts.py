@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..command_line import Launcher
+
 # Runs one command after the other in this process; what any of them loads is still there after it.
 PROGRAM = """
 import contextlib, io, json, sys
@@ -71,3 +73,39 @@ def test_a_shell_completes_verbs() -> None:
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )
         assert done.stdout.split() == expected
+
+
+ENDING = """
+import atexit
+import sys
+import threading
+import time
+
+import sheepop
+
+
+@sheepop.register.command("end")
+def end() -> None:
+    '''End with a thread and a function that are left.'''
+
+    def work() -> None:
+        time.sleep(0.05)
+        print("thread")
+
+    atexit.register(print, "exit function")
+    threading.Thread(target=work).start()
+    print("command")
+    sys.exit(7)
+"""
+
+
+def test_a_command_ends_as_python_ends(tmp_path: Path, launcher: Launcher) -> None:
+    (tmp_path / "plugin.py").write_text(ENDING)
+    done = launcher.run("--plugin", tmp_path / "plugin.py", "end")
+    assert (done.code, done.out, done.err) == (7, "command\nthread\nexit function\n", "")
+    watched = (
+        "import sys\nfrom sheepop.__main__ import main\nsys.setprofile(lambda *_: None)\n"
+        "try:\n    main()\nexcept SystemExit:\n    sys.setprofile(None)\n    print('profile')"
+    )
+    done = launcher.run("--plugin", tmp_path / "plugin.py", "end", program=watched)
+    assert done.out.endswith("profile\n")

@@ -12,7 +12,7 @@ import pytest
 from ..command_line import in_process
 
 PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
-SMALL = ["--device", "cpu", "training.max_steps=2", "training.global_batch_size=4"]
+SMALL = ["--device", "cpu", "training.max_steps=2", "training.global_batch_size=4", "training.sample_tokens=4"]
 SAID = "What is two plus five?"
 
 

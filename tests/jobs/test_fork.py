@@ -19,7 +19,14 @@ from sheepop.jobs.config import SheepOpConfig
 from ..running import train, train_given
 
 MODEL = {"d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 32, "dropout": 0.0}
-TRAINING = {"max_steps": 4, "global_batch_size": 4, "precision": "fp32", "warmup_steps": 0, "sinks": []}
+TRAINING = {
+    "max_steps": 4,
+    "global_batch_size": 4,
+    "precision": "fp32",
+    "warmup_steps": 0,
+    "sample_tokens": 4,
+    "sinks": [],
+}
 
 
 def config(text_folder: Path, output: Path, *, model: Any = MODEL, **training: Any) -> SheepOpConfig:

@@ -36,8 +36,9 @@ LLAMA = (
     "model.dropout=0", "model.tie_weights=false",
 )  # fmt: skip
 STEP = (
-    "device=cpu", "training.max_steps=1", "training.precision=fp32", "training.global_batch_size=2",
-    "training.micro_batch_size=2", "training.warmup_steps=0", "training.sinks=[]", "data.validation_fraction=0",
+    "device=cpu", "training.max_steps=1", "training.sample_tokens=4", "training.precision=fp32",
+    "training.global_batch_size=2", "training.micro_batch_size=2", "training.warmup_steps=0", "training.sinks=[]",
+    "data.validation_fraction=0",
 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ SETTINGS = (
     "training.warmup_steps=0",
     "training.eval_interval=2",
     "training.max_steps=6",
+    "training.sample_tokens=4",
     "data.validation_fraction=0.2",
 )
 

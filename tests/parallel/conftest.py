@@ -44,14 +44,18 @@ SETTINGS = (
     "training.sample_tokens=4",
 )
 ENDS = Sequence[Ended]
-# Calls a pickled function, which a module of tests defines, with its arguments.
+# Calls a pickled function, which a module of tests defines, with its arguments. Python would take all libraries apart
+# at the end, which takes longer than many a call.
 CALL = """
-import pickle, sys
+import os, pickle, sys
 from pathlib import Path
 root, call = sys.argv[1:]
 sys.path.insert(0, root)
 function, arguments = pickle.loads(Path(call).read_bytes())
 function(*arguments)
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
 """
 
 

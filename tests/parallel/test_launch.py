@@ -117,9 +117,12 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
     (tmp_path / "notes").mkdir()
     for file in sorted(together.text.iterdir()):
         (tmp_path / "notes" / file.name).write_text(file.read_text())
+    # A smaller model than the recipe's, and shorter samples.
+    small = ["model.d_model=32", "model.num_layers=2", "model.num_heads=2", "tokenizer.vocab_size=300"]
+    lines = [[*line.split(), "training.sample_tokens=4", *(small if "--data" in line else [])] for line in lines]
     *lines, ring = lines
     for line, steps in zip(lines, (10, 15), strict=True):
-        ended = together.launcher.run(*line.split(), directory=tmp_path)
+        ended = together.launcher.run(*line, directory=tmp_path)
         assert ended.code == 0, ended.err
         assert RunDirectory.open(tmp_path / "runs" / "two").pointer("latest") == steps
         words = "2 ranks: 2 data; every copy whole. Each holds"
@@ -129,7 +132,7 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
         assert (run.plots / "layout.png").exists() == (steps == 10)
         report = run.report.read_text(encoding="utf-8")
         assert (f"<p>{words}" in report) == ('alt="What each rank holds' in report) == (steps == 10)
-    ended = together.launcher.run(*ring.split(), directory=tmp_path)
+    ended = together.launcher.run(*ring, directory=tmp_path)
     assert ended.code == 0, ended.err
     assert "2 ranks: 2 context" in ended.err
     assert RunDirectory.open(tmp_path / "runs" / "ring").pointer("latest") == 5

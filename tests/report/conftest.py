@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -11,7 +12,20 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from sheepop.report.charts import Chart
+
 VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+def of_plotly(make: Callable[..., Chart]) -> Callable[..., Any]:
+    """The chart that a function makes, as Plotly's own object, which refuses what Plotly does not know."""
+    from plotly.graph_objects import Figure as PlotlyFigure
+
+    def made(*arguments: Any, **options: Any) -> Any:
+        chart = make(*arguments, **options)
+        return PlotlyFigure(json.loads(json.dumps(chart.data)), chart.layout)
+
+    return made
 
 
 @dataclass

@@ -4,18 +4,23 @@ from typing import Any
 
 import pytest
 
-from sheepop.report import (
-    bits_per_byte_chart,
-    divergence_chart,
-    expert_load_chart,
-    gradient_norm_chart,
-    learning_rate_chart,
-    loss_chart,
-    order_chart,
-    reward_chart,
-    smooth,
-    speed_chart,
-    stage_times_chart,
+from sheepop.report import charts, smooth
+
+from .conftest import of_plotly
+
+bits_per_byte_chart, divergence_chart, expert_load_chart, gradient_norm_chart, learning_rate_chart = map(
+    of_plotly,
+    (
+        charts.bits_per_byte_chart,
+        charts.divergence_chart,
+        charts.expert_load_chart,
+        charts.gradient_norm_chart,
+        charts.learning_rate_chart,
+    ),
+)
+loss_chart, order_chart, reward_chart, speed_chart, stage_times_chart = map(
+    of_plotly,
+    (charts.loss_chart, charts.order_chart, charts.reward_chart, charts.speed_chart, charts.stage_times_chart),
 )
 
 Rows = list[dict[str, Any]]

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from sheepop.report import Curves, comparison_chart, comparison_figure, range_test_figure, smooth
+from sheepop.report import Curves, comparison, comparison_figure, range_test_figure, smooth
 
-from .conftest import assert_all_is_in_its_place
+from .conftest import assert_all_is_in_its_place, of_plotly
+
+comparison_chart = of_plotly(comparison.comparison_chart)
 
 
 def rows(name: str, offset: float) -> Curves:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
 from sheepop.report import Page, loss_chart, stage_times_chart
+from sheepop.report.charts import Chart
 from sheepop.report.glossary import GLOSSARY
 from sheepop.report.page import escaped
 
@@ -149,10 +150,8 @@ def test_hostile_text_stays_text(parse: Any) -> None:
 
 
 def test_chart_data_cannot_end_its_script(parse: Any) -> None:
-    from plotly.graph_objects import Figure
-
     page = Page("x")
-    page.add_chart(Figure(layout={"title": {"text": HOSTILE + "\u2028<!--<script>"}}), "x")
+    page.add_chart(Chart({"title": {"text": HOSTILE + "\u2028<!--<script>"}}), "x")
     text = page.to_html()
     data = re.search(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
     assert data is not None

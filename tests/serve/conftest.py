@@ -97,17 +97,27 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.1)
 
 
 class ServerProcess:
-    """``sheepop serve`` as a separate process; `trusted` is the certificate to verify it with."""
+    """``sheepop serve`` as a separate process; `trusted` is the certificate to verify it with.
 
-    def __init__(self, models: Sequence[Path], log: Path, *options: str, trusted: ssl.SSLContext | None = None) -> None:
+    It is to be ready after so many `seconds`.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Path | str],
+        log: Path,
+        *options: str,
+        trusted: ssl.SSLContext | None = None,
+        seconds: float = 60,
+    ) -> None:
         httpx = pytest.importorskip("httpx")
         port = free_port()
         self.url, self.log = f"{'https' if trusted else 'http'}://127.0.0.1:{port}", log
@@ -124,7 +134,7 @@ class ServerProcess:
             return found
 
         try:
-            wait_for(is_ready)
+            wait_for(is_ready, seconds)
         except BaseException:
             self.close()
             raise

@@ -44,6 +44,8 @@ _TEMPLATE = re.compile(r"additional_chat_templates/[A-Za-z0-9_][\w.-]*\.jinja", 
 _SHARD = re.compile(r"[^/]+-\d{5}-of-\d{5}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_NAMES = 20
+# No reader accepts a larger file of settings or of a tokenizer.
+_LARGEST_DESCRIPTION = 2**27
 
 Bring = Callable[[HubFile], Path]
 
@@ -143,6 +145,11 @@ class _Published:
             paths = [bring(file) for file in self.gguf]
             return paths[0]
         for file in self.description:
+            if file.size > _LARGEST_DESCRIPTION:
+                raise CheckpointError(
+                    f"{file.path} of {self.name} is larger than {_LARGEST_DESCRIPTION // 2**20} MiB, so it is not what "
+                    "its name says. The repository is damaged: ask its owner, or give another revision."
+                )
             bring(file)
             if file.path == CONFIG and not is_model(place):
                 _refuse_unknown_family(place)

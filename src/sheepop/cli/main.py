@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
-from typing import Annotated, TextIO, cast
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperCommand
@@ -102,6 +103,12 @@ def _top(
     pass
 
 
+@cache
+def _program() -> Any:
+    """All commands with their parameters, which take longer to find out than many a command takes."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Runs the command line of this process; the entry point of the installed program."""
     arguments = sys.argv[1:]
@@ -109,7 +116,7 @@ def main() -> None:
     try:
         with _terminating_cleanly(), _watching_output():
             arguments = _without_plugins([argument for argument in arguments if argument != "--debug"])
-            app(args=arguments, prog_name="sheepop")
+            _program()(args=arguments, prog_name="sheepop")
     except SystemExit as end:
         # Typer turns Ctrl-C into this exit without a message.
         if isinstance(end.code, int) and end.code in ENDINGS and not isinstance(end, EndedWithOthers):
@@ -162,6 +169,7 @@ def _add_commands() -> None:
             raise UsageError(f"A plugin registers the command {name!r}, which already exists. Give it another name.")
         _COMMANDS_OF_PLUGINS[name] = function
         app.command(name, cls=Command)(function)
+        _program.cache_clear()
 
 
 @contextmanager

@@ -123,12 +123,14 @@ class ConfiguredCommand(Command):
         """Writes the help. The types of the arguments are click's, which newer versions of Typer bundle."""
         from sheepop.jobs.config_help import default_of
 
-        for parameter in self.params:
-            shown = getattr(parameter, "show_default", None)
-            if isinstance(shown, str) and "." in shown:
-                default = default_of(shown)
-                parameter.show_default = False if default == "null" else default  # type: ignore[attr-defined]
+        params: list[Any] = self.params
+        keys = {each: each.show_default for each in params if "." in str(getattr(each, "show_default", None))}
+        for parameter, key in keys.items():
+            default = default_of(key)
+            parameter.show_default = False if default == "null" else default
         super().format_help(ctx, formatter)
+        for parameter, key in keys.items():
+            parameter.show_default = key
 
 
 def make_console(quiet: bool) -> Console:

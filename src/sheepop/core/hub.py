@@ -7,14 +7,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
-from huggingface_hub import HfApi, HfFileSystem, constants, get_token, hf_hub_url
+from huggingface_hub import HfApi, HfFileSystem, constants, get_session, get_token, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: ignore[attr-defined, unused-ignore]
@@ -34,6 +34,8 @@ _PASSING_STATUS = (None, 408, 500, 502, 503, 504)
 # Bytes per request when only the beginning of a file is read.
 _BLOCK = 2**20
 _CHUNK = 2**16
+# Seconds: the hub counts requests in windows of five minutes. The library waits as long as an answer says.
+_LONGEST_WAIT = 300
 # The base error of the HTTP client in the hub's library, which differs between versions.
 _CLIENT_ERROR = next(
     kind for kind in HfHubHTTPError.__mro__ if issubclass(kind, Exception) and kind.__name__ == "HTTPError"
@@ -82,6 +84,10 @@ class Contents:
     revision: str
     files: tuple[HubFile, ...]
     card: dict[str, Any]
+
+
+class _TooLongError(Exception):
+    """The hub sends more bytes than the file has."""
 
 
 class Hub:
@@ -171,23 +177,31 @@ class Hub:
             problem = file.damage(part)
             if problem is None:
                 return
+            progress.advance(-part.stat().st_size / 1e6)
             part.unlink()
-            progress.advance(-file.size / 1e6)
         raise self.failure(
             f"What {self.name} sends for {file.path} of {contents.repository} is not the file that it lists: "
             f"{problem}. This happened twice. Run the command again later, or ask the owner."
         )
 
     def download(self, contents: Contents, file: HubFile, part: Path, progress: Progress) -> None:
-        """Appends the missing bytes of the file to `part`; advances `progress` by megabytes."""
+        """Appends the missing bytes of the file to `part`, or little more than those if the hub sends more.
+
+        Advances `progress` by megabytes.
+        """
         url = hf_hub_url(
             contents.repository, file.path, repo_type=self._kind, revision=contents.revision, endpoint=self.endpoint
         )
         headers = build_hf_headers(token=self._token, library_name="sheepop", library_version=sheepop.__version__)
 
+        def update(count: int) -> None:
+            if output.tell() > file.size:
+                raise _TooLongError
+            progress.advance(count / 1e6)
+
         @contextmanager
         def counted(**options: Any) -> Iterator[Any]:
-            yield SimpleNamespace(update=lambda count: progress.advance(count / 1e6))
+            yield SimpleNamespace(update=update)
 
         options: dict[str, Any] = {"headers": {**headers, "Accept-Encoding": "identity"}, "tqdm_class": counted}
         with part.open("ab") as output, self._explained(contents.repository):
@@ -196,7 +210,9 @@ class Hub:
                 output.truncate()
             progress.advance(output.tell() / 1e6)
             if output.tell() < file.size:
-                retried(lambda: http_get(url, output, resume_size=output.tell(), **options), output.tell)
+                _limit_waits()
+                with suppress(_TooLongError):
+                    retried(lambda: http_get(url, output, resume_size=output.tell(), **options), output.tell)
             output.flush()
             os.fsync(output.fileno())
 
@@ -205,6 +221,7 @@ class Hub:
         system = HfFileSystem(endpoint=self.endpoint, token=self._token, skip_instance_cache=True)
         path = f"{self._pages[1:]}/{contents.repository}@{contents.revision}/{file.path}"
         cache, size = ("none", file.size) if size is None else ("readahead", min(size, file.size))
+        _limit_waits()
         with self._explained(contents.repository):
             opened = system.open(path, "rb", block_size=_BLOCK, cache_type=cache, size=size)
         fetch = opened.cache.fetcher
@@ -277,6 +294,19 @@ def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
                 raise
         time.sleep(WAITS[failures])
         failures += 1
+
+
+def _limit_waits() -> None:
+    """Makes the library refuse an answer of status 429 that asks for a longer wait than `_LONGEST_WAIT`."""
+    hooks = get_session().event_hooks
+    if _refuse_long_wait not in hooks["response"]:
+        get_session().event_hooks = {**hooks, "response": [*hooks["response"], _refuse_long_wait]}
+
+
+def _refuse_long_wait(response: Any) -> None:
+    asked = [response.headers.get("Retry-After", ""), *re.findall(r"\bt=(\d+)", response.headers.get("RateLimit", ""))]
+    if response.status_code == 429 and max(int(each) for each in [*filter(str.isdecimal, asked), "0"]) > _LONGEST_WAIT:
+        raise HfHubHTTPError("The hub asks for a long wait.", response=response)
 
 
 def _status_of(error: Exception) -> int | None:

@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sheepop.report.charts import WHOLE, add_curve, empty_chart
+from sheepop.report.charts import WHOLE, Chart, add_curve, empty_chart
 from sheepop.report.figures import blank_figure, finish_axes
 from sheepop.report.formatting import scored
-from sheepop.report.palette import GRID, RUNS
+from sheepop.report.palette import RUNS
 from sheepop.report.series import FEWEST_TO_SMOOTH, Series, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from plotly.graph_objects import Figure as Chart
 
 Over = Literal["step", "seconds"]
 _AXES = {"step": "Step", "seconds": "Training time (s)"}
@@ -57,9 +56,11 @@ def comparison_figure(runs: Sequence[Curves]) -> Figure:
 
 def comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
     """Bits per byte of held-out text with scores as points, or the smoothed training loss, by step or training time."""
-    chart = empty_chart(height=360)
-    chart.update_xaxes(title_text=_AXES[over], gridcolor=GRID, zeroline=False, exponentformat="none")
-    chart.update_yaxes(title={"text": _UNITS[split], "standoff": 10}, gridcolor=GRID, zeroline=False)
+    chart = empty_chart(
+        360,
+        {"title": {"text": _AXES[over]}, "zeroline": False, "exponentformat": "none"},
+        {"title": {"text": _UNITS[split], "standoff": 10}, "zeroline": False},
+    )
     for place, run in enumerate(runs):
         dash, color = _DASHES[place // len(RUNS) % len(_DASHES)][1], RUNS[place % len(RUNS)]
         name = scored(run.name, is_sampled=run.is_sampled and split == "validation")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FEWEST_WITHOUT_MARKERS = 30
+# Ticks and their labels take most of the time of drawing.
+_MOST_TICKS = 6
 
 # Inches around panels, enough for the longest tick labels at the sizes used here. Fixed, because computing the margins
 # from the panels takes longer than drawing the figure.
@@ -79,8 +81,10 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, is_sampled: bool = 
         _draw_line(axes["loads"], most, color=VALIDATION, label="Most loaded")
         _draw_line(axes["loads"], least, color=TRAIN, label="Least loaded")
         finish_axes(axes["loads"], "Load of the experts, relative to even")
-    for name in axes.keys() - {"loss"}:
-        axes[name].set_ylim(bottom=0)
+    for name, panel in axes.items():
+        panel.locator_params(nbins=_MOST_TICKS)
+        if name != "loss":
+            panel.set_ylim(bottom=0)
     return figure
 
 

@@ -9,14 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sheepop.core.files import write_atomic
+from sheepop.report.charts import Chart
 from sheepop.report.formatting import shown
 from sheepop.report.glossary import meaning
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 # With this policy the browser refuses every request from the page.
 _POLICY = (
@@ -117,13 +115,12 @@ class Page:
             f"<table><tbody>{rows}</tbody></table></figure>"
         )
 
-    def add_chart(self, figure: Figure, title: str, *, note: str = "", half: bool = False) -> None:
-        """Adds a plotly figure under a title; two `half` ones are side by side if there is room."""
-        from plotly.io import to_json
-
+    def add_chart(self, chart: Chart, title: str, *, note: str = "", half: bool = False) -> None:
+        """Adds a chart under a title; two `half` ones are side by side if there is room."""
         self._num_charts += 1
-        # The standard library's encoder escapes every non-ASCII character.
-        data = _script_safe(to_json(figure, validate=False, engine="json"))
+        data = _script_safe(
+            json.dumps({"data": chart.data, "layout": chart.layout}, separators=(",", ":"), allow_nan=False)
+        )
         below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
         self._parts.append(
             f'<figure class="{"chart half" if half else "chart"}" aria-label="{escaped(title)}">'
@@ -180,9 +177,8 @@ class Page:
             return ""
         found = "<noscript><p>JavaScript is off, so the charts and search tables are empty.</p></noscript>\n"
         if self._num_charts:
-            from plotly.offline import get_plotlyjs
-
-            found += f"<script>{get_plotlyjs()}</script>\n<script>\n{_resource('charts.js')}</script>\n"
+            plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+            found += f"<script>{plotly}</script>\n<script>\n{_resource('charts.js')}</script>\n"
         if self._num_searched:
             found += f"<script>\n{_resource('searched.js')}</script>\n"
         return found
