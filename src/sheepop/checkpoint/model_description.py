@@ -90,7 +90,9 @@ class Quantization(Config):
         if not numbers:
             return None
         formats = {_STORED[tensor.dtype] for tensor in numbers.values()}
-        smallest: Literal["int4", "int8", "fp8"] = "int4" if "int4" in formats else "int8" if "int8" in formats else "fp8"
+        smallest: Literal["int4", "int8", "fp8"] = (
+            "int4" if "int4" in formats else "int8" if "int8" in formats else "fp8"
+        )
         shapes = [(tensor.shape, tensors[name + SCALE].shape) for name, tensor in numbers.items()]
         is_usual = all(
             2 * shape[-1] == GROUP * scales[-1] if smallest == "int4" else shape[:-1] == scales

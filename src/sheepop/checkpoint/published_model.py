@@ -249,8 +249,8 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
     }
     licence = contents.card.get("license")
     origin = {key: record[key] for key in ("hub", "repository", "revision")}
-    stored = import_into(entry, source, origin | ({"license": licence} if isinstance(licence, str) else {}), console)
-    entry.write_record({**record, "stored": stored, "checksums": model.checksums})
+    formats = import_into(entry, source, origin | ({"license": licence} if isinstance(licence, str) else {}), console)
+    entry.write_record({**record, "stored": formats, "checksums": model.checksums})
     remove_tree(entry.source)
 
 

@@ -14,9 +14,9 @@ from sheepop.core.errors import UsageError
 
 
 def list_models() -> list[dict[str, Any]]:
-    """The models in the cache, the last used first: name, revision, bytes, formats of the weights, last use and directory.
+    """The models in the cache, the last used first.
 
-    The last use is in ISO 8601, UTC.
+    Each has a name, revision, bytes, the formats of its tensors (`stored`), last use (ISO 8601, UTC) and directory.
     """
     return [_described(entry) for entry in sorted(cached_models(), key=lambda entry: -(entry.last_used or 0))]
 

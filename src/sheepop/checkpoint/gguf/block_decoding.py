@@ -182,9 +182,7 @@ def _iq2_xs(content: Tensor) -> Groups:
 def _iq2_s(content: Tensor) -> Groups:
     scale, low, signs, high, small = _parts(content, 2, 32, 32, 8, 8)
     indices = low.int() | unpack(high, 2, 1).int() << 8
-    return Groups(
-        _signed_points("iq2_s", indices, signs), _halves(scale) * (0.5 + unpack(small, 4, 1).float()) * 0.25
-    )
+    return Groups(_signed_points("iq2_s", indices, signs), _halves(scale) * (0.5 + unpack(small, 4, 1).float()) * 0.25)
 
 
 def _iq3_xxs(content: Tensor) -> Groups:

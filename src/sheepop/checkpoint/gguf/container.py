@@ -144,7 +144,9 @@ def _decoded(record: TensorRecord, decode: Callable[[Tensor], tuple[Tensor, ...]
     """Returns the decoded parts of all blocks (B, n), decoded in pieces, so that little memory is needed besides."""
     kind, start = record.kind, record.start
     count = record.size // kind.block_bytes
-    found = [part.new_empty(count, part.shape[1]) for part in decode(torch.zeros(1, kind.block_bytes, dtype=torch.uint8))]
+    found = [
+        part.new_empty(count, part.shape[1]) for part in decode(torch.zeros(1, kind.block_bytes, dtype=torch.uint8))
+    ]
     for pieces in zip(*(torch.split(part, max(1, _PIECE // kind.block)) for part in found), strict=True):
         end = start + len(pieces[0]) * kind.block_bytes
         content = torch.frombuffer(bytearray(memoryview(record.file)[start:end]), dtype=torch.uint8)

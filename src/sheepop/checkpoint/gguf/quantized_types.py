@@ -93,9 +93,7 @@ def _blocks(name: str, number: int, block: int, block_bytes: int) -> TensorType:
         found = [part for part in scalings if part is not None]
         return integers, *(part.repeat_interleave(max(1, block // part.shape[1] // GROUP), 1) for part in found)
 
-    return TensorType(
-        name, number, torch.float32, block, block_bytes, read, write if encoder else None, read_stored
-    )
+    return TensorType(name, number, torch.float32, block, block_bytes, read, write if encoder else None, read_stored)
 
 
 F32 = _float("f32", 0, torch.float32)

@@ -82,7 +82,9 @@ class GGUFFile:
         """Returns a note on quantised tensors that are not in `quantized`."""
         if not self._changed:
             return []
-        return [f"Quantised tensors that are no plain matrices of the network are dequantised: {listed(self._changed, 3)}."]
+        return [
+            f"Quantised tensors that are no plain matrices of the network are dequantised: {listed(self._changed, 3)}."
+        ]
 
     def source(self) -> dict[str, Any]:
         """Returns the origin of the model, for its provenance."""
