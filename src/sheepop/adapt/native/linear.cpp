@@ -100,8 +100,8 @@ inline Floats8 add_group(Floats8 total, const Shorts* codes, Floats8 scale, Floa
   }
   const Floats8 products = multiply_add(__builtin_convertvector(low, Floats8), __builtin_convertvector(high, Floats8),
                                         spread<Floats8>(1 << kLowBits));
-  total = multiply_add(total, scale, products);
-  return has_offset ? multiply_add(total, offset, sums) : total;
+  // The two parts of a group may nearly cancel out, which a large total would make less exact.
+  return has_offset ? total + multiply_add(scale * products, offset, sums) : multiply_add(total, scale, products);
 }
 
 // Integers of 8 bits whose rows are divided into groups; offsets are null if there are none.
