@@ -112,8 +112,8 @@ def test_products_agree_with_float64(form: str, num_rows: int, length: int) -> N
             expected = F.linear(x.double(), exact, None if added is None else added.double())
             allowed = 1e-6 * (1 + x.double().abs() @ exact.abs().t())
             if (
-                weight.scales is not None
-            ):  # of a row of x the largest number is 32767, and every other rounded by a half
+                weight.scales is not None and weight.group is None
+            ):  # the largest number of a row becomes 32767, others move
                 steps = x.double().abs().amax(1, keepdim=True) / 32767
                 allowed += steps / 2 * exact.abs().sum(1)
             assert ((found - expected).abs() <= allowed).all()
@@ -151,6 +151,20 @@ def test_products_of_int8_are_exact_sums() -> None:
     totals = (codes @ weight.numbers.long().t()).double()
     expected = totals * weight.scales.double() * (tops / 32767).double()
     assert torch.allclose(F.linear(x, weight).double(), expected, rtol=5e-7, atol=0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", [form for form, (_, group, *_) in GROUPED.items() if group > 8])
+def test_groups_multiply_small_inputs_beside_a_large_one(form: str) -> None:
+    """A row of inputs has one power of two, below which there are 30 bits."""
+    weight, x = stored_as(drawn(9, 96), form), drawn(2, 96, seed=2)
+    x[1, 40] = 1000.0
+    exact, offsets = weight.rows().double(), torch.zeros(9, 96, dtype=torch.float64)
+    if weight.offsets is not None:
+        offsets = weight.offsets.double().repeat_interleave(weight.group, 1)
+    sizes = (exact - offsets).abs() + offsets.abs()
+    errors = (F.linear(x, weight).double() - x.double() @ exact.t()).abs()
+    assert (errors <= 2e-7 * x.double().abs() @ sizes.t()).all()
 
 
 @needs_compiler

@@ -92,9 +92,11 @@ def test_models_are_pulled_listed_and_removed(run: Run, tmp_path: Path, monkeypa
     monkeypatch.setenv("SHEEPOP_MODELS", str(tmp_path / "other"))
     pulled = json.loads(run("models", "pull", NAME, "--json").out)
     assert json.loads(run("models", "--json").out) == [pulled]
-    assert set(pulled) == {"name", "revision", "finished", "bytes", "last_used", "path"}
+    assert set(pulled) == {"name", "revision", "finished", "bytes", "stored", "last_used", "path"}
+    assert pulled["stored"] == ["float32"]
     listed = run("models").out
-    assert f"{NAME} at {pulled['revision'][:12]}: " in listed and pulled["path"] in listed and "1 model, " in listed
+    assert f"{NAME} at {pulled['revision'][:12]}: " in listed and " MB in float32, used " in listed
+    assert pulled["path"] in listed and "1 model, " in listed
     asked = run("models", "rm", NAME)
     assert asked.code == 2 and "--yes" in asked.err
     assert run("models", "rm", "org/none", "--yes").code == 2

@@ -21,6 +21,8 @@ from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, TokenizerError
 from sheepop.core.files import write_checksums
 from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.exchange import export_model
+from sheepop.jobs.models import list_models
 from sheepop.jobs.quantize import quantize_model
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.open import find_resumable
@@ -311,6 +313,30 @@ def test_a_change_goes_on_bit_for_bit(adapted: tuple[Path, Path], examples: Path
     train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     files = [RunDirectory(place).checkpoint(6) / "adapter.safetensors" for place in (whole, output)]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_model_that_was_published_in_integers_is_tuned_forked_and_quantised(
+    configured: Callable[..., SheepOpConfig], examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHEEPOP_MODELS", str(tmp_path / "cache"))
+    file = tmp_path / "base.gguf"
+    wide = ("model.d_model=32", "model.max_seq_len=64", "model.dropout=0", "training.max_steps=1")
+    export_model(train(configured(tmp_path / "wide", *wide)).run, file, format="gguf", quantize="q8_0")
+    run = train(config(examples, tmp_path / "run", *LORA, "training.max_steps=1"), fork=file).run
+    imported, tuned = load_model(file).model, load_model(run).model
+    assert list_models()[0]["stored"] == ["float32", "int8"]
+    assert all(torch.equal(full(tuned.get_parameter(name)), full(each)) for name, each in imported.named_parameters())
+    opened = open_model(run).tensors["blocks.0.attention.q_proj.weight"].read()
+    layer = tuned.blocks[0].attention.q_proj
+    change = layer.changes["default"]
+    assert torch.allclose(opened, full(layer.weight) + 2 * change.up @ change.down, atol=1e-6)
+    for settings in (config(examples, tmp_path / "no"), load_config(overrides=[f"data.paths={examples}"])):
+        with pytest.raises(ConfigError, match=r"are integers, which cannot be trained.* sheepop export .* --format hf"):
+            train(settings.replace(output_dir=str(tmp_path / "no")), fork=file)
+    summary = quantize_model(file, tmp_path / "int8", to="int8")
+    assert summary["perplexity_after"] == pytest.approx(summary["perplexity_before"], rel=0.01)
+    with pytest.raises(CheckpointError, match="is already quantised"):
+        quantize_model(tmp_path / "int8", tmp_path / "int4", to="int4")
 
 
 def test_an_adapted_model_is_a_model_for_everything_else(

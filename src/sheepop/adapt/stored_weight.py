@@ -28,8 +28,9 @@ GROUP = 32
 
 _NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-# For more rows PyTorch's kernels are faster if the processor computes in the data type of the weights.
+# For more rows PyTorch's kernels are faster, unless the weights are integers with one scale a row.
 _MOST_ROWS = 128
+_PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
 _ALIGNED = 16  # the native kernels process this many numbers of a row at a time
 _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
@@ -111,12 +112,24 @@ class StoredWeight(Tensor):
             return self.product_by_triton(x, bias)
         kernel = self.kernel
         if kernel is None or not self.suits_kernel(x, count):
-            return F.linear(x, self.rows().to(x.dtype), bias)
+            return self.product_by_torch(x, bias)
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
         sizes = (count, self.row_length, self.num_rows, torch.get_num_threads())
         kernel(*map(pointer, (rows_MK, *self.parts, single_bias, out_MN)), *sizes)
         return out_MN.to(x.dtype)
+
+    def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
+        size = max(1, _PIECE // self.row_length)
+        if x.device.type != "cpu" or self.scales is None or size >= self.num_rows:
+            return F.linear(x, self.rows().to(x.dtype), bias)
+        out = x.new_empty(*x.shape[:-1], self.num_rows)
+        for begin in range(0, self.num_rows, size):
+            place = slice(begin, begin + size)
+            rows = self._like(itemgetter(place)).rows().to(x.dtype)
+            out[..., place] = F.linear(x, rows, None if bias is None else bias[place])
+        return out
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product of a few rows with a Triton kernel that reads the stored format."""
@@ -175,7 +188,7 @@ class StoredWeight(Tensor):
         """Whether to use the native kernel for a product with the `count` rows of `x`."""
         if x.device.type != "cpu" or x.dtype == torch.float64 or self.kernel is None:
             return False
-        return self.scales is not None or count <= _MOST_ROWS or self.always_native
+        return (self.scales is not None and self.group is None) or count <= _MOST_ROWS or self.always_native
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

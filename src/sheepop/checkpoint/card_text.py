@@ -143,7 +143,9 @@ def _description(config: ModelConfig, tokenizer: Tokenizer, stored: Facts) -> It
     template = ", with a chat template" if tokenizer.settings().get(CHAT_TEMPLATE) else ""
     yield "tokenizer", f"{_code(tokenizer.algorithm)}, {counted(tokenizer.vocab_size, 'token')}{template}"
     if quantisation := _mapping(stored.get("quantization")):
-        yield "weights", f"{_code(quantisation.get('weights'))}, quantised from {_code(quantisation.get('dtype'))}"
+        others = " and larger formats" if quantisation.get("is_mixed") else ""
+        weights = _code(quantisation.get("weights"))
+        yield "weights", f"{weights}{others}, quantised from {_code(quantisation.get('dtype'))}"
     if adapter := _mapping(stored.get("adapter")):
         yield "adapter", f"LoRA of rank {_code(adapter.get('rank'))}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sheepop.checkpoint.exchange.passage import converted, reported, watched
 from sheepop.checkpoint.exchange.reader import read_hugging_face
 from sheepop.checkpoint.gguf.reader import read_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
-from sheepop.checkpoint.model_description import describe_model
+from sheepop.checkpoint.model_description import Quantization, describe_model, formats_of
 from sheepop.checkpoint.model_kind import is_gguf, is_model
 from sheepop.checkpoint.weight_files import write_weights
 from sheepop.core.console import Console
@@ -62,20 +62,22 @@ def import_foreign(
     """Writes `model` as a model directory, with one tensor in memory at a time.
 
     `origin` is where the model was published, and replaces the place of its files in the provenance. `dtype` converts
-    the weights; None keeps their dtypes. Weights larger than `max_shard_bytes` are split into several files. Returns a
-    summary.
+    the weights; None keeps their dtypes, and quantised matrices as they are stored. Weights larger than
+    `max_shard_bytes` are split into several files. Returns a summary.
     """
     report = ExchangeReport(console, output, template_problems(model.tokenizer))
-    model = replace(model, tensors=watched(converted(model.tensors, dtype), report.not_finite))
+    tensors = watched(model.stored() if dtype is None else converted(model.tensors, dtype), report.not_finite)
     with (
         atomic_directory(output, replace=overwrite) as directory,
-        console.progress("Importing", total_bytes(model.tensors), "bytes") as progress,
+        console.progress("Importing", total_bytes(tensors), "bytes") as progress,
     ):
-        write_weights(directory, reported(model.tensors, progress.advance), max_shard_bytes)
+        write_weights(directory, reported(tensors, progress.advance), max_shard_bytes)
         source = {key: value for key, value in model.source.items() if not origin or key != "directory"}
         made = {"imported": {**source, **origin}}
-        describe_model(directory, model.config, model.tokenizer, made, model.generation)
-    return report.finish(model, model.source.get("family", model.source.get("architecture")), model.notes)
+        quantization = Quantization.of(tensors, torch.float32)
+        describe_model(directory, model.config, model.tokenizer, made, model.generation, quantization)
+    family = model.source.get("family", model.source.get("architecture"))
+    return report.finish(model, family, model.notes, formats_of(tensors))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,7 +55,9 @@ class ForeignModel:
 
     `tensors` have the names and shapes of `sheepop.checkpoint.expected_tensors`. `generation` has the keys of
     ``generation_config.json``: `eos_token_id` (a number or a list) ends a text, in addition to the tokenizer's own.
-    `source` describes the origin of the model, and `notes` tell the user what was left out or differs.
+    `source` describes the origin of the model, and `notes` tell the user what was left out or differs. `quantized` has
+    the parts of quantised matrices, which are stored without loss: the integers by the name of the matrix, and scales
+    and offsets by that name with a suffix.
     """
 
     config: ModelConfig
@@ -64,3 +66,12 @@ class ForeignModel:
     generation: Mapping[str, Any]
     source: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    quantized: Mapping[str, Mapping[str, LazyTensor]] = field(default_factory=dict)
+
+    def stored(self) -> dict[str, LazyTensor]:
+        """Returns all tensors, quantised matrices as their parts."""
+        return {
+            name: part
+            for whole, tensor in self.tensors.items()
+            for name, part in self.quantized.get(whole, {whole: tensor}).items()
+        }

@@ -32,7 +32,7 @@ from sheepop.core.locks import exclusive_lock, is_locked
 MARGIN = 2**24
 """Bytes to leave free on the disk."""
 # Raised when an import changes, so that models are imported again.
-_VERSION = 1
+_VERSION = 2
 _RECORD, _MODEL, _SOURCE, _LOCK = "record.json", "model", "source", ".lock"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_LABEL = 80
@@ -182,23 +182,27 @@ def local_model(path: Path, console: Console) -> Path:
     with filling(entry, str(path), console):
         if not entry.is_finished:
             console.info(f"Importing {path} into the cache in {models_directory()}; 'sheepop models' lists it.")
-            import_into(entry, place, {}, console)
-            entry.write_record({"name": os.fsencode(place).decode(errors="replace")})
+            stored = import_into(entry, place, {}, console)
+            entry.write_record({"name": os.fsencode(place).decode(errors="replace"), "stored": stored})
     for other in cached_models():
         if other.revision is None and other.name == entry.name and other.path != entry.path:
             other.remove()
     return entry.use()
 
 
-def import_into(entry: CachedModel, source: Path, origin: Mapping[str, Any], console: Console) -> None:
-    """Imports the model in `source` as that of an entry; raises `StorageError` if the disk has too little space."""
+def import_into(entry: CachedModel, source: Path, origin: Mapping[str, Any], console: Console) -> list[str]:
+    """Imports the model in `source` as that of an entry; returns the formats in which its tensors are stored.
+
+    Raises `StorageError` if the disk has too little space.
+    """
     # Loads torch, which finding a model that is in the cache does not need.
     from sheepop.checkpoint.foreign import import_foreign, read_foreign
     from sheepop.checkpoint.lazy_tensor import total_bytes
 
     model = read_foreign(source)
-    require_space(total_bytes(model.tensors), source.name)
-    import_foreign(model, entry.directory, origin, console, overwrite=True)
+    require_space(total_bytes(model.stored()), source.name)
+    summary = import_foreign(model, entry.directory, origin, console, overwrite=True)
+    return list(summary["dtypes"])
 
 
 def require_space(num_bytes: int, name: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.adapt.stored_weight import Format, StoredWeight, is_stored_weight
+from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight, is_stored_weight, name_of
 from sheepop.checkpoint.card_text import model_card
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.checkpoint.lazy_tensor import LazyTensor
@@ -29,8 +29,9 @@ FORMAT_VERSION = 5
 """The newest version, used for weights that are quantised in several ways or in groups with offsets. Reward models have
 version 4, directories with an adapter version 3, those with other quantised weights version 2, all others version 1."""
 PROVENANCE = "provenance.json"
-SCALE, OFFSET = "_scale", "_offset"
-"""The suffixes of a quantised weight's name for its scales and its offsets."""
+PARTS = ("", "_scale", "_offset")
+"""The suffixes of a quantised weight's name for its numbers, its scales and its offsets."""
+_, SCALE, OFFSET = PARTS
 Provenance = Mapping[str, Any]
 C = TypeVar("C", bound=Config)
 _STORED: dict[torch.dtype, Format] = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
@@ -82,6 +83,24 @@ class Quantization(Config):
     dtype: Literal["float32", "bfloat16", "float16"]
     is_mixed: bool = False
 
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor | LazyTensor], dtype: torch.dtype) -> Quantization | None:
+        """How these stored tensors are quantised, described by the smallest format among them; None if they are not."""
+        numbers = {name: tensor for name, tensor in tensors.items() if name + SCALE in tensors}
+        if not numbers:
+            return None
+        formats = {_STORED[tensor.dtype] for tensor in numbers.values()}
+        smallest: Literal["int4", "int8", "fp8"] = (
+            "int4" if "int4" in formats else "int8" if "int8" in formats else "fp8"
+        )
+        shapes = [(tensor.shape, tensors[name + SCALE].shape) for name, tensor in numbers.items()]
+        is_usual = all(
+            2 * shape[-1] == GROUP * scales[-1] if smallest == "int4" else shape[:-1] == scales
+            for shape, scales in shapes
+        )
+        is_mixed = len(formats) > 1 or not is_usual or any(name + OFFSET in tensors for name in numbers)
+        return cls(weights=smallest, dtype=name_of(dtype), is_mixed=is_mixed)
+
     def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
         """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None."""
         whole: dict[str, Tensor] = {}
@@ -122,6 +141,12 @@ class Quantization(Config):
     def _is_part(name: str, names: Container[str]) -> bool:
         """Whether this tensor holds the scales or the offsets of another one."""
         return any(name.endswith(end) and name.removesuffix(end) in names for end in (SCALE, OFFSET))
+
+
+def formats_of(tensors: Mapping[str, LazyTensor]) -> list[str]:
+    """The formats of stored matrices and the data types of other tensors, sorted."""
+    whole = (tensor.dtype for name, tensor in tensors.items() if not Quantization._is_part(name, tensors))
+    return sorted({_STORED.get(dtype) or name_of(dtype) for dtype in whole})
 
 
 def read_quantization(directory: Path) -> Quantization | None:

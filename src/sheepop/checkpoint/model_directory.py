@@ -16,16 +16,15 @@ from torch import Tensor
 from sheepop.adapt.lora import merged
 from sheepop.adapt.quantization import dequantized
 from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head, is_of_values
-from sheepop.adapt.stored_weight import GROUP, StoredWeight, name_of
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint.card_text import EVALUATIONS
 from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, Shape
 from sheepop.checkpoint.model_description import (
-    OFFSET,
+    PARTS,
     PROVENANCE,
-    SCALE,
     Provenance,
     Quantization,
     describe_model,
@@ -77,13 +76,14 @@ def write_model(
     plain: dict[str, Tensor] = {}
     for name, weight in weights.items():
         parts = weight.parts if isinstance(weight, StoredWeight) else (weight,)
-        for suffix, part in zip(("", SCALE, OFFSET), parts, strict=False):
+        for suffix, part in zip(PARTS, parts, strict=False):
             if part is not None:
                 plain[name + suffix] = part
     plain = {name: tensor.cpu().contiguous() for name, tensor in plain.items()}
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
     judges = f"{REWARD_HEAD}.weight" in weights
-    quantization = _quantization(weights)
+    computing = {weight.dtype for weight in weights.values() if isinstance(weight, StoredWeight)}
+    quantization = Quantization.of(plain, *computing) if computing else None
     describe_model(directory, config, tokenizer, provenance, generation, quantization, has_reward_head=judges)
 
 
@@ -176,19 +176,6 @@ def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
     tokenizer = load_tokenizer(directory)
     require_fit(tokenizer, config, directory)
     return directory, config, tokenizer
-
-
-def _quantization(weights: Mapping[str, Tensor]) -> Quantization | None:
-    """How these weights are quantised, described by the smallest format among them; None if they are not."""
-    stored = [weight for weight in weights.values() if isinstance(weight, StoredWeight)]
-    if not stored:
-        return None
-    (dtype,) = {weight.dtype for weight in stored}
-    formats = {weight.stored for weight in stored}
-    smallest = next(form for form in ("int4", "int8", "fp8") if form in formats)
-    usual = {"int4": GROUP}.get(smallest)
-    is_mixed = len(formats) > 1 or any(weight.offsets is not None or weight.group != usual for weight in stored)
-    return Quantization(weights=smallest, dtype=name_of(dtype), is_mixed=is_mixed)
 
 
 def unique_weights(model: Transformer) -> dict[str, Tensor]:

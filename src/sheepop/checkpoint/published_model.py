@@ -270,7 +270,6 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
         "file": name.file,
         "names": [name.key],
     }
-    licence = contents.card.get("license")
     origin = {key: record[key] for key in ("hub", "repository", "revision")}
     if model.is_adapter or is_model(source):  # kept as it is
         with atomic_directory(entry.directory, replace=True) as place:
@@ -278,7 +277,9 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
                 make_directory((place / file.path).parent)
                 shutil.copyfile(source / file.path, place / file.path)
     else:
-        import_into(entry, source, origin | ({"license": licence} if isinstance(licence, str) else {}), console)
+        licence = contents.card.get("license")
+        licensed = {"license": licence} if isinstance(licence, str) else {}
+        record["stored"] = import_into(entry, source, origin | licensed, console)
     entry.write_record({**record, "checksums": model.checksums})
     remove_tree(entry.source)
 

@@ -102,5 +102,6 @@ def rm(
 def _print(model: dict[str, Any]) -> None:
     revision = "" if model["revision"] is None else f" at {model['revision'][:12]}"
     used = f"used {model['last_used']}" if model["finished"] else "not finished"
-    line = f"{model['name']}{revision}: {model['bytes'] / 1e6:,.1f} MB, {used}, {model['path']}"
+    size = f"{model['bytes'] / 1e6:,.1f} MB" + (f" in {', '.join(model['stored'])}" if model["stored"] else "")
+    line = f"{model['name']}{revision}: {size}, {used}, {model['path']}"
     typer.echo(visible_line(line))

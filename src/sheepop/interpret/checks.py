@@ -17,7 +17,7 @@ from sheepop.interpret.trace import Trace, attentions_of
 # precision the roundings of a number that every block rounds once.
 _LIMITS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
 _WEIGHTS = "*attention.weights"
-# Products with integer weights round their inputs to 16 bits.
+# Products with integer weights round their inputs, some to 16 bits.
 _QUANTISED = 1e-3
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sheepop.adapt.quantization import QUANTIZED, input_importance, quantizable, quantize
+from sheepop.adapt.quantization import QUANTIZED, dequantized, input_importance, quantizable, quantize
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.checkpoint.model_kind import is_model
@@ -38,7 +39,8 @@ def quantize_model(
     `text` is scored before and after. If it is None, the model generates texts, and their scores show how far the two
     models are apart. int4 keeps the weights more exact whose inputs are large on the text `calibration`, by default on
     texts that the model generates.
-    Raises `CheckpointError` for a quantised model and `UsageError` for an `output` in use.
+    Raises `CheckpointError` for a model that SheepOp quantised, and `UsageError` for an `output` in use. A model that
+    was published quantised is dequantised first.
     """
     console = console or Console.silent()
     format = next((name for name in QUANTIZED if name == to), None)
@@ -50,8 +52,11 @@ def quantize_model(
     require_apart(Path(model), output)
     require_free(output, overwrite, "a model", is_model)
     loaded = load_model(model)
+    bytes_before = _num_bytes(loaded.model)
     if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
-        raise CheckpointError(f"{loaded.directory} is already quantised. Quantise the model that it was made from.")
+        if "imported" not in loaded.provenance or "quantized" in loaded.provenance:
+            raise CheckpointError(f"{loaded.directory} is already quantised. Quantise the model that it was made from.")
+        loaded = replace(loaded, model=dequantized(loaded.model))
     with console.progress("Quantising", total=4) as progress:
         own = _own_texts(loaded) if text is None or (to == "int4" and calibration is None) else []
         texts = own if text is None else [text]
@@ -74,7 +79,7 @@ def quantize_model(
         "weights": to,
         "parameters": sum(weight.numel() for weight in loaded.model.parameters()),
         "quantized_parameters": sum(weight.numel() for _, weight in quantizable(loaded.model)),
-        "bytes_before": _num_bytes(loaded.model),
+        "bytes_before": bytes_before,
         "bytes_after": _num_bytes(smaller),
         "text": "given" if text is not None else "written by the model",
         "perplexity_before": before,
@@ -116,9 +121,9 @@ def _perplexity(model: Transformer, loaded: LoadedModel, texts: list[str]) -> fl
 
 def _num_bytes(model: Transformer) -> int:
     """The size of the parameters."""
-    return sum(
-        weight.numbers.nbytes + (0 if weight.scales is None else weight.scales.nbytes)
-        if isinstance(weight, StoredWeight)
-        else weight.nbytes
+    parts = [
+        part
         for weight in model.parameters()
-    )
+        for part in (weight.parts if isinstance(weight, StoredWeight) else (weight,))
+    ]
+    return sum(part.nbytes for part in parts if part is not None)

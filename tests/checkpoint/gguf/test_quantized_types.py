@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels, is_stored_weight
 from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, TYPES, TensorType, type_of_dtype
 from sheepop.core.errors import CheckpointError
 
@@ -135,6 +136,36 @@ def test_every_quantised_type_is_read_as_by_llama_cpps_own_package(name: str) ->
     ours = TYPES[name].decode(torch.from_numpy(rows), columns)
     assert ours.dtype == torch.float32
     assert ours.numpy().tobytes() == theirs.astype(np.float32).tobytes()
+    assert as_stored(name, rows).rows().numpy().tobytes() == ours.numpy().tobytes()
+
+
+def as_stored(name: str, rows: np.ndarray) -> StoredWeight:
+    """Rows of blocks as the network stores them."""
+    kind = TYPES[name]
+    assert kind.read_stored is not None
+    parts = kind.read_stored(torch.from_numpy(rows).reshape(-1, kind.block_bytes))
+    numbers, scales, *offsets = (part.reshape(len(rows), -1) for part in parts)
+    form: Format = "int4" if numbers.dtype == torch.uint8 else "int8"
+    assert is_stored_weight(form, numbers, scales, *offsets or [None])
+    return StoredWeight(form, numbers, scales, torch.float32, *offsets)
+
+
+# The bits of a weight in memory: 4 or 8, and a scale, perhaps an offset, of 32 bits for each 16 or 32.
+BITS = {
+    **dict.fromkeys(("q4_0", "q1_0", "q2_0", "tq1_0", "tq2_0"), 5), **dict.fromkeys(("q4_1", "q4_k", "q3_k"), 6),
+    "q2_k": 8, **dict.fromkeys(("q5_1", "q5_k", "q6_k", "nvfp4", "iq2_xs", "iq2_s", "iq1_m"), 10),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, kind in TYPES.items() if kind.block > 1])
+def test_every_quantised_type_has_a_stored_form_with_a_kernel(name: str) -> None:
+    rows = random_blocks(name, 6).reshape(2, -1)
+    weight = as_stored(name, rows)
+    assert sum(part.nbytes for part in weight.parts if part is not None) * 8 == BITS.get(name, 9) * weight.numel()
+    assert weight.group in (16, 32)
+    numbers = TYPES[name].decode(torch.from_numpy(rows), weight.shape[-1])
+    assert torch.equal(weight.rows(), numbers)
+    assert weight.kernel is not None or not has_kernels()
 
 
 def test_blocks_worked_by_hand() -> None:

@@ -1,9 +1,9 @@
 // y = x W^T + b on a CPU for the few rows of x that writing text has, where the time goes into reading W.
 //
 // W (N, K) is float32, bfloat16, int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset,
-// for every 16 or 32 neighbours: weight = scale * code + offset. Beside integers x is rounded to 16 bits a row, so that
-// products within a group are exact sums of integers. A row of y is the same to the last bit whatever the other rows of
-// x are, and however many threads share the work.
+// for every 16 or 32 neighbours: weight = scale * code + offset. Beside integers x is rounded, to 16 bits a row for rows
+// with one scale and to 30 bits for groups, so that products within a row or a group are exact sums of integers. A row of
+// y is the same to the last bit whatever the other rows of x are, and however many threads share the work.
 
 #include <algorithm>
 #include <cmath>
@@ -80,12 +80,34 @@ struct Int8 {
 inline float number(float value) { return value; }
 inline float number(uint16_t bfloat16) { return single(bfloat16); }
 
-inline Shorts ones() { return Shorts{} + int16_t{1}; }
+// A number of x times a power of two, an integer of 30 bits: of 16 neighbours first the upper parts, then the lower parts
+// of 15 bits, then the sums of neighbouring pairs as floats.
+struct Halved {
+  int16_t parts[3];
+};
+constexpr int kLowBits = 15;
+
+// The integers of a group and 16 of its inputs after another: total += scale * sum(codes * inputs) + offset * sum(inputs).
+template <int parts, bool has_offset>
+inline Floats8 add_group(Floats8 total, const Shorts* codes, Floats8 scale, Floats8 offset, const Halved* x) {
+  Ints high = {}, low = {};
+  Floats8 sums = {};
+  for (int i = 0; i < parts; i++) {
+    const auto* inputs = reinterpret_cast<const int16_t*>(x + 16 * i);
+    high = add_pairs(high, codes[i], load<Shorts>(inputs));
+    low = add_pairs(low, codes[i], load<Shorts>(inputs + 16));
+    if (has_offset) sums += load<Floats8>(inputs + 32);
+  }
+  const Floats8 products = multiply_add(__builtin_convertvector(low, Floats8), __builtin_convertvector(high, Floats8),
+                                        spread<Floats8>(1 << kLowBits));
+  // The two parts of a group may nearly cancel out, which a large total would make less exact.
+  return has_offset ? total + multiply_add(scale * products, offset, sums) : multiply_add(total, scale, products);
+}
 
 // Integers of 8 bits whose rows are divided into groups; offsets are null if there are none.
 template <int group, bool has_offset>
 struct Int8Groups {
-  using Input = int16_t;
+  using Input = Halved;
   using Total = Floats8;
   static constexpr int kParts = group / 16;
   struct Weights {
@@ -105,14 +127,7 @@ struct Int8Groups {
     return w;
   }
   static Total add(Total total, const Weights& w, const Input* x) {
-    Ints products = {}, sums = {};
-    for (int i = 0; i < kParts; i++) {
-      const auto inputs = load<Shorts>(x + 16 * i);
-      products = add_pairs(products, w.codes[i], inputs);
-      if (has_offset) sums = add_pairs(sums, ones(), inputs);
-    }
-    total = multiply_add(total, w.scale, __builtin_convertvector(products, Floats8));
-    return has_offset ? multiply_add(total, w.offset, __builtin_convertvector(sums, Floats8)) : total;
+    return add_group<kParts, has_offset>(total, w.codes, w.scale, w.offset, x);
   }
   float finish(Total total, int64_t) const { return sum(total); }
 };
@@ -121,7 +136,7 @@ struct Int8Groups {
 // half and weight i + 16 in its upper one.
 template <class Scale, int group, bool has_offset>
 struct Int4Groups {
-  using Input = int16_t;
+  using Input = Halved;
   using Total = Floats8;
   static constexpr int kPair = 32, kGroups = kPair / group;
   struct Weights {
@@ -147,16 +162,8 @@ struct Int4Groups {
     return w;
   }
   static Total add(Total total, const Weights& w, const Input* x) {
-    for (int g = 0; g < kGroups; g++) {
-      Ints products = {}, sums = {};
-      for (int half = g * group / 16; half < (g + 1) * group / 16; half++) {
-        const auto inputs = load<Shorts>(x + 16 * half);
-        products = add_pairs(products, w.halves[half], inputs);
-        if (has_offset) sums = add_pairs(sums, ones(), inputs);
-      }
-      total = multiply_add(total, w.scales[g], __builtin_convertvector(products, Floats8));
-      if (has_offset) total = multiply_add(total, w.offsets[g], __builtin_convertvector(sums, Floats8));
-    }
+    for (int g = 0; g < kGroups; g++)
+      total = add_group<group / 16, has_offset>(total, w.halves + g * group / 16, w.scales[g], w.offsets[g], x + g * group);
     return total;
   }
   float finish(Total total, int64_t) const { return has_offset ? sum(total) : sum(total) / 16; }
@@ -244,35 +251,64 @@ struct Product {
   }
 };
 
-// Rows of x as 16-bit integers with a scale each, small enough that no total of products with int8 overflows.
-struct Rounded {
-  std::vector<int16_t> values;
-  std::vector<float> scales;
-  Rounded(const float* x, int64_t M, int64_t K, int64_t threads) : values(M * K), scales(M) {
-    const float largest = static_cast<float>(std::min<int64_t>(32767, (int64_t{1} << 34) / (128 * K)));
-    share(M, 1 + kWork / K, threads, [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; m++) {
-        const float* row = x + m * K;
-        float top = 0, spoiled = 0;  // NaN where a number is not finite, and then so are its products
-        for (int64_t k = 0; k < K; k++) {
-          top = std::max(top, std::abs(row[k]));
-          spoiled += row[k] * 0;
-        }
-        scales[m] = top / largest + spoiled;
-        if (std::isnan(spoiled)) continue;
-        const float factor = top > 0 ? largest / top : 0;
-        for (int64_t k = 0; k < K; k++) values[m * K + k] = static_cast<int16_t>(std::nearbyint(row[k] * factor));
+// Calls `round(m, row, largest)`, which returns a scale, for each row of x (M, K); NaN is the scale of a row with a number
+// that is not finite, so that all of its products are NaN.
+template <class Round>
+std::vector<float> rounded_rows(const float* x, int64_t M, int64_t K, int64_t threads, const Round& round) {
+  std::vector<float> scales(M);
+  share(M, 1 + kWork / K, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; m++) {
+      const float* row = x + m * K;
+      float top = 0, spoiled = 0;
+      for (int64_t k = 0; k < K; k++) {
+        top = std::max(top, std::abs(row[k]));
+        spoiled += row[k] * 0;
       }
-    });
-  }
-};
+      scales[m] = std::isnan(spoiled) ? spoiled : round(m, row, top);
+    }
+  });
+  return scales;
+}
 
-// A product with weights of integers; W = {weights, scales, offsets}.
-template <class W>
-void integer_product(const W& weights, const float* x, const float* bias, float* y, int64_t M, int64_t K, int64_t N,
+// A product with a scale for each row of W; x becomes small enough that no total of products with int8 overflows.
+void product_of_rows(const Int8& weights, const float* x, const float* bias, float* y, int64_t M, int64_t K, int64_t N,
                      int64_t threads) {
-  Rounded rounded(x, M, K, threads);
-  Product<W>{weights, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run(threads);
+  const float largest = static_cast<float>(std::min<int64_t>(32767, (int64_t{1} << 34) / (128 * K)));
+  std::vector<int16_t> values(M * K);
+  const auto scales = rounded_rows(x, M, K, threads, [&](int64_t m, const float* row, float top) {
+    const float factor = top > 0 ? largest / top : 0;
+    for (int64_t k = 0; k < K; k++) values[m * K + k] = static_cast<int16_t>(std::nearbyint(row[k] * factor));
+    return top / largest;
+  });
+  Product<Int8>{weights, values.data(), scales.data(), bias, y, M, K, N}.run(threads);
+}
+
+// A product with scales for groups; W = {weights, scales, offsets}.
+template <class W>
+void product_of_groups(const W& weights, const float* x, const float* bias, float* y, int64_t M, int64_t K, int64_t N,
+                       int64_t threads) {
+  std::vector<Halved> values(M * K);
+  const auto scales = rounded_rows(x, M, K, threads, [&](int64_t m, const float* row, float top) {
+    int exponent;  // of a power of two above all numbers
+    std::frexp(top, &exponent);
+    exponent = std::max(exponent, -90);
+    const float factor = std::ldexp(1.f, 2 * kLowBits - 1 - exponent);
+    for (int64_t k = 0; k < K; k += 16) {
+      auto* parts = reinterpret_cast<int16_t*>(values.data() + m * K + k);
+      int32_t integers[16];
+      for (int i = 0; i < 16; i++) {
+        integers[i] = static_cast<int32_t>(std::nearbyint(row[k + i] * factor));
+        const int32_t high = (integers[i] + (1 << (kLowBits - 1))) >> kLowBits;
+        parts[i] = static_cast<int16_t>(high);
+        parts[16 + i] = static_cast<int16_t>(integers[i] - (high << kLowBits));
+      }
+      Floats8 sums;
+      for (int i = 0; i < 8; i++) sums[i] = static_cast<float>(integers[2 * i] + integers[2 * i + 1]);
+      store(parts + 32, sums);
+    }
+    return 1 / factor;
+  });
+  Product<W>{weights, values.data(), scales.data(), bias, y, M, K, N}.run(threads);
 }
 
 }  // namespace
@@ -285,9 +321,9 @@ void integer_product(const W& weights, const float* x, const float* bias, float*
 #define GROUPED(name, Groups, W, S)                                                     \
   LINEAR(name, W, S) {                                                                  \
     if (offsets)                                                                        \
-      integer_product(Groups(true){w, scales, offsets}, x, bias, y, M, K, N, threads);  \
+      product_of_groups(Groups(true){w, scales, offsets}, x, bias, y, M, K, N, threads);  \
     else                                                                                \
-      integer_product(Groups(false){w, scales, offsets}, x, bias, y, M, K, N, threads); \
+      product_of_groups(Groups(false){w, scales, offsets}, x, bias, y, M, K, N, threads); \
   }
 
 #define INT8_16(has_offset) Int8Groups<16, has_offset>
@@ -302,7 +338,7 @@ LINEAR(float32, float, void) { Product<Float32>{{w}, x, nullptr, bias, y, M, K, 
 
 LINEAR(bfloat16, uint16_t, void) { Product<BFloat16>{{w}, x, nullptr, bias, y, M, K, N}.run(threads); }
 
-LINEAR(int8, int8_t, float) { integer_product(Int8{w, scales}, x, bias, y, M, K, N, threads); }
+LINEAR(int8, int8_t, float) { product_of_rows({w, scales}, x, bias, y, M, K, N, threads); }
 
 GROUPED(int8_16_float32, INT8_16, int8_t, float)
 GROUPED(int8_32_float32, INT8_32, int8_t, float)

@@ -106,16 +106,15 @@ class Container:
     def read(self, name: str) -> Tensor:
         """Returns a copy of the tensor in the in-memory dtype of its type."""
         record = self.tensors[name]
-        kind = record.kind
-        numbers = torch.empty(record.shape, dtype=kind.dtype)
-        pieces = torch.split(numbers.view(-1, kind.block), max(1, _PIECE // kind.block))
-        start = record.start
-        for piece in pieces:  # so that decoding needs little memory besides the result
-            end = start + len(piece) * kind.block_bytes
-            content = bytearray(memoryview(record.file)[start:end])
-            piece.copy_(kind.decode(torch.frombuffer(content, dtype=torch.uint8), kind.block))
-            start = end
-        return numbers
+        (numbers,) = _decoded(record, lambda content: (record.kind.read(content),))
+        return numbers.view(record.shape)
+
+    def read_stored(self, name: str) -> tuple[Tensor, ...]:
+        """Returns a copy of a quantised tensor of at least one dimension as integers, scales and perhaps offsets."""
+        record = self.tensors[name]
+        assert record.kind.read_stored is not None, name
+        found = _decoded(record, record.kind.read_stored)
+        return tuple(part.view(*record.shape[:-1], -1) for part in found)
 
     def digest(self, key: str) -> str:
         """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""
@@ -139,6 +138,22 @@ class Container:
         if not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise cursor.problem(f"{_ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
         return alignment
+
+
+def _decoded(record: TensorRecord, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
+    """Returns the decoded parts of all blocks (B, n), decoded in pieces, so that little memory is needed besides."""
+    kind, start = record.kind, record.start
+    count = record.size // kind.block_bytes
+    found = [
+        part.new_empty(count, part.shape[1]) for part in decode(torch.zeros(1, kind.block_bytes, dtype=torch.uint8))
+    ]
+    for pieces in zip(*(torch.split(part, max(1, _PIECE // kind.block)) for part in found), strict=True):
+        end = start + len(pieces[0]) * kind.block_bytes
+        content = torch.frombuffer(bytearray(memoryview(record.file)[start:end]), dtype=torch.uint8)
+        for piece, part in zip(pieces, decode(content.view(-1, kind.block_bytes)), strict=True):
+            piece.copy_(part)
+        start = end
+    return found
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -42,6 +42,11 @@ class Place:
     copied: bool = False
     constant: Callable[[], Tensor] | None = None
 
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether this is a matrix with the numbers of ours, in another order of rows at most."""
+        return self.role is Role.MATRIX and self.scale == 1.0 and len(self.shape) > 1
+
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Converts our tensors to theirs; arithmetic is in float32."""
         if self.constant is not None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.gguf.block_decoding import DECODERS
+from sheepop.adapt.stored_weight import GROUP
+from sheepop.checkpoint.gguf.block_decoding import DECODERS, pack
 from sheepop.checkpoint.gguf.block_encoding import ENCODERS, require_storable
 from sheepop.core.errors import CheckpointError
 
@@ -23,6 +24,8 @@ class TensorType:
 
     A row consists of blocks of `block` numbers in `block_bytes` bytes. `read` returns the numbers of blocks, and
     `write` their bytes, or is None for a type that SheepOp only reads; both take and return one block per row.
+    `read_stored` returns the same numbers as a `StoredWeight` stores them in groups of at most 32, without loss:
+    integers, of 4 bits where these are enough, else of 8, scales, and offsets in some types. It is None for floats.
     """
 
     name: str
@@ -32,6 +35,7 @@ class TensorType:
     block_bytes: int
     read: Callable[[Tensor], Tensor]
     write: Callable[[Tensor], Tensor] | None
+    read_stored: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def row_bytes(self, columns: int) -> int | None:
         """Returns the bytes of a row, or None if a row with this number of columns cannot have this type."""
@@ -72,14 +76,24 @@ def _float(name: str, number: int, dtype: torch.dtype) -> TensorType:
 
 
 def _blocks(name: str, number: int, block: int, block_bytes: int) -> TensorType:
-    encoder = ENCODERS.get(name)
+    encoder, decoder = ENCODERS.get(name), DECODERS[name]
 
     def write(numbers: Tensor) -> Tensor:
         assert encoder is not None
         require_storable(numbers)
         return encoder(numbers.float())
 
-    return TensorType(name, number, torch.float32, block, block_bytes, DECODERS[name], write if encoder else None)
+    def read(content: Tensor) -> Tensor:
+        return decoder(content).numbers()
+
+    def read_stored(content: Tensor) -> tuple[Tensor, ...]:
+        integers, *scalings = decoder(content)
+        if name in _FOUR_BITS:
+            integers = pack(integers.view(torch.uint8) & 15, 4, GROUP // 2)
+        found = [part for part in scalings if part is not None]
+        return integers, *(part.repeat_interleave(max(1, block // part.shape[1] // GROUP), 1) for part in found)
+
+    return TensorType(name, number, torch.float32, block, block_bytes, read, write if encoder else None, read_stored)
 
 
 F32 = _float("f32", 0, torch.float32)
@@ -94,6 +108,8 @@ _BLOCKS = (
     ("iq4_xs", 23, 256, 136), ("iq1_m", 29, 256, 56), ("tq1_0", 34, 256, 54), ("tq2_0", 35, 256, 66),
     ("mxfp4", 39, 32, 17), ("nvfp4", 40, 64, 36), ("q1_0", 41, 128, 18), ("q2_0", 42, 64, 18),
 )  # fmt: skip
+# Their integers are from -8 to 7, or from 0 to 15 if there are offsets.
+_FOUR_BITS = ("q1_0", "q2_0", "q4_0", "q4_1", "q2_k", "q3_k", "q4_k", "tq1_0", "tq2_0")
 TYPES = {kind.name: kind for kind in (*_FLOATS, *(_blocks(*row) for row in _BLOCKS))}
 BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME, OUTPUT_NAME, Role
 from sheepop.checkpoint.gguf.split import is_split, open_container
 from sheepop.checkpoint.gguf.tokenizer import end_ids_from_metadata, tokenizer_from_metadata
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.checkpoint.model_description import PARTS
 from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed
 from sheepop.core.errors import CheckpointError
@@ -54,6 +55,13 @@ class GGUFFile:
             **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
             **{name: LazyTensor.of(torch.zeros(num_experts)) for name in balances(self.config)},
         }
+        # One at a time, since its parts are read one after the other.
+        self._read_stored = lru_cache(maxsize=1)(container.read_stored)
+        quantized = [place for place in found if not place.copied and container.tensors[place.theirs].kind.read_stored]
+        self.quantized: Mapping[str, Mapping[str, LazyTensor]] = {
+            name: self._lazy_parts(place, name) for place in quantized if place.keeps_numbers for name, _ in place.ours
+        }
+        self._changed = [place.theirs for place in quantized if not place.keeps_numbers]
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -69,6 +77,14 @@ class GGUFFile:
         """Returns the tokens that end a text in the form of ``generation_config.json``, empty if only eos does."""
         ids = end_ids_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
         return {} if set(ids) <= {tokenizer.special_id("eos")} else {"eos_token_id": ids}
+
+    def notes(self) -> list[str]:
+        """Returns a note on quantised tensors that are not in `quantized`."""
+        if not self._changed:
+            return []
+        return [
+            f"Quantised tensors that are no plain matrices of the network are dequantised: {listed(self._changed, 3)}."
+        ]
 
     def source(self) -> dict[str, Any]:
         """Returns the origin of the model, for its provenance."""
@@ -91,6 +107,23 @@ class GGUFFile:
             dtype = self._half if torch.equal(numbers.to(self._half).to(dtype), numbers) else dtype
         return LazyTensor(shape, dtype, partial(self._read, place, name, dtype))
 
+    def _lazy_parts(self, place: Place, name: str) -> dict[str, LazyTensor]:
+        """Returns a quantised matrix as its integers, scales and offsets, by their names in a model directory."""
+        kind, shape = self._container.tensors[place.theirs].kind, dict(place.ours)[name]
+        assert kind.read_stored is not None
+        block = kind.read_stored(torch.zeros(1, kind.block_bytes, dtype=torch.uint8))
+        return {
+            name + suffix: LazyTensor(
+                (*shape[:-1], shape[-1] // kind.block * part.shape[1]),
+                part.dtype,
+                partial(self._read_part, place, name, index),
+            )
+            for index, (suffix, part) in enumerate(zip(PARTS, block, strict=False))
+        }
+
+    def _read_part(self, place: Place, name: str, index: int) -> Tensor:
+        return place.inverse(self._read_stored(place.theirs)[index], name).contiguous()
+
     def _read(self, place: Place, name: str, dtype: torch.dtype) -> Tensor:
         return place.inverse(self._container.read(place.theirs), name).to(dtype).contiguous()
 
@@ -112,7 +145,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
 
 
 def read_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
-    """Returns the model in a file: f32, f16 and bf16 tensors unchanged, and quantised ones as float32.
+    """Returns the model in a file: f32, f16 and bf16 tensors unchanged, and quantised ones as float32 and as stored.
 
     The file stays mapped while its tensors are in use. `tokenizer` replaces the file's own. Raises `CheckpointError`
     like `open_gguf`, and for a tokenizer that is missing, unsupported, or does not fit.
@@ -121,7 +154,10 @@ def read_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> ForeignMo
     if tokenizer is None:
         tokenizer = file.tokenizer()
     tokenizer, notes = fitting(tokenizer, file.config, path)
-    return ForeignModel(file.config, file.tensors, tokenizer, file.generation(tokenizer), file.source(), tuple(notes))
+    notes += file.notes()
+    return ForeignModel(
+        *(file.config, file.tensors, tokenizer, file.generation(tokenizer), file.source(), tuple(notes)), file.quantized
+    )
 
 
 def _check_tensors(container: Container, found: list[Place]) -> None:

@@ -62,7 +62,10 @@ class CorpusTask(Task):
                 f"training.initial_embeddings = {vectors} is for a new network, but the weights of {origin.path} "
                 "already have embeddings. Leave out one of the two."
             )
-        config = requested if origin is None else origin.inherit(requested, given)
+        config = requested
+        if origin is not None:
+            origin.require_floats()
+            config = origin.inherit(requested, given)
         task = self.with_config(fit_data_to_architecture(config, requested))
         refuse_ignored_settings(requested, task.corpus)
         require_fitting_corpus(task.config, task.corpus)

@@ -101,11 +101,8 @@ class ExampleTask(Task):
         if config.model.architecture != "decoder":
             raise ConfigError("Post-training is for models that continue text; this one is an encoder-decoder.")
         config = config.replace(tokenizer={**config.tokenizer.model_dump(), "path": None})
-        if origin.is_quantised and config.tuning.lora is None:
-            raise ConfigError(
-                f"The weights of {origin.path} are integers, which cannot be trained. Train an adapter with "
-                "tuning.lora={}, or give the model that they were rounded from."
-            )
+        if config.tuning.lora is None:
+            origin.require_floats()
         if hasattr(origin.loaded.model, REWARD_HEAD):
             raise ConfigError(f"{origin.path} is a reward model, which judges answers. Start from a model that writes.")
         task = self.with_config(config)

@@ -41,6 +41,15 @@ class Fork:
         """Whether its weights are integers."""
         return read_quantization(self.loaded.directory) is not None
 
+    def require_floats(self) -> None:
+        """Raises `ConfigError` if its weights are integers, which cannot be trained."""
+        if self.is_quantised:
+            raise ConfigError(
+                f"The weights of {self.path} are integers, which cannot be trained. Train an adapter with sheepop tune "
+                "and tuning.lora={}, give the model that they were rounded from, or start from the same weights as "
+                f"floats, which this writes: sheepop export {self.path} --format hf --output FLOATS"
+            )
+
     def write_base(self, target: Path) -> None:
         """Writes the model to `target` for a run that keeps its weights; files are shared if possible.
 
