@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sheepop.adapt.lora import adapted_layers
 from sheepop.adapt.native_products import can_be_batch_invariant, wants_native_kernels, with_native_products
@@ -94,11 +93,11 @@ class Generator:
         self.defaults = dict(defaults or {})
         own = tokenizer.special_id("eos")
         self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
-        self._sampler = self._sampler_of(self.model)
+        self._sampler = Sampler.of(self.tokenizer, self.model, self._end_ids)
         self._draft: tuple[Transformer, Sampler] | None = None
         if draft_model is not None:
             small = _prepared(draft_model.to(self.model.device))
-            self._draft = small, self._sampler_of(small)
+            self._draft = small, Sampler.of(self.tokenizer, small, self._end_ids)
         networks = (model,) if draft_model is None else (model, draft_model)
         self._weights = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         self._kept: _KeptEngine | None = None
@@ -235,10 +234,6 @@ class Generator:
         if someone_watches() or any(tensor.is_inference() for tensor in self._weights):
             return None
         return tuple(tensor._version for tensor in self._weights)
-
-    def _sampler_of(self, model: Transformer) -> Sampler:
-        forbidden = _forbidden_tokens(self.tokenizer, model.config.vocabulary, self._end_ids)
-        return Sampler(forbidden.to(model.device), self._end_ids)
 
     @cached_property
     def _grammars(self) -> Grammars:
@@ -397,15 +392,6 @@ def _prepared(model: Transformer) -> Transformer:
     if copy.device.type == "cuda":
         copy.pack_projections()
     return copy
-
-
-def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:
-    """A mask (V,) of the ids that are never generated: unused rows, padding, unknown, beginning of document."""
-    forbidden = torch.arange(num_rows) >= tokenizer.vocab_size
-    for token_id in (tokenizer.special_id("pad"), tokenizer.special_id("unk"), tokenizer.special_id("bos")):
-        if token_id is not None and token_id not in end_ids:  # some tokenizers use one token for several of these
-            forbidden[token_id] = True
-    return forbidden
 
 
 def free_memory(device: torch.device) -> int:

@@ -19,6 +19,8 @@ from sheepop.core.random import derive_seed
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.native_sampling import choose_natively, suits_native_sampling
 from sheepop.generate.warping import draw, likeliest, warped
+from sheepop.model import Transformer
+from sheepop.tokenizer import Tokenizer
 
 # The largest difference between two orders of summation in a small network, in epsilons of the largest logit.
 _NEAR = 8
@@ -102,6 +104,15 @@ class Sampler:
     def __init__(self, forbidden: Tensor, end_ids: Iterable[int]) -> None:
         self.forbidden = forbidden
         self._end_ids = sorted(end_ids)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, model: Transformer, end_ids: frozenset[int]) -> Sampler:
+        """A sampler that never chooses unused rows, padding, unknown, or the beginning of a document."""
+        forbidden = torch.arange(model.config.vocabulary) >= tokenizer.vocab_size
+        for token_id in (tokenizer.special_id("pad"), tokenizer.special_id("unk"), tokenizer.special_id("bos")):
+            if token_id is not None and token_id not in end_ids:  # some tokenizers use one token for several of these
+                forbidden[token_id] = True
+        return cls(forbidden.to(model.device), end_ids)
 
     @cached_property
     def _forbids(self) -> bool:
