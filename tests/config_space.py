@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from sheepop.model.config import ACTIVATION_NAMES, Initialization, NormKind, NormPosition, PositionEncoding
+from sheepop.model.options import ACTIVATION_NAMES, Initialization, NormKind, NormPosition, PositionEncoding
 
 VOCAB, LENGTH = 11, 10
 

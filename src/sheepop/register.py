@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from sheepop.core.plugins import commands
-from sheepop.model.config import ACTIVATION_NAMES, GATED
 from sheepop.model.feedforward import ACTIVATIONS
+from sheepop.model.options import ACTIVATION_NAMES, GATED
 from sheepop.train.config import CUSTOMARY, OBJECTIVE_NAMES, OPTIMIZER_NAMES, OptimizerSettings, TrainingConfig
 from sheepop.train.objective import OBJECTIVES, Objective
 from sheepop.train.optimizers.build import add_builder

@@ -19,7 +19,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that counts as large and has not changed for a while."""
     monkeypatch.setenv("SHEEPOP_MEASUREMENTS", str(tmp_path / "measurements.json"))
     monkeypatch.setattr(verified_files, "_LARGE", 1000)
-    monkeypatch.setattr(verified_files, "_TICK", 20_000_000)
+    monkeypatch.setattr(verified_files, "_TICK", 0.02)
     path = tmp_path / "weights"
     path.write_bytes(bytes(range(250)) * 8)
     time.sleep(0.03)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sheepop.model import Transformer
-from sheepop.model.config import ACTIVATION_NAMES, NormKind, PositionEncoding
+from sheepop.model.options import ACTIVATION_NAMES, NormKind, PositionEncoding
 
 from ..reading import read_in_pieces
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer, build_model
-from sheepop.model.config import ACTIVATION_NAMES, Initialization, NormKind, NormPosition, PositionEncoding
 from sheepop.model.loss import cross_entropy
+from sheepop.model.options import ACTIVATION_NAMES, Initialization, NormKind, NormPosition, PositionEncoding
 
 from ..config_space import LENGTH, VOCAB, valid_settings
 from ..reading import read_in_pieces

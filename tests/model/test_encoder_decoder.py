@@ -17,8 +17,8 @@ from torch import Tensor
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, blank_model, build_model
-from sheepop.model.config import ACTIVATION_NAMES, Backend, Initialization, NormKind, NormPosition, PositionEncoding
 from sheepop.model.loss import cross_entropy
+from sheepop.model.options import ACTIVATION_NAMES, Backend, Initialization, NormKind, NormPosition, PositionEncoding
 from sheepop.model.probe import record
 
 from ..reading import PieceReader, read_in_pieces

@@ -12,8 +12,8 @@ import torch
 
 from sheepop.core.random import seed_torch
 from sheepop.model import ModelConfig, Transformer, build_model
-from sheepop.model.config import Initialization
 from sheepop.model.loss import cross_entropy
+from sheepop.model.options import Initialization
 
 
 def config(**settings: Any) -> ModelConfig:

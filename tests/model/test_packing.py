@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sheepop.model import IGNORE_INDEX
-from sheepop.model.config import PositionEncoding
 from sheepop.model.loss import cross_entropy_sum
+from sheepop.model.options import PositionEncoding
 
 LENGTHS = (7, 1, 4)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sheepop.checkpoint.lazy_tensor import Shape
-from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.config import ModelConfig
+from sheepop.model.options import GATED
 from sheepop.model.sections import ExpertsConfig, GatedConvolutionConfig, GatedDeltaNetConfig
 
 

@@ -22,7 +22,7 @@ from sheepop.core.config import Config, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import read_json, write_atomic, write_json
 from sheepop.model import ModelConfig
-from sheepop.model.config import ACTIVATION_NAMES
+from sheepop.model.options import ACTIVATION_NAMES
 from sheepop.tokenizer import Tokenizer
 
 FORMAT_VERSION = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from sheepop.core.measurements import recall, remember
 
 _LARGE = 2**26
 # A file that changes twice within one tick of the file system's clock has the same time after both.
-_TICK = 2_000_000_000
+_TICK = 2.0  # seconds
 
 
 def remembered_sha256(path: Path) -> str:
@@ -28,7 +28,7 @@ def remembered_sha256(path: Path) -> str:
     if known is not None and known[:-1] == before:
         return str(known[-1])
     found = sha256_file(path)
-    if _identity(path) == before and time.time_ns() - max(before[-2:]) > _TICK:
+    if _identity(path) == before and datetime.now(UTC).timestamp() - max(before[-2:]) / 1e9 > _TICK:
         remember(key, [*before, found])
     return found
 

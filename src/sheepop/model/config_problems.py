@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sheepop.model.attention.features import BACKEND_FEATURES, FEATURES
-
-if TYPE_CHECKING:
-    from sheepop.model.config import ModelConfig
+from sheepop.model.options import ModelOptions
 
 _WITH_STD = frozenset({"gpt2", "normal", "mup"})
 
 
-def problems(config: ModelConfig) -> Iterator[str]:
+def problems(config: ModelOptions) -> Iterator[str]:
     """Yields a line for each rule that the configuration breaks."""
     yield from _size_problems(config)
     yield from _position_problems(config)
     yield from _choice_problems(config)
 
 
-def _size_problems(config: ModelConfig) -> Iterator[str]:
+def _size_problems(config: ModelOptions) -> Iterator[str]:
     if config.num_heads % config.kv_heads:
         yield (
             f"num_kv_heads = {config.num_kv_heads} does not divide num_heads = {config.num_heads}: each key-value "
@@ -44,7 +41,7 @@ def _size_problems(config: ModelConfig) -> Iterator[str]:
             yield f"{name} names layer {min(without)}, which has no attention"
 
 
-def _position_problems(config: ModelConfig) -> Iterator[str]:
+def _position_problems(config: ModelOptions) -> Iterator[str]:
     rotary, sinusoidal = (config.position_encoding == encoding for encoding in ("rope", "sinusoidal"))
     if rotary and (config.rotary_dim < 2 or config.rotary_dim % 2):
         share = f"head_dim = {config.head_dim} with rotary_fraction = {config.rotary_fraction} gives"
@@ -70,7 +67,7 @@ def _position_problems(config: ModelConfig) -> Iterator[str]:
                 yield f"{name} needs a sliding_window"
 
 
-def _choice_problems(config: ModelConfig) -> Iterator[str]:
+def _choice_problems(config: ModelOptions) -> Iterator[str]:
     if config.norm_bias and config.norm != "layernorm":
         yield f"norm_bias applies to norm: layernorm; {config.norm} has no bias"
     if config.parallel_residual and config.norm_position == "post":

@@ -15,8 +15,9 @@ from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending
 from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
-from sheepop.model.config import Architecture, ModelConfig
+from sheepop.model.config import ModelConfig
 from sheepop.model.norms import build_norm
+from sheepop.model.options import Architecture
 from sheepop.model.probe import Probe
 from sheepop.model.transformer import Outputs, Transformer
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.config import ModelConfig
+from sheepop.model.options import GATED
 from sheepop.model.probe import Probe
 
 

@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from sheepop.core.random import torch_generator
 from sheepop.model.attention.convolution import ShortConvolution
-from sheepop.model.config import Architecture, ModelConfig
+from sheepop.model.config import ModelConfig
 from sheepop.model.encoder_decoder import EncoderDecoder
+from sheepop.model.options import Architecture
 from sheepop.model.transformer import Transformer
 
 ARCHITECTURES: dict[Architecture, type[Transformer]] = {

@@ -17,11 +17,12 @@ from sheepop.model.attention.kernel import Attending, AttentionKind
 from sheepop.model.attention.sight import number_documents
 from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
-from sheepop.model.config import Architecture, ModelConfig
+from sheepop.model.config import ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.head import OutputHead
 from sheepop.model.ngrams import NgramEmbedding
 from sheepop.model.norms import build_norm
+from sheepop.model.options import Architecture
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
 from sheepop.model.probe import Probe, someone_watches
 

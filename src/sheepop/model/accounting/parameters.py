@@ -6,8 +6,9 @@ import math
 
 import torch
 
-from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.config import ModelConfig
 from sheepop.model.initialization import blank_model
+from sheepop.model.options import GATED
 
 Shape = tuple[int, ...]
 

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.config import ModelConfig
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.experts.router import Router, Routing, count_choices
 from sheepop.model.feedforward import ACTIVATIONS, UP_CHANGES, FeedForward, apply_gate
+from sheepop.model.options import GATED
 from sheepop.model.probe import Probe
 from sheepop.model.sections import ExpertsConfig
 

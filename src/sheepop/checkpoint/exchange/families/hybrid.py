@@ -49,7 +49,8 @@ from sheepop.checkpoint.mapping import (
     size,
     switch,
 )
-from sheepop.model.config import Mixer, ModelConfig
+from sheepop.model.config import ModelConfig
+from sheepop.model.options import Mixer
 
 _ATTENTION = "full_attention"
 _MIXER = f"{BLOCK}.mixer"
