@@ -29,9 +29,10 @@ from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, StorageError, UsageError
 from sheepop.jobs.generate import load_adapted
 from sheepop.jobs.models import list_models, pull_model, remove_models
+from sheepop.jobs.tokenizer import encode_text, find_tokenizer
 from sheepop.model import ModelConfig, build_model
 from sheepop.posttrain.rewards import Answer, open_reward
-from sheepop.tokenizer import CharTokenizer
+from sheepop.tokenizer import CharTokenizer, load_tokenizer
 
 from ..command_line import Launcher
 
@@ -209,6 +210,28 @@ def test_a_model_of_sheepop_by_name_is_what_was_saved_also_one_that_judges(hub: 
     assert load_model("org/judge").provenance == {"made": "here"}
     with pytest.raises(ConfigError, match=r"judges/check\.py does not exist, so it cannot judge answers"):
         open_reward("judges/check.py", 5.0, CharTokenizer(), device="cpu", batch_size=2)
+
+
+def test_a_tokenizer_is_fetched_without_the_weights_which_a_later_start_fetches(hub: LoopbackHub, toy: Path):
+    hub.repository(NAME, files_of(toy))
+    expected = load_tokenizer(toy).encode("Hello World")
+    for _ in range(2):
+        assert [token["id"] for token in encode_text(Path(NAME), "Hello World", False)] == expected
+        assert not any(path.endswith((".safetensors", ".index.json")) for path in content_paths(hub))
+    (entry,) = list_models()
+    assert entry["stored"] == ["tokenizer"] and entry["name"] == NAME
+    load_model(NAME)
+    (whole,) = list_models()
+    assert whole["path"] != entry["path"]
+    asked = len(hub.requests)
+    assert [token["id"] for token in encode_text(Path(NAME), "Hello World", False)] == expected
+    assert len(hub.requests) == asked
+
+
+def test_a_repository_with_a_tokenizer_alone_has_one_and_is_no_model(hub: LoopbackHub, toy: Path):
+    hub.repository(NAME, {name: data for name, data in files_of(toy).items() if not name.startswith("model")})
+    assert find_tokenizer(NAME).encode("Hello") == load_tokenizer(toy).encode("Hello")
+    assert "is not a model that SheepOp reads" in refused(NAME)
 
 
 def test_a_second_start_asks_nobody_and_loads_no_torch(hub: LoopbackHub, toy: Path, cache: Path):

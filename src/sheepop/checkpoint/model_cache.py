@@ -66,6 +66,11 @@ class CachedModel:
         return str(self.record.get("name", self.path.name))
 
     @property
+    def has_weights(self) -> bool:
+        """Whether it is a whole model; otherwise only its tokenizer and its configuration were fetched."""
+        return not self.record.get("tokenizer", False)
+
+    @property
     def revision(self) -> str | None:
         """The commit of a published model; None for a model from a path."""
         revision = self.record.get("revision")
@@ -136,9 +141,13 @@ def cached_models() -> list[CachedModel]:
     return [CachedModel(path) for path in sorted(place.iterdir()) if path.is_dir()] if place.is_dir() else []
 
 
-def find_published(name: PublishedName) -> CachedModel | None:
-    """Returns the entry of a published model, or None if it has not been fetched."""
-    return next((entry for entry in cached_models() if entry.answers(name)), None)
+def find_published(name: PublishedName, *, weights: bool = True) -> CachedModel | None:
+    """Returns the entry of a published model, or None if it has not been fetched.
+
+    Without `weights`, one that has only the tokenizer will do, too.
+    """
+    found = [entry for entry in cached_models() if entry.answers(name) and (entry.has_weights or not weights)]
+    return max(found, key=lambda entry: entry.has_weights, default=None)
 
 
 def entry_for(label: str, *identity: Any) -> CachedModel:

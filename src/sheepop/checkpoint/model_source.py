@@ -59,17 +59,28 @@ def resolve_adapter(path: str | Path, console: Console | None = None) -> Path:
     return path if path.exists() else _published(path, console, what)
 
 
-def _published(path: Path, console: Console | None, what: str) -> Path:
+def resolve_tokenizer_directory(path: str | Path, console: Console | None = None) -> Path:
+    """Returns a directory with the tokenizer of a model; of a published one that is not cached, only that is fetched.
+
+    Otherwise it is the directory of `resolve_model_directory`, which see.
+    """
+    path = Path(path)
+    if path.exists():
+        return resolve_model_directory(path, console)
+    return _published(path, console, "a tokenizer, or a model", weights=False)
+
+
+def _published(path: Path, console: Console | None, what: str, *, weights: bool = True) -> Path:
     """Returns the directory of a name in the cache, fetched first if it is not there; `what` may be given instead."""
     name = PublishedName.parse(str(path))
     if name is None:
         raise CheckpointError(f"{path} does not exist. Give {what}.")
     _refuse_mistyped_path(path)
-    cached = find_published(name)
+    cached = find_published(name, weights=weights)
     if cached is None:
         from sheepop.checkpoint.published_model import pull  # loads the hub's library
 
-        cached = pull(name, console or Console())
+        cached = pull(name, console or Console(), weights=weights)
     return cached.use()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -54,17 +55,19 @@ class _AbsentError(Exception):
     """A file of a model is not where it is looked for, or is damaged there."""
 
 
-def pull(name: PublishedName, console: Console) -> CachedModel:
+def pull(name: PublishedName, console: Console, *, weights: bool = True) -> CachedModel:
     """Fetches the newest commit of `name` into the cache, unless it is there already.
 
+    Without `weights` it fetches the configuration and the tokenizer alone, unless a GGUF file has both.
     Its files come from the cache of Hugging Face's library if all are there, else from the hub. The cache keeps the
     imported model alone. Raises `CheckpointError` for a model that does not exist, cannot be read or was damaged on the
     way, and `StorageError` for a full disk.
     """
     hub = Hub(kind="model")
     contents, stored, is_whole = _contents(name, hub, console)
-    model = _Published(name, contents, is_whole=is_whole)
-    entry = entry_for(contents.repository, contents.revision, name.file, model.checksums)
+    model = _Published(name, contents, is_whole=is_whole, has_weights=weights)
+    part = [] if model.has_weights else ["tokenizer"]
+    entry = entry_for(contents.repository, contents.revision, name.file, model.checksums, *part)
     with filling(entry, str(name), console):
         if not entry.is_finished:
             _fill(entry, model, hub, stored, console)
@@ -72,7 +75,12 @@ def pull(name: PublishedName, console: Console) -> CachedModel:
         if name.key not in record["names"]:
             entry.write_record({**record, "names": [*record["names"], name.key]})
     for other in cached_models():
-        if other.path != entry.path and name.key in other.record.get("names", ()):  # of an older commit
+        if other.path == entry.path or name.key not in other.record.get("names", ()):
+            continue
+        if model.has_weights and not other.has_weights:
+            with suppress(CheckpointError):  # another process fetches it
+                other.remove()
+        elif model.has_weights or not other.has_weights:  # of an older commit
             other.write_record({**other.record, "names": [key for key in other.record["names"] if key != name.key]})
     return entry
 
@@ -80,13 +88,16 @@ def pull(name: PublishedName, console: Console) -> CachedModel:
 class _Published:
     """A published model at one commit, and which of the repository's files it consists of.
 
-    `is_whole` tells whether `contents` are all files of the commit.
+    `is_whole` tells whether `contents` are all files of the commit. Without `has_weights` only the configuration and
+    the tokenizer are wanted.
     """
 
-    def __init__(self, name: PublishedName, contents: Contents, *, is_whole: bool) -> None:
+    def __init__(self, name: PublishedName, contents: Contents, *, is_whole: bool, has_weights: bool = True) -> None:
         self.name, self.contents, self.is_whole = name, contents, is_whole
         self._files = {file.path: file for file in contents.files}
-        self.gguf = self._chosen_gguf()
+        has_tokenizer = CONFIG in self._files and name.file is None
+        self.has_weights = has_weights or not has_tokenizer or self.is_adapter
+        self.gguf = self._chosen_gguf() if self.has_weights else []
 
     @property
     def checksums(self) -> list[list[str | None]]:
@@ -96,8 +107,8 @@ class _Published:
     @property
     def candidates(self) -> list[HubFile]:
         """The files that may be needed: of weights in several files, all that are beside their index."""
-        if self.gguf:
-            return self.gguf
+        if self.gguf or not self.has_weights:
+            return self.gguf or self.description
         weights = [WEIGHTS] if WEIGHTS in self._files else [path for path in self._files if _SHARD.fullmatch(path)]
         if self.is_adapter:
             weights = [ADAPTER_WEIGHTS]
@@ -122,12 +133,14 @@ class _Published:
         else:
             wanted += [*_VOCABULARIES, *(path for path in self._files if path.endswith(_VOCABULARY_SUFFIXES))]
         wanted += [path for path in self._files if _TEMPLATE.fullmatch(path)]
-        if WEIGHTS not in self._files and not self.is_adapter:
+        if WEIGHTS not in self._files and not self.is_adapter and self.has_weights:
             wanted.append(INDEX)
         return [self._files[path] for path in wanted if path in self._files and _is_below(path)]
 
     def weights(self, place: Path) -> list[HubFile]:
         """The weight files, as the index in `place` lists them if there are several."""
+        if not self.has_weights:
+            return []
         if self.is_adapter:
             return [self._files[ADAPTER_WEIGHTS]]
         if WEIGHTS in self._files:
@@ -151,7 +164,7 @@ class _Published:
                     "its name says. The repository is damaged: ask its owner, or give another revision."
                 )
             bring(file)
-            if file.path == CONFIG and not is_model(place):
+            if file.path == CONFIG and self.has_weights and not is_model(place):
                 _refuse_unknown_family(place)
         for file in self.weights(place):
             bring(file)
@@ -271,7 +284,9 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
         "names": [name.key],
     }
     origin = {key: record[key] for key in ("hub", "repository", "revision")}
-    if model.is_adapter or is_model(source):  # kept as it is
+    if not model.has_weights:
+        record["tokenizer"] = True
+    if model.is_adapter or not model.has_weights or is_model(source):  # kept as it is
         with atomic_directory(entry.directory, replace=True) as place:
             for file in [*model.description, *model.weights(source)]:
                 make_directory((place / file.path).parent)

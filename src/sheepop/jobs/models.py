@@ -16,7 +16,8 @@ from sheepop.core.errors import UsageError
 def list_models() -> list[dict[str, Any]]:
     """The models in the cache, the last used first.
 
-    Each has a name, revision, bytes, the formats of its tensors (`stored`), last use (ISO 8601, UTC) and directory.
+    Each has a name, revision, bytes, the formats of its tensors, or `tokenizer` (`stored`), last use (ISO 8601, UTC)
+    and directory.
     """
     return [_described(entry) for entry in sorted(cached_models(), key=lambda entry: -(entry.last_used or 0))]
 
@@ -70,7 +71,7 @@ def _described(entry: CachedModel) -> dict[str, Any]:
         "revision": entry.revision,
         "finished": entry.is_finished,
         "bytes": entry.num_bytes,
-        "stored": entry.record.get("stored", []),
+        "stored": entry.record.get("stored", []) if entry.has_weights else ["tokenizer"],
         "last_used": None if used is None else datetime.fromtimestamp(used, UTC).isoformat(timespec="seconds"),
         "path": str(entry.directory if entry.is_finished else entry.path),
     }

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sheepop import data as corpora  # loads the builder only when it is called
-from sheepop.checkpoint import resolve_model_directory
 from sheepop.checkpoint.model_kind import is_gguf
+from sheepop.checkpoint.model_source import resolve_tokenizer_directory
 from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
@@ -29,7 +29,7 @@ def find_tokenizer(path: str | Path, pattern: str | None = None) -> Tokenizer:
     if path.exists() and is_corpus(path):
         return load_tokenizer(path / "tokenizer")
     try:
-        return load_tokenizer(resolve_model_directory(path))
+        return load_tokenizer(resolve_tokenizer_directory(path))
     except CheckpointError as error:
         raise TokenizerError(f"{path} holds no tokenizer. {error}") from None
 
