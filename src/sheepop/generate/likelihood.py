@@ -206,13 +206,13 @@ class _Reading:
     ) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
         """Scores the continuations of contexts that were read; `states_RD` has a row for each context."""
         pairs = [(row, found) for row, group in enumerate(groups) for found in group.continuations]
-        firsts = self._judge(states_RD, [row for row, _ in pairs], [found[0] for _, found in pairs])
+        firsts = self._judge(states_RD, [found[0] for _, found in pairs], [row for row, _ in pairs])
         judged = {pair: [first] for pair, first in zip(pairs, firsts, strict=True)}
         waiting = [(row, found) for row, found in pairs if len(found) > 1]
         while waiting:
             forks, shares = self._forks(waiting, texts)
             tokens = [token for _, found in waiting[: len(forks)] for token in found[1:]]
-            rest = iter(self._judge(self._runner.states(Reading.of(shares)), range(len(tokens)), tokens))
+            rest = iter(self._judge(self._runner.states(Reading.of(shares)), tokens))
             for pair, fork in zip(waiting, forks, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
                 assert fork.table is not None
@@ -246,9 +246,9 @@ class _Reading:
             budget -= count
         return forks, shares
 
-    def _judge(self, states_RD: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
-        """Scores each of `token_ids` as the next token after the state with the same index in `rows`."""
-        found = self._head.judge(states_RD, torch.tensor(token_ids), torch.tensor(list(rows)))
+    def _judge(self, states_RD: Tensor, token_ids: Sequence[int], rows: Sequence[int] | None = None) -> list[_Judged]:
+        """Scores each of `token_ids` as the next token after the state in its row, by default one for each state."""
+        found = self._head.judge(states_RD, torch.tensor(token_ids), None if rows is None else torch.tensor(list(rows)))
         return list(
             zip(found.logprobs.tolist(), found.is_likeliest.tolist(), found.best_logprobs.tolist(), strict=True)
         )

@@ -29,7 +29,7 @@ from sheepop.model.probe import named_probes, watch
 from sheepop.tokenizer import Tokenizer
 
 # The most logits of a pass in memory at a time; readings of them take several copies in float64.
-_LOGITS = 2**22
+_LOGITS = 2**21
 # The tensors of the last requested block stay in memory if they have at most this many bytes.
 _KEPT_BYTES = 2**28
 _SHOWN = 10  # likeliest tokens

@@ -126,14 +126,16 @@ class OutputHead(nn.Linear):
         for places, logits_RV in self.blocks_of_logits(hidden_ND):
             begin, end = torch.searchsorted(rows, torch.tensor([places.start, places.stop])).tolist()
             where = (rows[begin:end] - places.start).to(hidden_ND.device)
-            best, likeliest = logits_RV.max(-1)
+            likeliest = logits_RV.argmax(-1)  # on a CPU three times as fast as `max`
+            best = logits_RV.gather(1, likeliest[:, None])[:, 0]
             log_sum = logits_RV.logsumexp(-1)
             own = logits_RV[where, tokens[begin:end]]
             of_tokens = logits_RV if rows_M is None else logits_RV[where]
             found.append(
                 (
                     own - log_sum[where],
-                    (of_tokens > own[:, None]).sum(-1) + 1,
+                    # A sum of floats, exact below 2^24, takes a fifth of the time of a sum of truth values.
+                    (of_tokens > own[:, None]).float().sum(-1).long() + 1,
                     likeliest[where] == tokens[begin:end],
                     (best - log_sum)[where],
                 )
