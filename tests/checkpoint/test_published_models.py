@@ -15,7 +15,8 @@ import torch
 from huggingface_hub import constants
 
 import sheepop
-from sheepop.checkpoint import load_model, model_cache, resolve_model_directory
+from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head
+from sheepop.checkpoint import load_model, model_cache, resolve_model_directory, save_model
 from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.model_cache import cached_models
@@ -24,8 +25,11 @@ from sheepop.checkpoint.published_model import pull
 from sheepop.checkpoint.published_name import PublishedName
 from sheepop.core import hub as hub_module
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, SheepOpError, StorageError, UsageError
+from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, StorageError, UsageError
+from sheepop.jobs.generate import load_adapted
 from sheepop.jobs.models import list_models, pull_model, remove_models
+from sheepop.model import ModelConfig, build_model
+from sheepop.posttrain.rewards import Answer, open_reward
 from sheepop.tokenizer import CharTokenizer
 
 from ..command_line import Launcher
@@ -110,6 +114,64 @@ def test_a_name_loads_what_transformers_loads(hub: LoopbackHub, toy: Path, cache
     assert made["repository"] == NAME and made["revision"] == repository.branches["main"]
     assert made["license"] == "apache-2.0" and "directory" not in made
     assert "apache-2.0" in (entry.directory / "README.md").read_text()
+
+
+def adapter_for(place: Path, folder: Path) -> dict[str, bytes]:
+    """The files of an adapter of the model in `place`, which PEFT trained."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    adapted = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(place), peft.LoraConfig(target_modules=["q_proj"])
+    )
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
+    adapted.save_pretrained(folder)
+    return files_of(folder)
+
+
+def test_an_adapter_by_name_computes_what_peft_computes(hub: LoopbackHub, toy: Path, tmp_path: Path):
+    from transformers import AutoModelForCausalLM
+
+    peft = pytest.importorskip("peft")
+    files = adapter_for(toy, tmp_path / "adapter")
+    # Training programs leave a configuration of the model and more beside it.
+    hub.repository("org/polite", files | {"config.json": b"{}", "training_args.bin": b"x" * 500, "README.md": b"y"})
+    hub.repository(NAME, files_of(toy))
+    found = load_adapted(NAME, ["org/polite"], device="cpu")
+    expected = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(toy), tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(IDS), expected(IDS).logits, rtol=1e-4, atol=1e-5)
+    fetched = content_paths(hub)
+    assert fetched.count("config.json") == 1 and "training_args.bin" not in fetched
+    asked = len(hub.requests)
+    load_adapted(NAME, [Path("hf:org/polite")], device="cpu")
+    assert len(hub.requests) == asked
+    assert {found["name"] for found in list_models()} == {NAME, "org/polite"}
+    assert "org/polite is an adapter, not a model. Give its model, and this one with --adapter" in refused("org/polite")
+    with pytest.raises(CheckpointError, match="is not an adapter"):
+        load_adapted(NAME, [NAME], device="cpu")
+    with pytest.raises(CheckpointError, match=r"polite.zip does not exist. Give a directory in PEFT's format, a run"):
+        load_adapted(NAME, ["polite.zip"], device="cpu")
+
+
+def test_a_model_of_sheepop_by_name_is_what_was_saved_also_one_that_judges(hub: LoopbackHub, tmp_path: Path):
+    sizes = {"vocab_size": 128, "d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 64, "dropout": 0.0}
+    model = build_model(ModelConfig(**sizes), seed=1).eval()
+    torch.nn.init.normal_(add_scalar_head(model, REWARD_HEAD).weight, generator=torch.Generator().manual_seed(2))
+    save_model(tmp_path / "judge", model, CharTokenizer(), {"made": "here"})
+    hub.repository("org/judge", files_of(tmp_path / "judge"))
+    answer = Answer("1 + 1 =", " 2", [5, 17, 100, 41])
+    rewards = []
+    for place in ("org/judge", str(tmp_path / "judge")):
+        reward = open_reward(place, 5.0, CharTokenizer(), device="cpu", batch_size=2)
+        rewards.append(reward([answer]))
+    assert rewards[0] == rewards[1]
+    assert load_model("org/judge").provenance == {"made": "here"}
+    with pytest.raises(ConfigError, match=r"judges/check\.py does not exist, so it cannot judge answers"):
+        open_reward("judges/check.py", 5.0, CharTokenizer(), device="cpu", batch_size=2)
 
 
 def test_a_second_start_asks_nobody_and_loads_no_torch(hub: LoopbackHub, toy: Path, cache: Path):

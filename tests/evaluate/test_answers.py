@@ -33,3 +33,13 @@ def test_a_model_with_a_template_is_asked_in_it(generator: Generator, tmp_path: 
     talk = [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "Yes"}, {"role": "user", "content": "?"}]
     expected = [found.text for found in generator.generate(["<user>Hi<a>", "<user>Hi<bot>Yes<user>?<a>"], CONFIG)]
     assert answers_of(chatting, ["Hi", talk], CONFIG) == expected
+
+
+def test_the_template_sees_the_variables_and_without_one_they_are_refused(generator: Generator, tmp_path: Path) -> None:
+    generator.tokenizer.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(f"{TEMPLATE}{{{{ mood }}}}")
+    chatting = Generator(generator.model, load_tokenizer(tmp_path))
+    expected = [found.text for found in generator.generate(["<user>Hi<a>so "], CONFIG)]
+    assert answers_of(chatting, ["Hi"], CONFIG, {"mood": "so "}) == expected
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        answers_of(generator, ["Hi"], CONFIG, {"mood": "so "})

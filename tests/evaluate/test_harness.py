@@ -311,7 +311,7 @@ def test_every_document_is_answered_as_lm_eval_answers_it(ours, theirs, task):
 
 def test_the_documents_reach_every_case(ours, pair):
     """Long texts lose their beginning, choices are of one token and of several, and filters find some answers."""
-    assert any("texts of endings were longer than the model's context of 96" in note for note in ours["endings"].notes)
+    assert any("texts of endings were longer than the context of 96" in note for note in ours["endings"].notes)
     assert not ours["prose"].notes
     assert {len(pair.ours.tokenizer.encode(choice)) for choice in ours["letters"].items[0].shown["choices"]} == {1}
     assert max(len(pair.ours.tokenizer.encode(choice)) for choice in ours["endings"].items[0].shown["choices"]) > 3
@@ -319,6 +319,24 @@ def test_the_documents_reach_every_case(ours, pair):
     assert 0 < ours["endings"].measure("acc").value < 1
     assert any(len(text) > 3 for item in ours["answers"].items for text in item.shown["written"])
     assert len({item.shown["found"]["first"] for item in ours["answers"].items}) > 2
+
+
+def test_a_shorter_context_is_that_of_lm_eval(pair, tasks):
+    """Whole texts are read in windows of this length, and other texts lose their beginning."""
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    names = ["endings", "prose"]
+    model = HFLM(pretrained=pair.theirs, tokenizer=pair.tokenizer, batch_size=3, device="cpu", max_length=40)
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    expected = simple_evaluate(model, tasks=names, task_manager=manager, bootstrap_iters=0, limit=6)
+    for found in run_tasks(pair.ours, names, include=[tasks], limit=6, context=40):
+        scores = {measure.name: measure.value for measure in found.measures}
+        assert scores == pytest.approx(their_scores(expected, found.name), rel=1e-5)
+        assert found.settings["context"] == 40
+    with pytest.raises(UsageError, match="context = 97 must be at least 1 and at most the model's context of 96"):
+        run_tasks(pair.ours, names, include=[tasks], context=97)
 
 
 def test_a_measure_is_defined_and_its_interval_is_made_of_the_standard_error(ours, theirs):

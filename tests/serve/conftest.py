@@ -30,7 +30,8 @@ from sheepop.tokenizer import CharTokenizer
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    "{% if tools %}tools: {{ tools | length }}\n{% endif %}{% if add_generation_prompt %}[assistant] {% endif %}"
+    "{% if tools %}tools: {{ tools | length }}\n{% endif %}{% for d in documents or () %}<{{ d.text }}>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {{ mood }}{% endif %}"
 )
 
 

@@ -203,6 +203,26 @@ def test_fields_within_messages_are_checked_too(client: httpx.Client) -> None:
     assert "no chat template" in asked(model="plain")["message"]
 
 
+def test_what_the_chat_template_gets_is_checked(client: httpx.Client) -> None:
+    def asked(**changes: Any) -> dict[str, Any]:
+        return refusal(client.post("/v1/chat/completions", json={**ENDPOINTS["/v1/chat/completions"], **changes}))
+
+    for name in ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"):
+        error = asked(chat_template_kwargs={name: "{{ 1 }}"})
+        assert error["param"] == "chat_template_kwargs"
+        assert f"{name}: a conversation gives the chat template this itself" in error["message"]
+    assert asked(chat_template_kwargs="{}")["param"] == "chat_template_kwargs"
+    assert asked(documents=["a text"])["param"] == "documents.0"
+    assert asked(add_generation_prompt=True, continue_final_message=True)["param"] == "continue_final_message"
+    nothing = [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}]}]
+    error = asked(messages=[*MESSAGES, *nothing], continue_final_message=True)
+    assert error["param"] == "continue_final_message"
+    assert "the last message has no text" in error["message"]
+    # A name that Python's functions use is a variable like any other.
+    body = {**ENDPOINTS["/v1/chat/completions"], "chat_template_kwargs": {"self": 1, "template": "x", "options": []}}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+
+
 def test_settings_that_leave_nothing_to_choose_harm_only_who_asks(client: httpx.Client) -> None:
     """Each of these arrives while another text is generated, and is answered or refused."""
     everyone = {str(token_id): -100 for token_id in range(128)}

@@ -33,6 +33,18 @@ def test_a_server_answers_as_its_api_does(live: Any) -> None:
     assert "--max-new-tokens" in speaker.note
 
 
+def test_the_template_of_a_server_sees_the_variables(live: Any) -> None:
+    said = [{"role": "user", "content": "Hello"}]
+    settings = requested(max_new_tokens=9, temperature=0.0)
+    speaker = ServerSpeaker(live.url, model="chat", chat_template_kwargs={"mood": "so "})
+    asked = {"model": "chat", "prompt": "[user] Hello\n[assistant] so ", "max_tokens": 9, "temperature": 0}
+    request = urllib.request.Request(
+        f"{live.url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert "".join(speaker.answer(said, settings)) == json.loads(response.read())["choices"][0]["text"]
+
+
 def test_a_server_that_refuses_is_heard(live: Any) -> None:
     assert ServerSpeaker(f"{live.url}/v1/").name == "chat"  # its first model
     with pytest.raises(DataError, match=r"answered 404: .*nobody"):

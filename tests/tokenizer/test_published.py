@@ -32,8 +32,21 @@ def test_a_byte_that_no_assigned_character_needs_may_be_missing(byte: int, text:
     assert [f"lacks the byte 0x{byte:02X}" in note for note in tokenizer.notes] == [True]
     for whole in ("é🐑\U000e0041\U0010fffd", "\U0003ffff"):
         assert tokenizer.decode(tokenizer.encode(whole)) == whole
-    with pytest.raises(TokenizerError, match=f"Text 2 of 2 has the unassigned character U\\+{ord(text[1]):X} at .* 1"):
+    with pytest.raises(TokenizerError, match=f"Text 2 of 2 has the character U\\+{ord(text[1]):X} at .* 1"):
         tokenizer.encode_batch(["a", text])
+
+
+def test_control_characters_that_a_vocabulary_lacks_are_refused_in_texts():
+    """Falcon's published vocabulary has no token for 14 of them, among these the vertical tab."""
+    absent = [0x03, 0x04, 0x05, 0x0B, 0x11, 0x13, 0x14, 0x15, 0x16, 0x17, 0x19, 0x1C, 0x1D, 0x1E]
+    # In the vocabulary a byte that is no printable character stands 256 characters further on.
+    tokenizer = tokenizer_from_json(json.dumps(gpt2_style(lacking="".join(chr(256 + byte) for byte in absent))))
+    assert tokenizer.notes[0].startswith("The vocabulary lacks the bytes 0x03, 0x04, 0x05, 0x0B, 0x11, 0x13")
+    assert tokenizer.decode(tokenizer.encode("a\tb\r\n\x00\x7f\x1b[0m")) == "a\tb\r\n\x00\x7f\x1b[0m"
+    with pytest.raises(TokenizerError, match=r"Text 1 of 1 has the character U\+000B at place 1, which this"):
+        tokenizer.encode("a\vb")
+    with pytest.raises(TokenizerError, match=r"lacks 1 of the bytes .* \(0x09 first\)"):
+        tokenizer_from_json(json.dumps(gpt2_style(lacking=chr(256 + 9))))
 
 
 @pytest.mark.parametrize("byte", [0xC2, 0xF0, 0xF3, 0xF4])

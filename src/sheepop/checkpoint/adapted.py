@@ -13,7 +13,7 @@ from sheepop.checkpoint.exchange.choice import choose_family
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.model_description import read_adapter_config, read_model_config
 from sheepop.checkpoint.model_directory import ADAPTER, LoadedModel, read_weights
-from sheepop.checkpoint.model_source import resolve_model_directory
+from sheepop.checkpoint.model_source import resolve_adapter, resolve_model_directory
 from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
@@ -23,9 +23,9 @@ from sheepop.tokenizer import holds_tokenizer, load_tokenizer
 def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bool = True) -> LoadedModel:
     """Returns the model with the sum of these adapters, sharing the memory of unchanged weights.
 
-    A path is a directory in PEFT's format, or a model or run that was tuned with LoRA. `merge` merges the adapters into
-    the weights, unless these are quantised. The chat template comes from the last adapter that has the same tokenizer.
-    Raises `CheckpointError` for an adapter that is damaged or does not fit.
+    A path is a directory in PEFT's format, the name of a published one, or a model or run that was tuned with LoRA.
+    `merge` merges the adapters into the weights, unless these are quantised. The chat template comes from the last
+    adapter that has the same tokenizer. Raises `CheckpointError` for an adapter that is damaged or does not fit.
     """
     model, tokenizer = loaded.model.sharing_copy(), loaded.tokenizer
     for number, path in enumerate(paths, start=1):
@@ -49,11 +49,10 @@ def family_of(loaded: LoadedModel) -> Family:
 
 def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path:
     """Adds one adapter to `model` and returns the directory that contains it."""
+    path = resolve_adapter(path)
     if (path / CONFIG).is_file():
         read_adapter(path, model, family_of(loaded), name=name)
         return path
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist. Give a directory in PEFT's format, or a run with tuning.lora.")
     directory = resolve_model_directory(path)
     read_model_config(directory)
     config = read_adapter_config(directory)

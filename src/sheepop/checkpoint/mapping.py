@@ -227,6 +227,27 @@ class EmbeddingRoot(Field):
             yield f"embedding_scale = {own:g}, but it multiplies embeddings by {root:g}"
 
 
+@dataclass(frozen=True)
+class OutputScale(Field):
+    """The key of the factor of the logits, by which they are divided if it `divides`; must not be 0."""
+
+    theirs: str
+    default: float
+    divides: bool = False
+    covers = ("logit_scale",)
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns the factor."""
+        value = given.typed(self.theirs, float, self.default)
+        if value <= 0:
+            raise given.problem(self.theirs, "is not a factor above 0")
+        return {"logit_scale": 1 / value if self.divides else value}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns the factor, with that of muP."""
+        return {self.theirs: 1 / config.output_scale if self.divides else config.output_scale}
+
+
 def score_scale(config: ModelConfig) -> float:
     """Returns the factor of the attention scores, by default 1 / sqrt(head_dim)."""
     return config.score_scale or config.head_size**-0.5

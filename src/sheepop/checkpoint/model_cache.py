@@ -1,8 +1,9 @@
 """The cache of imported models: published models, and files of other programs that were given as MODEL.
 
 It is ``~/.cache/sheepop/models``, or the directory that ``SHEEPOP_MODELS`` names. An entry is a folder with a key that
-changes with the source. It holds ``model/`` (a model directory), ``record.json`` (its origin, written last; its time is
-that of the last use) and, while a model is fetched, ``source/``. A process that fills an entry holds its lock.
+changes with the source. It holds ``model/`` (a model directory, or an adapter as it is published), ``record.json`` (its
+origin, written last; its time is that of the last use) and, while a model is fetched, ``source/``. A process that fills
+an entry holds its lock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint.model_kind import gguf_parts
+from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, gguf_parts
 from sheepop.checkpoint.published_name import PublishedName
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
@@ -51,7 +52,8 @@ class CachedModel:
         except CheckpointError:
             return {}
         is_whole = isinstance(found, dict) and isinstance(found.get("name"), str) and found.get("version") == _VERSION
-        return found if is_whole and (self.directory / CONFIG).is_file() else {}
+        is_there = any((self.directory / name).is_file() for name in (CONFIG, ADAPTER_CONFIG))
+        return found if is_whole and is_there else {}
 
     @property
     def is_finished(self) -> bool:

@@ -11,6 +11,8 @@ from sheepop.core.errors import CheckpointError
 from sheepop.core.files import read_json
 
 FORMAT = "sheepop-model"
+# The files of an adapter in the format of Hugging Face's PEFT.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GGUF = ".gguf"
 _GGUF_MAGIC = b"GGUF"
 _PART_OF_GGUF = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)

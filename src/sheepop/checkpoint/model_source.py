@@ -22,19 +22,15 @@ def resolve_model_directory(path: str | Path, console: Console | None = None) ->
     """
     path = Path(path)
     if not path.exists():
-        name = PublishedName.parse(str(path))
-        if name is None:
-            raise CheckpointError(
-                f"{path} does not exist. Give a model directory, a checkpoint, a run directory, a GGUF file, or the "
-                "name of a published model, such as Qwen/Qwen3-0.6B."
-            )
-        _refuse_mistyped_path(path)
-        cached = find_published(name)
-        if cached is None:
-            from sheepop.checkpoint.published_model import pull  # loads the hub's library
-
-            cached = pull(name, console or Console())
-        return cached.use()
+        found = _published(
+            path,
+            console,
+            "a model directory, a checkpoint, a run directory, a GGUF file, or the name of a published model, such as "
+            "Qwen/Qwen3-0.6B",
+        )
+        if (found / "config.json").is_file():
+            return found
+        raise CheckpointError(f"{path} is an adapter, not a model. Give its model, and this one with --adapter {path}.")
     if is_gguf(path) or is_hugging_face(path):
         return local_model(path, console or Console())
     if (path / "config.json").is_file():
@@ -51,6 +47,30 @@ def resolve_model_directory(path: str | Path, console: Console | None = None) ->
         f"{path} is not a model: it has neither config.json (a model directory) nor checkpoints/ (a run), and is no "
         f"GGUF file.{_hint(path)}"
     )
+
+
+def resolve_adapter(path: str | Path, console: Console | None = None) -> Path:
+    """Returns `path` if it exists, else the directory of the published adapter of this name, which is fetched first.
+
+    Raises `CheckpointError` if there is none.
+    """
+    path = Path(path)
+    what = "a directory in PEFT's format, a run with tuning.lora, or the name of a published adapter"
+    return path if path.exists() else _published(path, console, what)
+
+
+def _published(path: Path, console: Console | None, what: str) -> Path:
+    """Returns the directory of a name in the cache, fetched first if it is not there; `what` may be given instead."""
+    name = PublishedName.parse(str(path))
+    if name is None:
+        raise CheckpointError(f"{path} does not exist. Give {what}.")
+    _refuse_mistyped_path(path)
+    cached = find_published(name)
+    if cached is None:
+        from sheepop.checkpoint.published_model import pull  # loads the hub's library
+
+        cached = pull(name, console or Console())
+    return cached.use()
 
 
 def absolute_source(model: str | Path) -> Path:

@@ -1,8 +1,9 @@
-"""Fetches a published model from a hub into the cache: only the files that it consists of, each verified."""
+"""Fetches a published model or adapter from a hub into the cache: only the files it consists of, each verified."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -21,18 +22,19 @@ from sheepop.checkpoint.model_cache import (
     models_directory,
     require_space,
 )
-from sheepop.checkpoint.model_kind import gguf_parts
+from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS, gguf_parts, is_model
 from sheepop.checkpoint.published_name import PublishedName, is_gguf_path
 from sheepop.checkpoint.source_directory import CONFIG, read_table
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, first_few
-from sheepop.core.files import make_directory, remove_tree, storage_errors, sync_directory
+from sheepop.core.files import atomic_directory, make_directory, remove_tree, storage_errors, sync_directory
 from sheepop.core.hub import Contents, Hub, HubFile
 
 _TOKENIZER = "tokenizer.json"
-_SETTINGS = (
-    *(CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+_PROVENANCE = "provenance.json"  # of SheepOp's models
+_OF_TOKENIZER = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
 # The vocabularies of tokenizers without tokenizer.json.
@@ -95,23 +97,37 @@ class _Published:
         if self.gguf:
             return self.gguf
         weights = [WEIGHTS] if WEIGHTS in self._files else [path for path in self._files if _SHARD.fullmatch(path)]
+        if self.is_adapter:
+            weights = [ADAPTER_WEIGHTS]
         return [*self.description, *(self._files[path] for path in weights)]
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether the repository holds an adapter in PEFT's format, and no model."""
+        is_model = self.name.file is not None or WEIGHTS in self._files or INDEX in self._files
+        return not is_model and ADAPTER_CONFIG in self._files and ADAPTER_WEIGHTS in self._files
+
+    @property
     def description(self) -> list[HubFile]:
-        """All files of a model in Hugging Face's format except its weights, ``config.json`` first."""
-        wanted = list(_SETTINGS)
+        """All files except the weights, the configuration first.
+
+        They are those of a model in Hugging Face's format, of a model of SheepOp, or of an adapter.
+        """
+        first = [ADAPTER_CONFIG] if self.is_adapter else [CONFIG, GENERATION, _PROVENANCE]
+        wanted = [*first, *_OF_TOKENIZER]
         if _TOKENIZER in self._files:
             wanted.append(_TOKENIZER)
         else:
             wanted += [*_VOCABULARIES, *(path for path in self._files if path.endswith(_VOCABULARY_SUFFIXES))]
         wanted += [path for path in self._files if _TEMPLATE.fullmatch(path)]
-        if WEIGHTS not in self._files:
+        if WEIGHTS not in self._files and not self.is_adapter:
             wanted.append(INDEX)
         return [self._files[path] for path in wanted if path in self._files and _is_below(path)]
 
     def weights(self, place: Path) -> list[HubFile]:
         """The weight files, as the index in `place` lists them if there are several."""
+        if self.is_adapter:
+            return [self._files[ADAPTER_WEIGHTS]]
         if WEIGHTS in self._files:
             return [self._files[WEIGHTS]]
         index = read_table(place, INDEX) or {}
@@ -128,7 +144,7 @@ class _Published:
             return paths[0]
         for file in self.description:
             bring(file)
-            if file.path == CONFIG:
+            if file.path == CONFIG and not is_model(place):
                 _refuse_unknown_family(place)
         for file in self.weights(place):
             bring(file)
@@ -140,7 +156,7 @@ class _Published:
         wanted, repository = self.name.file, self.contents.repository
         listed = f"It has {first_few(found, _MOST_NAMES)}." if found else "It has no GGUF files."
         if wanted is None:
-            if CONFIG in self._files and (WEIGHTS in self._files or INDEX in self._files):
+            if self.is_adapter or (CONFIG in self._files and (WEIGHTS in self._files or INDEX in self._files)):
                 return []
             if not found and not self.is_whole:
                 what = CONFIG if CONFIG not in self._files else f"{WEIGHTS} or {INDEX}"
@@ -249,7 +265,13 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
     }
     licence = contents.card.get("license")
     origin = {key: record[key] for key in ("hub", "repository", "revision")}
-    import_into(entry, source, origin | ({"license": licence} if isinstance(licence, str) else {}), console)
+    if model.is_adapter or is_model(source):  # kept as it is
+        with atomic_directory(entry.directory, replace=True) as place:
+            for file in [*model.description, *model.weights(source)]:
+                make_directory((place / file.path).parent)
+                shutil.copyfile(source / file.path, place / file.path)
+    else:
+        import_into(entry, source, origin | ({"license": licence} if isinstance(licence, str) else {}), console)
     entry.write_record({**record, "checksums": model.checksums})
     remove_tree(entry.source)
 

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sheepop.cli.options import MODEL, ConfigFile, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import (
+    MODEL,
+    ConfigFile,
+    Device,
+    Dtype,
+    Json,
+    Quiet,
+    TemplateVariables,
+    make_console,
+    print_json,
+    print_text,
+    template_variables,
+)
 from sheepop.cli.serve import named_places
 from sheepop.core.errors import UsageError
 
@@ -33,6 +45,7 @@ def arena(
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
+    chat_template_kwargs: TemplateVariables = None,
     config: ConfigFile = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -66,7 +79,10 @@ def arena(
     places = named_places(models or [])
     for place in places.values():
         resolve_model_directory(place, make_console(quiet))
-    server = {"host": host, "port": port, "votes": votes and str(votes)}
+    server = {
+        "host": host, "port": port, "votes": votes and str(votes),
+        "chat_template_kwargs": template_variables(chat_template_kwargs),
+    }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in server.items() if value is not None}}
     chosen = load_config(config, options={**options, **({} if device is None else {"device": device})})
     try:

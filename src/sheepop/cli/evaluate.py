@@ -19,7 +19,10 @@ from sheepop.cli.options import (
     Device,
     Dtype,
     Json,
+    JudgeModel,
+    JudgeOfRequests,
     Quiet,
+    TaskContext,
     TemplateVariables,
     make_console,
     print_json,
@@ -74,9 +77,6 @@ Training = Annotated[
     typer.Option(
         "--training-data", help="The corpus to search for the questions.", show_default="that of the model's run"
     ),
-]
-JudgeModel = Annotated[
-    str | None, typer.Option("--judge-model", help="The model of the judge's server.", show_default="its first")
 ]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The API key of the judge's server.")]
 
@@ -138,18 +138,11 @@ def tasks(
     chat: Chat = False,
     chat_template_kwargs: TemplateVariables = None,
     include: Include = None,
+    context: TaskContext = None,
     seeds: Seeds = 1,
     robustness: Robustness = False,
     training_data: Training = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            "--by",
-            metavar="URL|MODEL",
-            help="The judge of answers to requests: a server's address, or a chat model.",
-            show_default="none",
-        ),
-    ] = None,
+    by: JudgeOfRequests = None,
     judge_model: JudgeModel = None,
     api_key: ApiKey = None,
     checkpoints: Checkpoints = False,
@@ -185,12 +178,15 @@ def tasks(
     variables = template_variables(chat_template_kwargs, is_read=chat)
 
     def kind(console: Console) -> Evaluate:
+        from sheepop.evaluate.questions import is_own
         from sheepop.jobs.evaluation_kinds import Harness, Tasks
         from sheepop.jobs.judging import open_judge
 
         if by is None and judge_model is not None:
             raise UsageError("--judge-model needs a judge. Name one with --by.")
-        harness = Harness(include or (), fewshot, limit, chat, variables, console)
+        if context is not None and all(map(is_own, tasks or ())):
+            raise UsageError("--context is for tasks of lm-eval, such as wikitext. Name one with --tasks.")
+        harness = Harness(include or (), fewshot, limit, chat, variables, console, context)
         judge = None if by is None else partial(open_judge, by, judge_model, api_key, how)
         return Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console, judge)
 
@@ -297,6 +293,7 @@ def judge(
         float, typer.Option(min=0.0, help="Sampling temperature of the models; the judge is greedy.")
     ] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    chat_template_kwargs: TemplateVariables = None,
     workers: Annotated[int, typer.Option(min=1, help="Parallel requests to the judge.")] = 4,
     device: Device = None,
     dtype: Dtype = None,
@@ -317,7 +314,8 @@ def judge(
     from sheepop.jobs.judging import Judging, judge_models
 
     how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
-    requested = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, workers)
+    variables = template_variables(chat_template_kwargs)
+    requested = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, variables, workers)
     outcome = judge_models(models, requested, how, make_console(quiet or as_json))
     _show(outcome, quiet=quiet, as_json=as_json)
 

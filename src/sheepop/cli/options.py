@@ -25,7 +25,11 @@ Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.", show_default="as stored")]
 Adapter = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="Add an adapter (PEFT, or a model with one); repeatable.", show_default="none"),
+    typer.Option(
+        metavar="DIR|NAME",
+        help="Add an adapter (PEFT, a published one, or a model with one); repeatable.",
+        show_default="none",
+    ),
 ]
 TemplateVariables = Annotated[
     str | None,
@@ -41,6 +45,27 @@ Context = Annotated[
         help="Tokens of a window; a longer text is read in several.",
         show_default="2048, or the model's context if that is shorter",
     ),
+]
+TaskContext = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=1,
+        help="Tokens that the model reads at a time in tasks of lm-eval.",
+        show_default="the model's context",
+    ),
+]
+JudgeOfRequests = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        metavar="URL|MODEL",
+        help="The judge of answers to requests: a server's address, or a chat model.",
+        show_default="none",
+    ),
+]
+JudgeModel = Annotated[
+    str | None, typer.Option("--judge-model", help="The model of the judge's server.", show_default="its first")
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
 RunOutput = Annotated[

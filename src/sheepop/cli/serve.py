@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sheepop.checkpoint.model_source import absolute_source
-from sheepop.cli.options import MODEL, ConfigFile, Device, Dtype, Quiet, make_console
+from sheepop.cli.options import (
+    MODEL,
+    ConfigFile,
+    Device,
+    Dtype,
+    Quiet,
+    TemplateVariables,
+    make_console,
+    template_variables,
+)
 from sheepop.core.errors import UsageError
 
 
@@ -43,6 +52,7 @@ def serve(
             metavar="N", help="Split models over N processes, one per GPU.", show_default="server.tensor_parallel"
         ),
     ] = None,
+    chat_template_kwargs: TemplateVariables = None,
     config: ConfigFile = None,
     settings: Annotated[
         list[str] | None,
@@ -64,6 +74,8 @@ def serve(
 
       sheepop serve runs/quickstart --ui
 
+      sheepop serve Qwen/Qwen3-0.6B --chat-template-kwargs '{"enable_thinking": false}'
+
       sheepop serve models/large --tensor-parallel 4
 
       sheepop serve runs/quickstart --engine ray --replicas 4
@@ -75,6 +87,7 @@ def serve(
     given = {
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "engine": engine, "replicas": replicas,
         "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
+        "chat_template_kwargs": template_variables(chat_template_kwargs),
     }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
     if ui:
@@ -106,7 +119,7 @@ def _adapted(given: list[str], places: dict[str, Path]) -> dict[str, Path]:
             raise UsageError(f"--adapter {text} is not NAME=DIR, for example polite=adapters/polite.")
         if name in found or name in places:
             raise UsageError(f"--adapter {text}: the name {name} is already taken. Choose another.")
-        found[name] = Path(place).absolute()
+        found[name] = absolute_source(place)
     return found
 
 

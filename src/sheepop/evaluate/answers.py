@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
@@ -16,19 +17,20 @@ def answers_of(
     generator: Generator,
     prompts: Sequence[str | Sequence[Message]],
     config: GenerationConfig,
+    variables: Mapping[str, Any] | None = None,
     *,
     on_done: Callable[[int], None] | None = None,
 ) -> list[str]:
     """The answers to prompts, each a text or a conversation; a model without a chat template continues texts.
 
-    `on_done` gets the number of further answers that are finished. Raises `TokenizerError` for a conversation if the
-    model has no chat template.
+    The template sees `variables`. `on_done` gets the number of further answers that are finished. Raises
+    `TokenizerError` for a conversation, and for variables, if the model has no chat template.
     """
     requests: list[str | list[int]] = []
     try:
-        template = ChatTemplate.of(generator.tokenizer)
+        template = ChatTemplate.of(generator.tokenizer, variables=variables)
     except TokenizerError:
-        if any(not isinstance(prompt, str) for prompt in prompts):
+        if variables or any(not isinstance(prompt, str) for prompt in prompts):
             raise
         requests = [str(prompt) for prompt in prompts]
     else:

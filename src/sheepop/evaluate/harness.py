@@ -86,23 +86,26 @@ def ask_tasks(
     chat: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
+    context: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
     """One evaluation of each task, and one of each group that has scores of its own.
 
     Runs the first `limit` questions; `chat` puts them into the chat template, which sees `chat_template_kwargs`.
-    `on_progress` gets the number of further texts that are scored or generated. Raises `UsageError` for a model that
-    does not continue text, and `DataError` for a task that fails.
+    The model reads at most `context` tokens at a time, by default as many as it can. `on_progress` gets the number of
+    further texts that are scored or generated. Raises `UsageError` for a longer context and for a model that does not
+    continue text, and `DataError` for a task that fails.
     """
     from lm_eval.evaluator import evaluate
 
     with ExitStack() as stack:
         template = None
         settings: dict[str, Any] = {"lm_eval": version("lm_eval"), "limit": limit, "seed": seed, "chat": chat}
+        settings |= {} if context is None else {"context": context}
         if chat:
             template = stack.enter_context(ChatTemplate.of(generator.tokenizer, variables=chat_template_kwargs))
             settings |= template.settings
-        answers = Answers(generator, template, seed, on_progress)
+        answers = Answers(generator, template, seed, on_progress, context)
         found: list[Evaluation] = []
         for loaded in tasks:
             with _undisturbed(seed) as warnings, _explained(f"The task {loaded.name} cannot be run"):
@@ -129,6 +132,7 @@ def run_tasks(
     chat: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
+    context: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
     """Runs `load_tasks` and `ask_tasks`, with their arguments and errors."""
@@ -140,6 +144,7 @@ def run_tasks(
         chat=chat,
         chat_template_kwargs=chat_template_kwargs,
         seed=seed,
+        context=context,
         on_progress=on_progress,
     )
 

@@ -23,7 +23,8 @@ _SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 class Answers:
     """A model's answers to lm-eval's requests.
 
-    Raises `UsageError` for an encoder-decoder, and `TokenizerError` if the tokenizer has neither a begin-of-text nor an
+    The model reads at most `context` tokens at a time, by default as many as it can. Raises `UsageError` for a longer
+    context and for an encoder-decoder, and `TokenizerError` if the tokenizer has neither a begin-of-text nor an
     end-of-text token.
     """
 
@@ -33,11 +34,12 @@ class Answers:
         template: ChatTemplate | None = None,
         seed: int = 0,
         on_progress: Callable[[int], None] | None = None,
+        context: int | None = None,
     ) -> None:
-        self._scorer = LikelihoodScorer(generator)
+        self._scorer = LikelihoodScorer(generator, context=context)
         self._generator, self._template, self._seed = generator, template, seed
         self._on_progress = on_progress or (lambda count: None)
-        self._longest = generator.model.config.max_seq_len
+        self._longest = self._scorer.longest
         self.tokenizer = generator.tokenizer
         bos, eos = self.tokenizer.special_id("bos"), self.tokenizer.special_id("eos")
         self.prefix_id = self.tokenizer.eos_id if bos is None else bos
@@ -57,7 +59,7 @@ class Answers:
         return [(found.total, found.is_greedy) for found in self._scorer.score(pairs, on_done=self._on_progress)]
 
     def roll(self, texts: Sequence[str]) -> list[float]:
-        """The log-probability of each whole text, in lm-eval's windows of the model's context."""
+        """The log-probability of each whole text, in lm-eval's windows of the context."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         windows = [
@@ -113,7 +115,7 @@ class Answers:
         notes = list(dict.fromkeys(self._notes))
         if self._shortened:
             notes.append(
-                f"{self._shortened:,} texts of {task} were longer than the model's context of {self._longest} tokens, "
+                f"{self._shortened:,} texts of {task} were longer than the context of {self._longest} tokens, "
                 "so their first tokens were left out."
             )
         self._shortened, self._notes = 0, []

@@ -81,13 +81,17 @@ class LikelihoodScorer:
     """Scores continuations with the network of `generator`, whose ranks share the contexts.
 
     A pass reads the contexts of several texts without padding, the next passes their continuations; a prefix that texts
-    share is read once while it stays in the cache. Raises `UsageError` for an encoder-decoder.
+    share is read once while it stays in the cache. A text has at most `context` tokens, by default as many as the model
+    can read. Raises `UsageError` for an encoder-decoder, and for a longer context.
     """
 
-    def __init__(self, generator: Generator, *, tokens_per_pass: int = TOKENS_PER_STEP) -> None:
+    def __init__(
+        self, generator: Generator, *, tokens_per_pass: int = TOKENS_PER_STEP, context: int | None = None
+    ) -> None:
         if isinstance(generator.model, EncoderDecoder):
             raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no likelihood.")
         self._model, self._ranks, self._tokens_per_pass = generator.model, generator.ranks, tokens_per_pass
+        self.longest = window_length(self._model, context or self._model.config.max_seq_len)
 
     def score(
         self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], *, on_done: Callable[[int], None] | None = None
@@ -96,7 +100,7 @@ class LikelihoodScorer:
 
         A context that does not fit loses its first tokens. Equal texts are read once. `on_done` is called with the
         number of newly finished texts, for those of other ranks once at the end. Raises `UsageError` for a text without
-        a context or a continuation, and for a continuation that is longer than the model's context.
+        a context or a continuation, and for a continuation that is longer than the model may read.
         """
         groups, num_done = self._groups(texts), 0
 
@@ -123,7 +127,7 @@ class LikelihoodScorer:
 
     def _groups(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Group]:
         """Groups the texts by context, sorted so that shared prefixes are adjacent."""
-        longest = self._model.config.max_seq_len
+        longest = self.longest
         groups: dict[tuple[int, ...], _Group] = {}
         for number, (context, continuation) in enumerate(texts):
             if not context or not continuation:

@@ -162,7 +162,10 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Harness:
-    """Runs tasks of lm-eval, also those defined in the directories of `include`."""
+    """Runs tasks of lm-eval, also those defined in the directories of `include`.
+
+    The model reads at most `context` tokens at a time, by default as many as it can.
+    """
 
     include: Sequence[Path]
     fewshot: int | None
@@ -170,6 +173,7 @@ class Harness:
     chat: bool
     chat_template_kwargs: Mapping[str, Any] | None
     console: Console
+    context: int | None = None
 
     def __call__(self, subject: Subject, tasks: Sequence[str], seed: int) -> list[Evaluation]:
         """One evaluation of each task, and one of each group."""
@@ -185,6 +189,7 @@ class Harness:
                 chat=self.chat,
                 chat_template_kwargs=self.chat_template_kwargs,
                 seed=seed,
+                context=self.context,
                 on_progress=progress.advance,
             )
 

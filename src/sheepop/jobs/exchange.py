@@ -114,7 +114,7 @@ def export_model(
 def _export_gguf(
     model: ForeignModel, gguf_type: str | None, with_tokenizer: bool, overwrite: bool, report: ExchangeReport
 ) -> dict[str, Any]:
-    size = total_bytes(model.tensors)
+    size, origin = total_bytes(model.tensors), _origin(model)
     with report.console.progress("Exporting", size, "bytes") as progress:
         written = write_gguf(
             report.output,
@@ -123,6 +123,7 @@ def _export_gguf(
             model.tokenizer if with_tokenizer else None,
             dtype=gguf_type,
             name=report.output.stem,
+            architecture=origin.get("architecture", origin.get("family")),
             end_ids=end_ids(model.generation, model.config.vocabulary, GENERATION),
             replace=overwrite,
             advance=progress.advance,
@@ -130,10 +131,15 @@ def _export_gguf(
     return report.finish(model, written.architecture, written.notes, list(written.types))
 
 
+def _origin(model: ForeignModel) -> dict[str, Any]:
+    """Returns what a model remembers of the file or directory that it was imported from."""
+    imported = model.source.get("imported")
+    return imported if isinstance(imported, dict) else {}
+
+
 def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, report: ExchangeReport) -> dict[str, Any]:
     """Uses the family that the model was imported from if it can still express it, else the first one that can."""
-    imported = model.source.get("imported")
-    family = choose_family(model.config, imported.get("family") if isinstance(imported, dict) else None)
+    family = choose_family(model.config, _origin(model).get("family"))
     back = family.read_config(family.write_config(model.config), family.model_type)
     notes = [
         f"{key} = {here} matters only in training, and {family.model_type} cannot express it; it is written as {there}."

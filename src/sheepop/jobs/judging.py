@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,7 +29,10 @@ _URLS = ("http://", "https://")
 
 @dataclass(frozen=True)
 class Judging:
-    """The prompts, the judge (a server's URL or a chat model's directory), and how the models answer."""
+    """The prompts, the judge (a server's URL or a chat model's directory), and how the models answer.
+
+    `chat_template_kwargs` are for the templates of the models, not of the judge.
+    """
 
     data: Path
     judge: str
@@ -39,6 +42,7 @@ class Judging:
     max_new_tokens: int
     temperature: float
     seed: int
+    chat_template_kwargs: Mapping[str, Any] | None
     workers: int
 
 
@@ -64,7 +68,8 @@ def judge_models(models: Sequence[Path], requested: Judging, how: How, console: 
         with console.progress(f"Answers of {place.name}", len(prompts), "answers") as progress:
             # A single question also works for a model without a chat template.
             texts = [p.messages[0]["content"] if len(p.messages) == 1 else list(p.messages) for p in prompts]
-            answers[place.name] = answers_of(generator, texts, config, on_done=progress.advance)
+            variables = requested.chat_template_kwargs
+            answers[place.name] = answers_of(generator, texts, config, variables, on_done=progress.advance)
         generator.close()
     # The mark keeps verdicts of different judges apart. A last line that was cut off by a kill is judged again.
     judge_mark = blake2b(f"{requested.judge} {requested.judge_model}".encode(), digest_size=4).hexdigest()
@@ -84,7 +89,9 @@ def judge_models(models: Sequence[Path], requested: Judging, how: How, console: 
             progress.advance()
 
         verdicts = judge_pairs(judge, prompts, answers, workers=requested.workers, known=known, on_done=keep)
-    about = {"judge": requested.judge, "judge_model": requested.judge_model}
+    about: dict[str, Any] = {"judge": requested.judge, "judge_model": requested.judge_model}
+    if requested.chat_template_kwargs:
+        about["chat_template_kwargs"] = dict(requested.chat_template_kwargs)
     found = zip(verdicts.models, judged(verdicts, requested.data.stem), strict=True)
     outcome = finished([ModelResults(name, [each], about) for name, each in found], output, how)
     known_rows.unlink(missing_ok=True)

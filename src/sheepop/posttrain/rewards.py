@@ -15,6 +15,7 @@ import torch
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import LoadedModel, load_model
+from sheepop.checkpoint.published_name import PublishedName
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
 from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
 from sheepop.core.http_client import HttpClient
@@ -150,7 +151,7 @@ class EndpointReward(Reward):
 
 
 def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int) -> Reward:
-    """Opens a source of rewards (a URL, a Python file, or a reward model) and tests it with an empty list.
+    """Opens a source of rewards (a URL, a Python file, or a reward model or its name) and tests it with an empty list.
 
     `seconds` is the time limit per answer of the first two. Raises `ConfigError` if it does not work.
     """
@@ -160,7 +161,7 @@ def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str
             reward = EndpointReward(place, seconds)
         except UsageError as error:
             raise ConfigError(str(error)) from None
-    elif not Path(place).exists():
+    elif not Path(place).exists() and (place.endswith(".py") or PublishedName.parse(place) is None):
         raise ConfigError(f"{place} does not exist, so it cannot judge answers.")
     elif place.endswith(".py"):
         reward = ProgramReward(Path(place), seconds)

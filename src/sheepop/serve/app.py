@@ -57,7 +57,9 @@ from sheepop.serve.votes import VotesFile
 CLIENT_LEFT = 499  # appears only in the log, since the client is gone
 _MOST_EMBEDDINGS = 2048
 # Settings that only the model can check, with their names in the API.
-_PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"}
+_PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"} | {
+    name: name for name in ("chat_template_kwargs", "continue_final_message", "documents")
+}
 T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
 
@@ -204,10 +206,10 @@ class Service:
     async def chat(self, requested: ChatRequest, request: Request) -> Response:
         """Answers a conversation."""
         messages = [message.to_template() for message in requested.messages]
-        tools = [tool.model_dump() for tool in requested.tools or () if requested.tool_choice != "none"] or None
         with self._ticket(request, requested.model) as ticket:
             longest = ticket.model.generator.model.config.max_seq_len
-            prompt = await self._while_wanted(request, ticket.model.render(messages, tools), "messages")
+            rendering = ticket.model.render(messages, requested.for_template(), requested.chat_template_kwargs)
+            prompt = await self._while_wanted(request, rendering, "messages")
             config = chat_config(requested, longest - len(prompt), ticket.model.generator.defaults)
             making = ticket.model.requests([prompt], config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "messages")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,8 @@ class ServerConfig(Config):
     """Serve a page that looks inside the models, at `/ui`; it needs no key, and only this machine can open it."""
     votes: PathText = "votes.jsonl"
     """The file where the page saves your votes between two answers, for `sheepop tune dpo` and `reward`."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat templates to read, such as `{enable_thinking: false}`, unless a request gives others."""
     certificate: PathText | None = None
     """A TLS certificate file; `null` serves plain HTTP."""
     private_key: PathText | None = None

@@ -205,6 +205,11 @@ class ChatRequest(SamplingRequest):
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    # For the chat template; not in OpenAI's API, and named as by other servers.
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatRequest:
@@ -217,7 +222,20 @@ class ChatRequest(SamplingRequest):
             raise ValueError("tool_choice: only with tools")
         if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name!r}")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: cannot be combined with add_generation_prompt")
         return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns what the chat template gets besides the messages."""
+        tools = [tool.model_dump() for tool in self.tools or () if self.tool_choice != "none"]
+        prompted = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        return {
+            "tools": tools or None,
+            "documents": self.documents,
+            "add_generation_prompt": prompted,
+            "continue_final_message": self.continue_final_message,
+        }
 
 
 class EmbeddingRequest(RequestModel):

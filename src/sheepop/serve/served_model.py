@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from sheepop.generate.runner import hidden_states
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.worker import EngineWorker, SideWork
 from sheepop.tokenizer import ChatTemplate
+from sheepop.tokenizer.chat import free_variables
 
 _FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for the engine
 
@@ -52,8 +54,9 @@ class ServedModel:
         # Slow grammars delay only other grammars.
         self._compiling = SideWork(f"grammars of {name}", threads=1, most=_FEWEST)
         self.template: ChatTemplate | None = None
-        with suppress(TokenizerError):
-            self.template = ChatTemplate.of(loaded.tokenizer)
+        # Without a template, a model still continues texts, but nothing would read the variables.
+        with suppress(*(() if config.chat_template_kwargs else (TokenizerError,))):
+            self.template = ChatTemplate.of(loaded.tokenizer, variables=config.chat_template_kwargs)
 
     async def requests(
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, *, priority: int, tenant: str
@@ -84,9 +87,16 @@ class ServedModel:
         )
 
     async def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] = MappingProxyType({"add_generation_prompt": True}),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Renders a chat to tokens, up to the beginning of the answer; raises `TokenizerError` without a template."""
+        """Renders a chat to tokens, by default up to the beginning of the answer.
+
+        `options` are those of `ChatTemplate.render`, and `variables` the request's. Raises `TokenizerError` without a
+        template, and as `ChatTemplate.render`.
+        """
         template = self.template
         if template is None:
             raise TokenizerError(
@@ -94,7 +104,7 @@ class ServedModel:
             )
 
         def work() -> list[int]:
-            text = template.render(messages, tools=tools, add_generation_prompt=True)
+            text = template.render(messages, **options, **free_variables(variables or {}))
             return self.tokenizer.encode(text, allow_special=True)
 
         return await self._preparing.do(work)

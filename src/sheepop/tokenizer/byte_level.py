@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.errors import TokenizerError
+from sheepop.core.facts import plural
 from sheepop.tokenizer.bpe import BpeTokenizer
 from sheepop.tokenizer.byte_level_files import byte_level_json
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
@@ -122,9 +123,11 @@ class _Memo(dict[str, bytes]):
 
 
 # 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies lack them. 0xF1 and 0xF2 begin the planes 4 to
-# 11, in which Unicode has assigned no character; the training text of some vocabularies had none of these either.
+# 11, in which Unicode has assigned no character. The training text of some vocabularies had none of these either, nor
+# control characters other than tabs and line ends (Falcon's).
 _ABSENT = {0xC0, 0xC1, *range(0xF5, 0x100)}
-_UNASSIGNED = {0xF1: "\U00040000-\U0007ffff", 0xF2: "\U00080000-\U000bffff"}
+_CONTROL = {byte: re.escape(chr(byte)) for byte in (*range(0x20), 0x7F) if byte not in b"\t\n\r"}
+_RARE = {**_CONTROL, 0xF1: "\U00040000-\U0007ffff", 0xF2: "\U00080000-\U000bffff"}
 
 
 class ByteLevelBPE(BpeTokenizer):
@@ -173,19 +176,19 @@ class ByteLevelBPE(BpeTokenizer):
     def _check(self) -> None:
         check_options(self._description["model"], "continuing_subword_prefix", "end_of_word_suffix")
         lacking = sorted(byte for c, byte in BYTE_ALPHABET.items() if byte not in _ABSENT and c not in self._tables)
-        if any(byte not in _UNASSIGNED for byte in lacking):
+        if any(byte not in _RARE for byte in lacking):
             raise TokenizerError(
                 f"The vocabulary of {TOKENIZER_FILE} lacks {len(lacking)} of the bytes that UTF-8 text is made of "
                 f"(0x{lacking[0]:02X} first), so text would be lost. The file is damaged, or was trained without its "
                 "initial alphabet."
             )
         if lacking:
-            named = " and ".join(f"0x{byte:02X}" for byte in lacking)
+            named = ", ".join(f"0x{byte:02X}" for byte in lacking)
             self.notes += (
-                f"The vocabulary lacks the byte {named}, which only characters need that Unicode has not assigned; "
-                "text with one of them is refused.",
+                f"The vocabulary lacks the {plural(len(lacking), 'byte')} {named}, needed only by control characters "
+                "or by characters that Unicode has not assigned; text with one of them is refused.",
             )
-            self._unwritable = re.compile(f"[{''.join(_UNASSIGNED[byte] for byte in lacking)}]")
+            self._unwritable = re.compile(f"[{''.join(_RARE[byte] for byte in lacking)}]")
 
     _unwritable: re.Pattern[str] | None = None
 
@@ -219,7 +222,7 @@ class ByteLevelBPE(BpeTokenizer):
         for number, text in enumerate(texts, start=1):
             if isinstance(text, str) and (found := self._unwritable.search(text)):
                 raise TokenizerError(
-                    f"Text {number} of {len(texts)} has the unassigned character U+{ord(found[0]):X} at character "
+                    f"Text {number} of {len(texts)} has the character U+{ord(found[0]):04X} at place "
                     f"{found.start()}, which this vocabulary cannot express. Remove it."
                 )
 

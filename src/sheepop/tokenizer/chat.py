@@ -20,7 +20,7 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # What a conversation gives to a template itself.
-_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
 # The explanation of a template's errors, by the name of their type.
 _REASONS = {
@@ -67,11 +67,9 @@ class ChatTemplate:
                 raise TokenizerError(
                     f"The chat template has {len(text):,} characters, but it may have at most {LARGEST_TEMPLATE:,}."
                 )
-        self._name, self._variables = name, dict(variables or {})
+        self._name, self._variables = name, free_variables(variables or {})
         # For the record of a measurement.
         self.settings: dict[str, Any] = {}
-        if taken := self._variables.keys() & _GIVEN:
-            raise UsageError(f"{', '.join(sorted(taken))}: a conversation gives the chat template this itself.")
         self._chosen(with_tools=True)
         self._limits = (seconds, memory_bytes, largest_output)
         self._process = BoundedProcess("sheepop.tokenizer.chat_child", memory_bytes=memory_bytes, seconds=seconds)
@@ -114,6 +112,7 @@ class ChatTemplate:
 
     def render(
         self,
+        /,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -133,7 +132,7 @@ class ChatTemplate:
         Raises `UsageError` if `messages` is not a conversation, and `TokenizerError` if the template is damaged,
         refuses the conversation, or exceeds a limit.
         """
-        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        given = {"add_generation_prompt": add_generation_prompt, **free_variables(variables)}
         if not continue_final_message:
             return self._render(messages, False, tools, documents, given).text
         if add_generation_prompt:
@@ -242,6 +241,15 @@ def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(text, str):
             found[key] = text
     return found
+
+
+def free_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that a user gives to a template; raises `UsageError` for one that a conversation sets."""
+    if taken := variables.keys() & _GIVEN:
+        raise UsageError(
+            f"chat_template_kwargs: {', '.join(sorted(taken))}: a conversation gives the chat template this itself."
+        )
+    return dict(variables)
 
 
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:

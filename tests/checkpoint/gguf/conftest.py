@@ -31,6 +31,13 @@ GEMMA = GATED | {
 YARN = {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 16}
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_max_seq_len": 32, "high_freq_factor": 3.0}
 
+COHERE = GATED | {
+    "norm": "layernorm", "parallel_residual": True, "shared_norm": True, "tie_weights": True, "logit_scale": 0.25,
+}  # fmt: skip
+GRANITE = {"embedding_scale": 3.0, "residual_scale": 0.25, "logit_scale": 0.125, "attention_scale": 0.3}
+STABLELM = GATED | {"norm": "layernorm", "norm_bias": True, "rotary_fraction": 0.5}
+WITHOUT_EVERY_FOURTH = tuple(layer for layer in range(64) if layer % 4 < 3)
+
 # name: (architecture, configuration)
 TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gpt2": ("gpt2", BIASED | {"position_encoding": "learned", "norm_eps": 1e-3}),
@@ -70,6 +77,54 @@ TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama-yarn": ("llama", GATED | {"rotary_scaling": YARN | {"attention_factor": 1.3}}),
     "mixtral": ("llama", GATED | {"num_kv_heads": 2, "experts": {"count": 4, "per_token": 2}}),
     "phi3": ("phi3", GATED | {"rotary_fraction": 0.5, "num_kv_heads": 2}),
+    "gemma": ("gemma", GEMMA | {"norm_position": "pre"}),
+    "smollm3": ("smollm3", GATED | {"num_kv_heads": 2, "rotary_layers": (0, 1, 2), "num_layers": 4}),
+    "glm4": ("glm4", GATED | {
+        "norm_position": "sandwich", "rotary_fraction": 0.5, "num_kv_heads": 2, "attention_bias": True,
+    }),
+    "exaone4": ("exaone4", GATED | {
+        "norm_position": "output", "qk_norm": "head", "num_heads": 2, "rotary_scaling": LLAMA3,
+    }),
+    "exaone4-windows": ("exaone4", GATED | {
+        "norm_position": "output", "qk_norm": "head", "num_layers": 64, "d_ff": 32,
+        "sliding_window": 6, "sliding_layers": WITHOUT_EVERY_FOURTH, "rotary_layers": WITHOUT_EVERY_FOURTH,
+    }),
+    "command-r": ("command-r", COHERE | {"num_kv_heads": 2, "attention_bias": True}),
+    "cohere2": ("cohere2", COHERE | {
+        "num_layers": 4, "sliding_window": 6, "sliding_layers": (0, 1, 2), "rotary_layers": (0, 1, 2),
+    }),
+    "granite": ("granite", GATED | GRANITE | {"num_kv_heads": 2, "tie_weights": True, "attention_output_bias": True}),
+    "granitemoe": ("granitemoe", GATED | GRANITE | {"experts": {"count": 4, "per_token": 2}}),
+    "gpt-oss": ("gpt-oss", GATED | {
+        "activation": "swiglu_clamped", "attention_sinks": True, "num_kv_heads": 2,
+        "head_dim": 16, "attention_bias": True, "attention_output_bias": True, "feed_forward_bias": True,
+        "sliding_window": 6, "sliding_layers": (0, 2),
+        "experts": {"count": 4, "per_token": 2, "d_ff": 32, "router_bias": True},
+    }),
+    "gpt-oss-yarn": ("gpt-oss", GATED | {
+        "activation": "swiglu_clamped", "attention_sinks": True,
+        "feed_forward_bias": True, "sliding_window": 6, "sliding_layers": (0, 2), "tie_weights": True,
+        "experts": {"count": 4, "per_token": 2, "router_bias": True}, "rotary_scaling": YARN | {"truncate": False},
+    }),
+    "starcoder2": ("starcoder2", BIASED | {"position_encoding": "rope", "num_kv_heads": 2}),
+    "starcoder2-without-biases": ("starcoder2", BIASED | {
+        "position_encoding": "rope", "bias": False, "tie_weights": False, "norm_bias": True,
+    }),
+    "phi2": ("phi2", BIASED | {
+        "position_encoding": "rope", "rotary_fraction": 0.5, "parallel_residual": True, "shared_norm": True,
+        "head_bias": True, "tie_weights": False,
+    }),
+    "stablelm": ("stablelm", STABLELM),
+    "stablelm-parallel": ("stablelm", STABLELM | {
+        "parallel_residual": True, "shared_norm": True, "attention_bias": True, "tie_weights": True,
+    }),
+    "arcee": ("arcee", GATED | {
+        "activation": "relu_squared", "num_kv_heads": 2, "head_dim": 16, "rotary_scaling": LLAMA3,
+    }),
+    "mistral3": ("mistral3", GATED | {"num_kv_heads": 2, "head_dim": 16}),
+    "ernie4_5": ("ernie4_5", GATED | {"num_kv_heads": 2, "head_dim": 16, "tie_weights": True}),
+    "exaone": ("exaone", GATED | {"num_kv_heads": 2, "head_dim": 16, "rotary_scaling": LLAMA3}),
+    "seed_oss": ("seed_oss", GATED | {"num_kv_heads": 2, "head_dim": 16, "attention_bias": True}),
 }  # fmt: skip
 
 
@@ -93,7 +148,13 @@ class Toy:
         return replace(self, tokenizer=tokenizer)
 
     def write(self, path: Path, **options: Any) -> Path:
-        write_gguf(path, self.config, self.tensors, self.tokenizer, **{"name": "toy", **options})
+        write_gguf(
+            path,
+            self.config,
+            self.tensors,
+            self.tokenizer,
+            **{"name": "toy", "architecture": self.architecture, **options},
+        )
         return path
 
 

@@ -211,7 +211,10 @@ def test_a_model_is_written_under_the_name_that_fits_it_best(make: Callable[...,
     for name, wanted in {
         "gpt2": "gpt2", "bloom": "bloom", "gptneox": "gptneox", "gemma2": "gemma2", "gemma3": "gemma3",
         "olmo2": "olmo2", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3moe", "llama3": "llama",
-        "mixtral": "llama", "phi3": "phi3",
+        "mixtral": "llama", "phi3": "phi3", "gemma": "gemma", "smollm3": "smollm3", "glm4": "glm4",
+        "exaone4": "exaone4", "command-r": "command-r", "cohere2": "cohere2", "granite": "granite",
+        "granitemoe": "granitemoe", "gpt-oss": "gpt-oss", "phi2": "phi2", "stablelm": "stablelm", "arcee": "arcee",
+        "ernie4_5": "llama",
     }.items():  # fmt: skip
         assert choose_architecture(make(name).config).name == wanted
 
@@ -263,6 +266,19 @@ def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it
         ("gemma3", {"sliding_position_base": None}, "scales the sliding layers too, but it does not"),
         ("olmo2-window", {"sliding_position_base": 5.0}, "sliding_position_base = 5 differs from position_base"),
         ("gpt2", {"parallel_residual": True}, "parallel_residual = True, but it computes False"),
+        ("smollm3", {"rotary_layers": (0, 1)}, "layer 2 does not rotate, but it rotates it"),
+        ("exaone4", {"sliding_window": 5}, "sliding_window = 5, but it has no window"),
+        ("exaone4-windows", {"sliding_window": None, "sliding_layers": None}, "not set, but it always has one"),
+        ("exaone4-windows", {"rotary_layers": None}, "layer 3 rotates, but it does not there"),
+        ("cohere2", {"sliding_position_base": 9.0}, "base = 9, but all its layers have the same angles"),
+        ("command-r", {"num_layers": 64}, "num_layers = 64, but it has at most 63"),
+        ("granite", {"initialization": "mup", "mup_base_d_model": 16}, "mup_base_d_model = 16 scales the logits"),
+        ("gpt-oss", {"feed_forward_bias": False}, "feed_forward_bias = False, but its experts have biases"),
+        ("gpt-oss", {"experts": {"count": 4}}, "experts.router_bias = False, but its router has a bias"),
+        ("gpt-oss-yarn", {"rotary_scaling": {
+            "kind": "yarn", "factor": 2.0, "original_max_seq_len": 8,
+        }}, "rotary_scaling.truncate = True, but it always computes False"),
+        ("stablelm", {"parallel_residual": True}, "parallel_residual = True, but then both sublayers share a norm"),
         ("llama", {"initialization": "mup", "mup_base_d_model": 16}, "mup_base_d_model = 16 scales the logits"),
     ],
 )  # fmt: skip
@@ -324,23 +340,24 @@ def stored(path: Path, toy: Any) -> dict[str, torch.Tensor]:
         return {name: container.read(name) for name in container.tensors}
 
 
-@pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("llama3", 2), ("llama-biases", 0)])
+@pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("llama3", 2), ("llama-biases", 0), ("glm4", 1)])
 def test_the_rows_that_llama_cpp_turns_together_are_neighbours(
     make: Callable[..., Any], tmp_path: Path, name: str, layer: int
 ) -> None:
-    """In its ``llama`` pairs are the rows (2i, 2i + 1) of a head, in ours (i, i + C/2); values are not turned."""
+    """In its ``llama`` pairs are the rows (2i, 2i + 1) of a head, in ours (i, i + R/2); values are not turned."""
     toy = make(name)
     theirs, ours = stored(tmp_path, toy), toy.model.state_dict()
-    half = toy.config.head_size // 2
+    half = toy.config.rotary_dim // 2
     for short, heads in (("q", toy.config.num_heads), ("k", toy.config.kv_heads)):
         for kind in ("weight", "bias") if toy.config.attention_bias else ("weight",):
             found = theirs[f"blk.{layer}.attn_{short}.{kind}"]
             own = ours[f"blocks.{layer}.attention.{short}_proj.{kind}"]
             for head in range(heads):
-                start = 2 * half * head
+                start, end = toy.config.head_size * head, toy.config.head_size * (head + 1)
                 for pair in range(half):
                     assert torch.equal(found[start + 2 * pair], own[start + pair])
                     assert torch.equal(found[start + 2 * pair + 1], own[start + half + pair])
+                assert torch.equal(found[start + 2 * half : end], own[start + 2 * half : end])
     assert torch.equal(theirs[f"blk.{layer}.attn_v.weight"], ours[f"blocks.{layer}.attention.v_proj.weight"])
 
 

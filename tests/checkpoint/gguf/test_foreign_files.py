@@ -100,6 +100,11 @@ def test_keys_are_read(tmp_path: Path, keys: dict[str, Value | None], settings: 
         ({"llama.rope.scaling.type": value_of("yarn"), "llama.rope.scaling.factor": value_of(2.0)}, "scaling needs"),
         ({"llama.rope.scaling.attn_factor": value_of(2.0)}, "belongs to a scaling that SheepOp does not support"),
         ({"llama.rope.scaling.type": value_of("yarn"), "llama.rope.scaling.yarn_beta_fast": value_of(8.0)}, "not 32"),
+        ({
+            "llama.rope.scaling.type": value_of("yarn"), "llama.rope.scaling.factor": value_of(8.0),
+            "llama.rope.scaling.original_context_length": value_of(16),
+            "llama.rope.scaling.yarn_attn_factor": value_of(1.3),
+        }, "yarn_attn_factor = 1.3 is not 1.20794, the value that llama.cpp always uses"),
         ({"llama.vocab_size": value_of(7)}, "contradicts the 6 rows of the embedding"),
         ({"llama.attention.causal": Value(ValueType.BOOL, False)}, "the model is not a language model"),
         ({"llama.logit_scale": value_of(0.5)}, "does not know the key llama.logit_scale of llama, which might change"),
@@ -130,6 +135,19 @@ def test_tensors_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         open_gguf(write_foreign(tmp_path / "toy.gguf", {}, shapes))
+
+
+def test_the_attention_factor_of_published_yarn_files_is_the_usual_one(tmp_path: Path) -> None:
+    """Converted OLMo 3 models name it in full: 0.1 ln(8) + 1."""
+    keys = {
+        "llama.rope.scaling.type": value_of("yarn"), "llama.rope.scaling.factor": value_of(8.0),
+        "llama.rope.scaling.original_context_length": value_of(8),
+        "llama.rope.scaling.yarn_attn_factor": value_of(1.2079441541679836),
+        "llama.rope.scaling.yarn_beta_fast": value_of(32.0), "llama.rope.scaling.yarn_beta_slow": value_of(1.0),
+    }  # fmt: skip
+    with open_gguf(write_foreign(tmp_path / "toy.gguf", keys, {})) as file:
+        scaling = file.config.rotary_scaling
+        assert scaling is not None and scaling.attention_factor == pytest.approx(1.2079441541679836)
 
 
 def test_divisors_of_one_are_no_scaling(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_rounded_models_compute_nearly_the_same(tmp_path: Path, toy: Any, dtype:
     wanted = greedy_of_ours(stored(path))[0].numpy()
     with opened(path) as model:
         found = greedy(model)[0]
+    # Errors of independent layers add up like their root; most toys have 3.
+    error *= max(1.0, toy.config.num_layers / 6) ** 0.5
     if toy.config.experts is not None:
         # Rounding may choose another expert, which changes the logits of that token and of those that look at it.
         distances = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)

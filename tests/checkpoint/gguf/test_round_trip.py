@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.checkpoint.gguf.container import Container
+from sheepop.checkpoint.gguf.description import choose_architecture
 from sheepop.checkpoint.gguf.quantized_types import TYPES
 from sheepop.checkpoint.gguf.reader import open_gguf, read_gguf
 from sheepop.checkpoint.gguf.writer import write_gguf
@@ -32,17 +33,23 @@ def network(model: ForeignModel) -> Transformer:
     return found.eval()
 
 
-def rewrite_as_a_stranger(source: Path, target: Path, change: Callable[[Any], None] = lambda writer: None) -> Path:
-    """The same model written by llama.cpp's package: without checksum, and without the keys of SheepOp."""
+def rewrite_as_a_stranger(
+    source: Path, target: Path, change: Callable[[Any], None] = lambda writer: None, name: str | None = None
+) -> Path:
+    """The same model written by llama.cpp's package: without checksum, and without the keys of SheepOp.
+
+    `name` is another architecture.
+    """
     gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(target, architecture)
-    for name, field in reader.fields.items():
-        if not name.startswith((*NOT_OURS, f"{architecture}.")) or name == "general.architecture":
+    writer = gguf.GGUFWriter(target, name or architecture)
+    for key, field in reader.fields.items():
+        if not key.startswith((*NOT_OURS, f"{architecture}.")) or key == "general.architecture":
             continue
         kinds = field.types
-        writer.add_key_value(name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
+        key = key.replace(f"{architecture}.", f"{writer.arch}.")
+        writer.add_key_value(key, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
     change(writer)
@@ -83,6 +90,26 @@ def test_a_stranger_with_the_same_keys_is_the_same_network(tmp_path: Path, toy: 
     # The exact GELU is read as its tanh form where that is what the architecture's models have.
     tolerance = 5e-3 if toy.config.activation != file.config.activation else 2e-4
     torch.testing.assert_close(theirs, ours, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("qwen3", "qwen3vl"), ("qwen3moe", "qwen3vlmoe")])
+def test_the_language_model_of_one_that_reads_pictures_is_read(
+    tmp_path: Path, make: Callable[..., Any], name: str, architecture: str
+) -> None:
+    toy = make(name)
+
+    def add_pictures(writer: Any) -> None:
+        writer.add_rope_dimension_sections([4, 2, 2, 0])
+        writer.add_num_deepstack_layers(3)
+
+    path = rewrite_as_a_stranger(toy.write(tmp_path / "toy.gguf"), tmp_path / "seeing.gguf", add_pictures, architecture)
+    with open_gguf(path) as file:
+        assert file.architecture.name == architecture
+        found = network(ForeignModel(file.config, file.tensors, toy.tokenizer, {}, {}))
+    ids = torch.randint(0, toy.config.vocabulary, (2, 40), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        torch.testing.assert_close(found(ids), toy.model(ids))
+    assert choose_architecture(file.config, architecture).name == name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

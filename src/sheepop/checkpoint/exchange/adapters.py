@@ -22,13 +22,14 @@ from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, PER_EXPERT, ROTARY_PAIRS, SAME, Layout
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
+from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
 from sheepop.checkpoint.source_directory import read_table, source_file
 from sheepop.core.errors import CheckpointError, ConfigError, first_few
 from sheepop.core.files import write_json
 from sheepop.model import Transformer
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER_CONFIG, ADAPTER_WEIGHTS
 _PREFIX = "base_model.model."
 _LINEAR = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
 _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")

@@ -73,17 +73,17 @@ class RotaryPairs(Stacked):
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
         """Puts the two rows of each pair side by side."""
-        return [_regrouped(ours[0], config, 2, config.rotary_dim // 2)]
+        return [regrouped(ours[0], config.head_size, config.rotary_dim, 2, config.rotary_dim // 2)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
         """Puts the first rows of all pairs before the second ones."""
-        return [_regrouped(theirs[0], config, config.rotary_dim // 2, 2)]
+        return [regrouped(theirs[0], config.head_size, config.rotary_dim, config.rotary_dim // 2, 2)]
 
 
-def _regrouped(rows: Tensor, config: ModelConfig, groups: int, size: int) -> Tensor:
-    """Takes the rotated rows of each head, in `groups` of `size`, in turn from all groups; `rows` are (H C, ...)."""
-    heads = rows.reshape(-1, config.head_size, *rows.shape[1:])
-    turned, rest = heads[:, : config.rotary_dim], heads[:, config.rotary_dim :]
+def regrouped(rows: Tensor, head_dim: int, rotated: int, groups: int, size: int) -> Tensor:
+    """Returns (H C, ...) rows, of which the first `rotated` of each head are in `groups` of `size`, taken in turn."""
+    heads = rows.reshape(-1, head_dim, *rows.shape[1:])
+    turned, rest = heads[:, :rotated], heads[:, rotated:]
     turned = turned.reshape(-1, groups, size, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
     return torch.cat([turned, rest], dim=1).flatten(0, 1)
 

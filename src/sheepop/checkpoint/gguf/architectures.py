@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from sheepop.checkpoint.gguf.fields import (
     Biases,
     Experts,
+    GivenScale,
     Heads,
     Layers,
     NoExperts,
-    NoWindow,
+    Pictures,
+    Presence,
     ScoreScale,
+    SharedNorm,
     SoftCap,
     TiedWeights,
-    Windows,
 )
 from sheepop.checkpoint.gguf.rotary import Rotary
 from sheepop.checkpoint.gguf.rows import (
@@ -26,9 +28,11 @@ from sheepop.checkpoint.gguf.rows import (
     NORMS_BEHIND,
     OUTPUT,
     OUTPUT_ALWAYS,
+    OUTPUT_BIAS,
     PLAIN_FEED_FORWARD,
     POSITIONS,
     QUERY_KEY_NORMS,
+    SINKS,
     STACKED_FEED_FORWARD,
     Row,
     first_and_last_norms,
@@ -36,7 +40,19 @@ from sheepop.checkpoint.gguf.rows import (
     separate_attention,
     stacked_attention,
 )
-from sheepop.checkpoint.mapping import EmbeddingRoot, Field, Implied, WithoutInfluence, implied, number, size, switch
+from sheepop.checkpoint.gguf.windows import NoWindow, RotatingLayers, RotatingWindows, Windows
+from sheepop.checkpoint.mapping import (
+    EmbeddingRoot,
+    Field,
+    Fixed,
+    Implied,
+    OutputScale,
+    WithoutInfluence,
+    implied,
+    number,
+    size,
+    switch,
+)
 from sheepop.model.config import ModelConfig
 
 
@@ -54,7 +70,25 @@ class Architecture:
             yield from field.refusals(config)
 
 
-_SIZES: tuple[Field, ...] = (
+def _like(base: tuple[Field, ...], *changes: Field) -> tuple[Field, ...]:
+    """Returns `base` with `changes`, each in the place of the last of the fields that cover the same settings."""
+    fields = list(base)
+    for change in changes:
+        same = [place for place, field in enumerate(fields) if set(field.covers) & set(change.covers)]
+        last = same[-1] if same else len(fields)
+        fields[last : last + 1] = [change]
+        fields = [field for place, field in enumerate(fields) if place == last or place not in same]
+    return tuple(fields)
+
+
+def _biases(presence: Presence, *names: str) -> tuple[Field, ...]:
+    return tuple(Biases(name, presence) for name in names)
+
+
+_RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
+_OTHER_BIASES = ("attention_output_bias", "feed_forward_bias", "norm_bias")
+# RMSNorm before the sublayers, SwiGLU, rotary positions; biases of queries, keys and values if the file has them.
+_LLAMA: tuple[Field, ...] = (
     # Initialisation, training and implementation; the embedding's rows give the vocabulary size.
     WithoutInfluence(
         covers=("preset", "vocab_size", "bias", "dropout", "initialization", "initial_std", "attention_backend")
@@ -63,216 +97,277 @@ _SIZES: tuple[Field, ...] = (
     Layers(),
     size("context_length", "max_seq_len"),
     size("embedding_length", "d_model"),
-)
-_NO_CAPS = implied(attention_soft_cap=None, logit_soft_cap=None)
-_USUAL = implied(
-    final_norm=True, attention_sinks=False, ngrams=None, short_convolution=None, shared_norm=False, residual_scale=1.0,
-    logit_scale=1.0, rotary_layers=None, head_bias=False,
+    # Embeddings are written with their scale applied, and the output projection separately.
+    WithoutInfluence(covers=("embedding_scale",)),
+    # Reading gives the first kind; a scale of 1 + weight is written as that sum.
+    Implied("norm", ("rmsnorm", "rmsnorm_zero_centered")),
+    _RMS_EPSILON,
+    *implied(
+        norm_position="pre", final_norm=True, qk_norm=None, embedding_norm=False, shared_norm=False,
+        parallel_residual=False, activation="swiglu", attention_sinks=False, attention_soft_cap=None,
+        logit_soft_cap=None, residual_scale=1.0, logit_scale=1.0, rotary_layers=None, head_bias=False, ngrams=None,
+        short_convolution=None,
+    ),
+    NoExperts(),
+    Heads(),
+    ScoreScale(),
+    Biases("attention_bias", "optional", "blk.0.attn_q.bias"),
+    *_biases("never", *_OTHER_BIASES),
+    Rotary(),
+    NoWindow(),
+    TiedWeights("optional"),
 )  # fmt: skip
-_LAYER_NORM = (Implied("norm", ("layernorm",)), number("attention.layer_norm_epsilon", "norm_eps"))
-_RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
-# Reading gives the first kind; a scale of 1 + weight is written as that sum.
-_RMS_NORM = (Implied("norm", ("rmsnorm", "rmsnorm_zero_centered")), _RMS_EPSILON)
-_GEMMA_NORM = (Implied("norm", ("rmsnorm_zero_centered", "rmsnorm")), _RMS_EPSILON)
-_WITH_BIASES: tuple[Field, ...] = tuple(
-    Biases(name, "always") for name in ("attention_bias", "attention_output_bias", "feed_forward_bias", "norm_bias")
+_LLAMA_ROWS = (*EMBEDDING, *first_and_last_norms(), *norms_before(), *OUTPUT)
+# Llama with the biases and scalings that llama.cpp reads for some of its descendants too.
+_LLAMA_WITH_BIASES = _like(
+    _LLAMA,
+    Biases("attention_output_bias", "optional", "blk.0.attn_output.bias"),
+    Biases("feed_forward_bias", "optional", "blk.0.ffn_up.bias"),
+    Rotary(divisors=True),
 )
-_QUERY_BIAS = Biases("attention_bias", "optional", "blk.0.attn_q.bias")
-_WITHOUT_FURTHER_BIASES: tuple[Field, ...] = tuple(
-    Biases(name, "never") for name in ("attention_output_bias", "feed_forward_bias", "norm_bias")
-)
-
-
-def _heads(*, square: bool = False, odd_layers: int | None = None) -> tuple[Field, ...]:
-    """Returns the fields of the heads and of the score scale."""
-    return Heads(square), ScoreScale(odd_layers)
-
-
-def _shape(
-    norm_position: str,
-    activations: tuple[str, ...],
-    *,
-    qk_norm: str | None = None,
-    embedding_norm: bool = False,
-    parallel: Field = Implied("parallel_residual", (False,)),
-) -> tuple[Field, ...]:
-    """Returns the fields of the norm positions and of the feed-forward network."""
-    return (
-        *implied(norm_position=norm_position, qk_norm=qk_norm, embedding_norm=embedding_norm),
-        Implied("activation", activations),
-        parallel,
-    )
-
+_LLAMA_OR_MIXTRAL = Experts(required=False, own_width=False)
+_INTERLEAVED_ROWS = (*separate_attention(interleaved=True), *GATED_FEED_FORWARD)
+_QWEN3 = _like(_LLAMA, *implied(qk_norm="head"))
+_QWEN3_ROWS = (*_LLAMA_ROWS, *separate_attention(), *QUERY_KEY_NORMS)
+_WIDE_EXPERTS = Experts(required=True, own_width=True)
 
 _NO_ANGLES = (*implied(rotary_fraction=1.0, rotary_scaling=None), WithoutInfluence(covers=("position_base",)))
-# Embeddings are written with their scale applied, and the output projection separately.
-_EMBEDDING_IN_SCALE = (WithoutInfluence(covers=("embedding_scale",)),)
-# A position table, which is added to the embeddings. Sinusoids are written as a table, and read as learned positions.
-_ADDED_POSITIONS = Implied("position_encoding", ("learned", "sinusoidal"))
 # llama.cpp computes every GELU from a half-precision table of its tanh form, whichever form the model uses.
 _GELU = ("gelu_tanh", "gelu")
+_LAYER_NORM = (*implied(norm="layernorm"), number("attention.layer_norm_epsilon", "norm_eps"))
+# LayerNorm and biases throughout.
+_BIASED = _like(
+    _LLAMA,
+    *_LAYER_NORM,
+    Heads(square=True),
+    Implied("activation", _GELU),
+    *_biases("always", "attention_bias", *_OTHER_BIASES),
+)
+_BIASED_NORMS = (*EMBEDDING, *first_and_last_norms(zeros=True), *norms_before(zeros=True))
+# Queries, keys and values in one matrix.
+_STACKED_ROWS = (*_BIASED_NORMS, *stacked_attention(zeros=True), *PLAIN_FEED_FORWARD)
+# Or in three, whose biases are optional.
+_SEPARATE = _like(_BIASED, Biases("attention_bias", "optional", "blk.0.attn_q.bias"))
+_SEPARATE_ROWS = (*_BIASED_NORMS, *separate_attention(zeros=True), *PLAIN_FEED_FORWARD)
 
-# LayerNorm and biases throughout, queries, keys and values in one matrix.
-_BIASED: tuple[Field, ...] = (
-    *_SIZES, NoExperts(), *_heads(square=True), *_EMBEDDING_IN_SCALE, *_LAYER_NORM, *_WITH_BIASES, *_USUAL,
-    *_NO_CAPS, NoWindow(),
-)  # fmt: skip
-_BIASED_ROWS = (
-    *EMBEDDING, *first_and_last_norms(zeros=True), *norms_before(zeros=True), *stacked_attention(zeros=True),
-    *PLAIN_FEED_FORWARD,
-)  # fmt: skip
-# RMSNorm before the sublayers, SwiGLU.
-_GATED: tuple[Field, ...] = (*_SIZES, *_EMBEDDING_IN_SCALE, *_RMS_NORM, *_USUAL, *_NO_CAPS)
-
-
-def _llama_like(
-    attention_bias: Field,
-    *,
-    experts: Field = NoExperts(),
-    square: bool = False,
-    qk_norm: str | None = None,
-    other_biases: tuple[Field, ...] = _WITHOUT_FURTHER_BIASES,
-    rotary: Rotary = Rotary(),
-) -> tuple[Field, ...]:
-    """Returns the fields of Llama with the changes of a descendant."""
-    return (
-        *_GATED, experts, *_heads(square=square), *_shape("pre", ("swiglu",), qk_norm=qk_norm), attention_bias,
-        *other_biases, rotary, NoWindow(), TiedWeights("optional"),
-    )  # fmt: skip
-
-
-_GATED_ROWS = (*EMBEDDING, *first_and_last_norms(), *norms_before(), *OUTPUT)
-# Norms on both sides, scaled embeddings, GeGLU.
-_GEMMA: tuple[Field, ...] = (
-    *_SIZES, NoExperts(), EmbeddingRoot(), *_GEMMA_NORM, *_USUAL, _QUERY_BIAS,
-    *_WITHOUT_FURTHER_BIASES,
-)  # fmt: skip
+# Scaled embeddings, GeGLU.
+_GEMMA = _like(
+    _LLAMA,
+    Implied("norm", ("rmsnorm_zero_centered", "rmsnorm")),
+    EmbeddingRoot(),
+    *implied(activation="geglu_tanh"),
+    Rotary(partial=True),
+    TiedWeights("never"),
+)
 _GEMMA_ROWS = (
-    *EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *NORMS_BEHIND, *separate_attention(),
-    *QUERY_KEY_NORMS, *GATED_FEED_FORWARD,
+    *EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *separate_attention(), *GATED_FEED_FORWARD,
 )  # fmt: skip
+# Norms on both sides.
+_GEMMA2 = _like(_GEMMA, *implied(norm_position="sandwich"))
+_GEMMA2_ROWS = (*_GEMMA_ROWS, *NORMS_BEHIND, *QUERY_KEY_NORMS)
+
+_OUTPUT_NORM_ROWS = (
+    *EMBEDDING, *first_and_last_norms(), *NORMS_BEHIND, *separate_attention(), *QUERY_KEY_NORMS, *GATED_FEED_FORWARD,
+)  # fmt: skip
+
+# Both sublayers read one norm without a bias; logits have a factor.
+_COHERE = _like(
+    _LLAMA,
+    *_LAYER_NORM,
+    *implied(parallel_residual=True, shared_norm=True, embedding_scale=1.0),
+    Heads(square=True),
+    OutputScale("logit_scale", 1.0),
+    TiedWeights("never"),
+)
+_COHERE_ROWS = (*EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *_INTERLEAVED_ROWS)
+
+_GRANITE = _like(
+    _LLAMA_WITH_BIASES,
+    number("embedding_scale", "embedding_scale", 1.0),
+    number("residual_scale", "residual_scale", 1.0),
+    OutputScale("logit_scale", 1.0, divides=True),
+    GivenScale(),
+    Fixed("rope.scaling.finetuned", (True,), "so its layers do not encode positions, which SheepOp does not support"),
+)
+_GRANITE_ROWS = (*EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *_INTERLEAVED_ROWS, *EXPERTS, *OUTPUT)
 
 _TABLES = (
-    # Radford et al. 2019.
+    # Radford et al. 2019. Sinusoids are written as a table, and read as learned positions.
     Architecture(
         "gpt2",
-        (*_BIASED, *_NO_ANGLES, _ADDED_POSITIONS, *_shape("pre", _GELU), TiedWeights("optional")),
-        (*_BIASED_ROWS, *POSITIONS, *OUTPUT),
+        _like(_BIASED, Implied("position_encoding", ("learned", "sinusoidal")), *_NO_ANGLES),
+        (*_STACKED_ROWS, *POSITIONS, *OUTPUT),
     ),
     # Le Scao et al. 2022.
     Architecture(
         "bloom",
-        (
-            *_BIASED,
-            *_NO_ANGLES,
-            *implied(position_encoding="alibi"),
-            *_shape("pre", _GELU, embedding_norm=True),
-            TiedWeights("optional"),
-        ),
-        (*_BIASED_ROWS, *OUTPUT),
+        _like(_BIASED, *implied(position_encoding="alibi", embedding_norm=True), *_NO_ANGLES),
+        (*_STACKED_ROWS, *OUTPUT),
     ),
     # Black et al. 2022; Pythia.
     Architecture(
         "gptneox",
-        (
-            *_BIASED,
+        _like(
+            _BIASED,
+            Implied("activation", _GELU[::-1]),
+            switch("use_parallel_residual", "parallel_residual"),
             Rotary(partial=True),
             TiedWeights("always"),
-            *_shape("pre", _GELU[::-1], parallel=switch("use_parallel_residual", "parallel_residual")),
         ),
-        (*_BIASED_ROWS, *OUTPUT_ALWAYS),
+        (*_STACKED_ROWS, *OUTPUT_ALWAYS),
     ),
     # Gemma team 2024. The models with 46 and with 62 layers have another score scale.
     Architecture(
         "gemma2",
-        (
-            *_GEMMA,
-            *_heads(odd_layers=46),
-            Rotary(partial=True),
-            *_shape("sandwich", ("geglu_tanh",)),
-            TiedWeights("never"),
+        _like(
+            _GEMMA2,
+            ScoreScale(odd_layers=46),
             Windows(period=2, own_base="scaled", otherwise=4096),
             SoftCap("attn_logit_softcapping", "attention_soft_cap", 50.0),
             SoftCap("final_logit_softcapping", "logit_soft_cap", 30.0),
         ),
-        _GEMMA_ROWS,
+        _GEMMA2_ROWS,
     ),
     Architecture(
         "gemma3",
-        (
-            *_GEMMA,
-            *_heads(odd_layers=62),
-            Rotary(partial=True),
-            *_shape("sandwich", ("geglu_tanh",), qk_norm="head"),
-            TiedWeights("optional"),
+        _like(
+            _GEMMA2,
+            ScoreScale(odd_layers=62),
+            *implied(qk_norm="head"),
             Windows(period=6, own_base="unscaled"),
-            *implied(attention_soft_cap=None),
             SoftCap("final_logit_softcapping", "logit_soft_cap"),
+            TiedWeights("optional"),
         ),
-        (*_GEMMA_ROWS, *OUTPUT),
+        (*_GEMMA2_ROWS, *OUTPUT),
     ),
     # OLMo team 2024: norms only after the sublayers.
     Architecture(
         "olmo2",
-        (
-            *_GATED,
-            NoExperts(),
-            *_heads(square=True),
-            *_shape("output", ("swiglu",), qk_norm="width"),
-            _QUERY_BIAS,
-            *_WITHOUT_FURTHER_BIASES,
-            Rotary(),
+        _like(
+            _LLAMA,
+            *implied(norm_position="output", qk_norm="width"),
+            Heads(square=True),
             Windows(period=4, own_base="shared"),
+            TiedWeights("always"),
+        ),
+        (*_OUTPUT_NORM_ROWS, *OUTPUT_ALWAYS),
+    ),
+    # Qwen team 2024 and 2025.
+    Architecture("qwen3moe", _like(_QWEN3, _WIDE_EXPERTS), (*_QWEN3_ROWS, *EXPERTS)),
+    Architecture("qwen3", _QWEN3, (*_QWEN3_ROWS, *GATED_FEED_FORWARD)),
+    Architecture(
+        "qwen2",
+        _like(_LLAMA, Implied("attention_bias", (True,)), Heads(square=True)),
+        (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD),
+    ),
+    # Touvron et al. 2023 and its many descendants.
+    Architecture("llama", _like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)),
+    # Abdin et al. 2024.
+    Architecture(
+        "phi3",
+        _like(
+            _LLAMA,
+            Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"),
+            Heads(square=True),
+            Rotary(partial=True),
+        ),
+        (*_LLAMA_ROWS, *stacked_attention(), *STACKED_FEED_FORWARD),
+    ),
+    Architecture("gemma", _GEMMA, _GEMMA_ROWS),
+    Architecture("smollm3", _like(_LLAMA, RotatingLayers(period=4)), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
+    Architecture(
+        "glm4",
+        _like(_LLAMA, *implied(norm_position="sandwich"), Rotary(partial=True)),
+        (*_LLAMA_ROWS, *NORMS_BEHIND, *separate_attention(interleaved=True), *STACKED_FEED_FORWARD),
+    ),
+    # Only its model with 64 layers has windows.
+    Architecture(
+        "exaone4",
+        _like(
+            _LLAMA,
+            *implied(norm_position="output", qk_norm="head"),
+            Heads(square=True),
+            Rotary(divisors=True),
+            RotatingWindows(period=4, own_base="same", otherwise=4096, only=64),
+        ),
+        (*_OUTPUT_NORM_ROWS, *OUTPUT),
+    ),
+    # Models with 64 layers have norms of queries and keys with a scale for each head.
+    Architecture("command-r", _like(_COHERE, Layers(most=63)), _COHERE_ROWS),
+    Architecture("cohere2", _like(_COHERE, RotatingWindows(period=4, own_base="same", otherwise=4096)), _COHERE_ROWS),
+    Architecture("granite", _GRANITE, _GRANITE_ROWS),
+    Architecture("granitemoe", _like(_GRANITE, Experts(required=True, own_width=False)), _GRANITE_ROWS),
+    Architecture(
+        "gpt-oss",
+        _like(
+            _LLAMA,
+            *implied(activation="swiglu_clamped", attention_sinks=True),
+            Experts(required=True, own_width=True, biased=True),
+            *_biases("always", "attention_output_bias", "feed_forward_bias"),
+            Rotary(truncate=False),
+            Windows(period=2, own_base="scaled", otherwise=128),
             TiedWeights("always"),
         ),
         (
             *EMBEDDING,
             *first_and_last_norms(),
-            *NORMS_BEHIND,
-            *separate_attention(),
-            *QUERY_KEY_NORMS,
-            *GATED_FEED_FORWARD,
+            *norms_before("post_attention_norm"),
+            *separate_attention(zeros=True),
+            *SINKS,
+            *EXPERTS,
             *OUTPUT_ALWAYS,
         ),
     ),
-    # Qwen team 2024 and 2025.
+    Architecture("starcoder2", _SEPARATE, (*_SEPARATE_ROWS, *OUTPUT)),
     Architecture(
-        "qwen3moe",
-        _llama_like(_QUERY_BIAS, experts=Experts(required=True, own_width=True), qk_norm="head"),
-        (*_GATED_ROWS, *separate_attention(), *QUERY_KEY_NORMS, *EXPERTS),
-    ),
-    Architecture(
-        "qwen3",
-        _llama_like(_QUERY_BIAS, qk_norm="head"),
-        (*_GATED_ROWS, *separate_attention(), *QUERY_KEY_NORMS, *GATED_FEED_FORWARD),
-    ),
-    Architecture(
-        "qwen2",
-        _llama_like(Implied("attention_bias", (True,)), square=True),
-        (*_GATED_ROWS, *separate_attention(), *GATED_FEED_FORWARD),
-    ),
-    # Touvron et al. 2023 and its many descendants.
-    Architecture(
-        "llama",
-        _llama_like(
-            _QUERY_BIAS,
-            experts=Experts(required=False, own_width=False),
-            other_biases=(
-                Biases("attention_output_bias", "optional", "blk.0.attn_output.bias"),
-                Biases("feed_forward_bias", "optional", "blk.0.ffn_up.bias"),
-                Biases("norm_bias", "never"),
-            ),
-            rotary=Rotary(divisors=True),
+        "phi2",
+        _like(
+            _SEPARATE,
+            *implied(parallel_residual=True, shared_norm=True, head_bias=True),
+            Rotary(partial=True),
+            TiedWeights("always"),
         ),
-        (*_GATED_ROWS, *separate_attention(interleaved=True), *GATED_FEED_FORWARD, *EXPERTS),
+        (*_SEPARATE_ROWS, *OUTPUT_ALWAYS, *OUTPUT_BIAS),
     ),
-    # Abdin et al. 2024.
     Architecture(
-        "phi3",
-        _llama_like(
-            Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"), square=True, rotary=Rotary(partial=True)
+        "stablelm",
+        _like(
+            _LLAMA,
+            *_LAYER_NORM,
+            *_biases("always", "norm_bias"),
+            Heads(square=True),
+            SharedNorm(),
+            Rotary(partial=True),
+            TiedWeights("always"),
         ),
-        (*_GATED_ROWS, *stacked_attention(), *STACKED_FEED_FORWARD),
+        (*_BIASED_NORMS, *separate_attention(), *GATED_FEED_FORWARD, *OUTPUT_ALWAYS),
     ),
+    Architecture(
+        "arcee",
+        _like(_LLAMA, *implied(activation="relu_squared"), Rotary(divisors=True)),
+        (*_LLAMA_ROWS, *_INTERLEAVED_ROWS),
+    ),
+    # Those below compute what one above does, under which a model is written.
+    Architecture(
+        "mistral3", _like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)
+    ),
+    Architecture("ernie4_5", _LLAMA, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
+    Architecture(
+        "exaone", _like(_LLAMA, Rotary(divisors=True)), (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD)
+    ),
+    Architecture(
+        "seed_oss",
+        _LLAMA,
+        (
+            *EMBEDDING,
+            *first_and_last_norms(),
+            *norms_before("post_attention_norm"),
+            *separate_attention(),
+            *GATED_FEED_FORWARD,
+            *OUTPUT,
+        ),
+    ),
+    Architecture("qwen3vl", (*_QWEN3, Pictures()), (*_QWEN3_ROWS, *GATED_FEED_FORWARD)),
+    Architecture("qwen3vlmoe", (*_like(_QWEN3, _WIDE_EXPERTS), Pictures()), (*_QWEN3_ROWS, *EXPERTS)),
 )
 ARCHITECTURES = {architecture.name: architecture for architecture in _TABLES}

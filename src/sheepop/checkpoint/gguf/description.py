@@ -26,13 +26,13 @@ CONFIG_KEY = "sheepop.model"
 _CAUSAL = Fixed("attention.causal", (True,), "so the model is not a language model")
 
 
-def choose_architecture(config: ModelConfig) -> Architecture:
-    """Returns the first architecture of llama.cpp that computes the same as `config`.
+def choose_architecture(config: ModelConfig, preferred: str | None = None) -> Architecture:
+    """Returns the first architecture of llama.cpp that computes the same as `config`; tries `preferred` first.
 
     Raises `CheckpointError` with the reasons if none does.
     """
     refusals: dict[str, list[str]] = {}
-    for candidate in ARCHITECTURES.values():
+    for candidate in sorted(ARCHITECTURES.values(), key=lambda architecture: architecture.name != preferred):
         refusals[candidate.name] = list(candidate.refusals(config))
         if not refusals[candidate.name]:
             return candidate

@@ -10,18 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from sheepop.checkpoint.gguf.rotary import BASE, DEFAULT_BASE
 from sheepop.checkpoint.given import Given
-from sheepop.checkpoint.mapping import (
-    Field,
-    Settings,
-    all_but_every,
-    is_close,
-    score_scale,
-    sliding,
-    window_settings,
-    yarn_attention_factor,
-)
+from sheepop.checkpoint.mapping import Field, Settings, is_close, score_scale
 from sheepop.model.config import ModelConfig
 
 # Whether a file has certain tensors if the model does, always (with zeros if the model does not), or never.
@@ -31,21 +21,19 @@ _EXPERT_FEED_FORWARD = "expert_feed_forward_length"
 _COUNT, _USED = "expert_count", "expert_used_count"
 _SOFTMAX = 1
 _MOST_EXPERTS = 512
-_MOST_LAYERS = 512
-_WINDOW = "attention.sliding_window"
-_PATTERN = "attention.sliding_window_pattern"
-_SLIDING_BASE = "rope.freq_base_swa"
 
 
+@dataclass(frozen=True)
 class Layers(Field):
-    """The number of layers."""
+    """The number of layers, at most that which llama.cpp supports, or for this architecture `most`."""
 
+    most: int = 512
     covers = ("num_layers",)
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields a refusal of more layers than llama.cpp supports."""
-        if config.num_layers > _MOST_LAYERS:
-            yield f"num_layers = {config.num_layers}, but it has at most {_MOST_LAYERS}"
+        """Yields a refusal of more layers."""
+        if config.num_layers > self.most:
+            yield f"num_layers = {config.num_layers}, but it has at most {self.most}"
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns llama.cpp's key of the number of blocks."""
@@ -54,8 +42,8 @@ class Layers(Field):
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the number of layers, if llama.cpp supports as many."""
         num_layers = given.typed("block_count", int)
-        if num_layers > _MOST_LAYERS:
-            raise given.problem("block_count", f"is more than the {_MOST_LAYERS} layers that llama.cpp allows")
+        if num_layers > self.most:
+            raise given.problem("block_count", f"is more than the {self.most} layers that llama.cpp allows")
         return {"num_layers": num_layers}
 
 
@@ -183,6 +171,59 @@ class ScoreScale(Field):
         return 1 / math.sqrt(max(1, width))
 
 
+class GivenScale(Field):
+    """The scale of the scores as a key, 0 or missing for 1 / sqrt(head_dim) (Granite)."""
+
+    covers = ScoreScale.covers
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Yields a refusal of muP's scale of the logits."""
+        if config.width_multiplier != 1.0:
+            yield f"mup_base_d_model = {config.mup_base_d_model} scales the logits"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns the scale, also if it is the usual one."""
+        return {"attention.scale": score_scale(config)}
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns the scale, if there is one."""
+        return {"attention_scale": given.typed("attention.scale", float, 0.0) or None}
+
+
+class SharedNorm(Field):
+    """Both sublayers read one norm and their outputs are added, if there is no second norm (StableLM)."""
+
+    covers = ("parallel_residual", "shared_norm")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Yields a refusal of parallel sublayers with a norm each."""
+        if config.parallel_residual and not config.shared_norm:
+            yield "parallel_residual = True, but then both sublayers share a norm"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns the key, which llama.cpp does not read."""
+        return {"use_parallel_residual": config.parallel_residual}
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns whether the second norm is missing."""
+        given.take("use_parallel_residual", None)
+        return dict.fromkeys(self.covers, "blk.0.ffn_norm.weight" not in given.tensors)
+
+
+class Pictures(Field):
+    """A network that also reads pictures, whose keys do not affect text; its language model is written without them."""
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Yields that it is only read."""
+        yield "it also reads pictures, so SheepOp reads its language model, but does not write it"
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Accepts the parts of positions, which are equal for text, and the layers that read pictures."""
+        for name in ("rope.dimension_sections", "n_deepstack_layers"):
+            given.take(name, None)
+        return {}
+
+
 class NoExperts(Field):
     """A dense feed-forward network in every layer."""
 
@@ -206,10 +247,14 @@ class NoExperts(Field):
 
 @dataclass(frozen=True)
 class Experts(Field):
-    """Experts in all layers, or in none unless `required`. With `own_width` their width has a separate key."""
+    """Experts in all layers, or in none unless `required`. With `own_width` their width has a separate key.
+
+    With `biased`, router and experts always have biases.
+    """
 
     required: bool
     own_width: bool
+    biased: bool = False
     covers = ("d_ff", "experts")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -227,12 +272,13 @@ class Experts(Field):
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
-        if experts.router_bias:
-            yield "experts.router_bias = True, but its router has no bias"
+        if experts.router_bias is not self.biased:
+            yield f"experts.router_bias = {experts.router_bias}, but its router has {'a' if self.biased else 'no'} bias"
         if not experts.normalize:
             yield "experts.normalize = False, but it normalises the weights of the chosen experts"
-        if config.feed_forward_bias:
-            yield "feed_forward_bias = True, but its experts have no biases"
+        if config.feed_forward_bias is not self.biased:
+            has = "have" if self.biased else "have no"
+            yield f"feed_forward_bias = {config.feed_forward_bias}, but its experts {has} biases"
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns the widths and the two counts."""
@@ -258,101 +304,8 @@ class Experts(Field):
         for key, kind, usual in (("expert_weights_scale", float, (0.0, 1.0)), ("expert_shared_count", int, (0,))):
             if given.typed(key, kind, usual[0]) not in usual:
                 raise given.problem(key, "is not supported for this architecture")
-        experts: Settings = {"count": count, "per_token": given.typed(_USED, int)}
+        experts: Settings = {"count": count, "per_token": given.typed(_USED, int), "router_bias": self.biased}
         if self.own_width:
             experts["d_ff"] = given.typed(_EXPERT_FEED_FORWARD, int)
         # A file has no training settings, so the auxiliary losses are off.
         return {**found, "experts": {**experts, "load_balancing_loss": 0.0, "router_z_loss": 0.0}}
-
-
-class NoWindow(Field):
-    """No sliding window: llama.cpp's network of this architecture ignores the window in the file."""
-
-    covers = ("sliding_window", "sliding_layers", "sliding_position_base")
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields refusals of a window smaller than the context, and of a separate base for sliding layers."""
-        if config.sliding_window is not None and config.sliding_window < config.max_seq_len:
-            yield f"sliding_window = {config.sliding_window}, but it has no window"
-        if config.sliding_position_base is not None:
-            yield "sliding_position_base is set, but it has one base"
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the window in the file, for all layers; 0 is none."""
-        return {"sliding_window": given.typed(_WINDOW, int, 0) or None}
-
-
-@dataclass(frozen=True)
-class Windows(Field):
-    """A sliding window for all layers except every `period`-th, unless the file lists the layers.
-
-    `own_base` defines the rotary angles of sliding layers: their own base without scaling ("unscaled"), their own base
-    with the scaling of the others ("scaled"), or the base of the others without scaling ("shared"). `otherwise` is the
-    default window.
-    """
-
-    period: int
-    own_base: Literal["unscaled", "scaled", "shared"]
-    otherwise: int | None = None
-    covers = ("sliding_window", "sliding_layers", "sliding_position_base")
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields refusals of no window if llama.cpp always has one, and of angles that it computes differently."""
-        if config.sliding_window is None:
-            if self.otherwise is not None:
-                yield "sliding_window is not set, but it always has one"
-            return
-        base, scaling = config.sliding_position_base, config.rotary_scaling
-        scaled = scaling is not None and scaling.kind != "ntk"
-        if base is None and scaling is not None and self.own_base != "scaled":
-            yield "rotary_scaling without sliding_position_base scales the sliding layers too, but it does not"
-        if base is not None and scaled and self.own_base == "scaled":
-            yield "rotary_scaling with sliding_position_base does not scale the sliding layers, but it scales them too"
-        if base is not None and self.own_base == "shared" and not is_close(base, config.position_base):
-            yield f"sliding_position_base = {base:g} differs from position_base = {config.position_base:g}"
-        if scaling is not None and scaling.kind == "ntk" and self.own_base == "shared":
-            yield "rotary_scaling.kind = ntk changes the base, but its sliding layers share the base"
-        if scaling is not None and scaling.kind == "yarn" and self.own_base == "unscaled":
-            assert scaling.attention_factor is not None
-            if not is_close(scaling.attention_factor, yarn_attention_factor(scaling.factor)):
-                yield "rotary_scaling.attention_factor is not the usual one, but it applies to the sliding layers too"
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Returns the window, its layers if they differ from the rule, and the base of sliding layers."""
-        if config.sliding_window is None:
-            return {}
-        slides = sliding(config)
-        entries: Settings = {_WINDOW: config.sliding_window}
-        if slides != all_but_every(self.period, config.num_layers):
-            entries[_PATTERN] = slides
-        base = config.sliding_position_base
-        if self.own_base == "unscaled" or (self.own_base == "scaled" and base is not None):
-            entries[_SLIDING_BASE] = config.position_base if base is None else base
-        return entries
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the window, and the base of sliding layers if it differs from that of the others."""
-        window = given.typed(_WINDOW, int, self.otherwise or 0)
-        slides = self._read_pattern(given, settings["num_layers"])
-        shared = settings["position_base"]
-        own = given.typed(_SLIDING_BASE, float, DEFAULT_BASE if self.own_base == "unscaled" else shared)
-        if not window or not any(slides):
-            return {}
-        if self.own_base == "shared" and own != shared:
-            raise given.problem(_SLIDING_BASE, f"differs from {BASE}, which llama.cpp uses for all layers")
-        found = window_settings(window, slides)
-        scaled = settings.get("rotary_scaling") is not None
-        if self.own_base == "scaled" and scaled and own != shared:
-            raise given.problem(_SLIDING_BASE, "is given together with a scaling that sliding layers share")
-        if own != shared or (scaled and self.own_base != "scaled"):
-            found["sliding_position_base"] = own
-        return found
-
-    def _read_pattern(self, given: Given, num_layers: int) -> list[bool]:
-        if not isinstance(given.take(_PATTERN, None), list):
-            # With a period of 0 all layers have a window.
-            return all_but_every(given.typed(_PATTERN, int, self.period) or num_layers + 1, num_layers)
-        slides = given.entries(_PATTERN, int)
-        if len(slides) != num_layers:
-            raise given.problem(_PATTERN, f"has {len(slides)} entries for {num_layers} layers")
-        return [number != 0 for number in slides]

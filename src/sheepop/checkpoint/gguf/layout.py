@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sheepop.checkpoint.exchange.tensor_rules import regrouped
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.checkpoint.gguf.architectures import Architecture
 from sheepop.checkpoint.gguf.rotary import DIVISORS
@@ -27,14 +28,15 @@ class Place:
     """One tensor of a file, its shape, and the names and shapes of our tensors in it.
 
     Without any of ours it has the result of `constant`: zeros for a bias that the model lacks, or a function of the
-    configuration. `copied`: our tensor is also stored in another place, from which it is read.
+    configuration. `pairs`: the widths of a head and of its rotated part, whose rows are reordered. `copied`: our tensor
+    is also stored in another place, from which it is read.
     """
 
     theirs: str
     shape: Shape
     ours: tuple[tuple[str, Shape], ...]
     role: Role
-    heads: int | None = None
+    pairs: tuple[int, int] | None = None
     centered: bool = False
     scale: float = 1.0
     copied: bool = False
@@ -70,16 +72,12 @@ class Place:
         return tensor if self.scale == 1.0 else tensor / self.scale
 
     def _interleaved(self, tensor: Tensor) -> Tensor:
-        """Makes rows (i, i + C/2) of each head neighbours, because llama.cpp rotates neighbouring pairs."""
-        if self.heads is None:
-            return tensor
-        return tensor.reshape(self.heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)
+        """Makes rows (i, i + R/2) of each head neighbours, because llama.cpp rotates neighbouring pairs."""
+        return tensor if self.pairs is None else regrouped(tensor, *self.pairs, 2, self.pairs[1] // 2)
 
     def _halved(self, tensor: Tensor) -> Tensor:
         """Reverses `_interleaved`."""
-        if self.heads is None:
-            return tensor
-        return tensor.reshape(self.heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)
+        return tensor if self.pairs is None else regrouped(tensor, *self.pairs, self.pairs[1] // 2, 2)
 
 
 def places(architecture: Architecture, config: ModelConfig) -> list[Place]:
@@ -146,8 +144,7 @@ def _of_row(
 def _as_it_is_stored(place: Place, row: Row, config: ModelConfig, scale: float) -> Place:
     """Adds the conversion of the numbers to a place."""
     if row.interleaved:
-        queries = ".q_proj." in place.ours[0][0]
-        return replace(place, heads=config.num_heads if queries else config.kv_heads)
+        return replace(place, pairs=(config.head_size, config.rotary_dim))
     if row.scaled and scale != 1.0:
         return replace(place, scale=scale, copied=config.tie_weights)
     return replace(place, centered=row.role is Role.SCALE and config.norm == "rmsnorm_zero_centered")

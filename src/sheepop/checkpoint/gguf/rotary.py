@@ -18,6 +18,8 @@ _FACTOR = "rope.scaling.factor"
 _LEGACY_FACTOR = "rope.scale_linear"
 _ORIGINAL = "rope.scaling.original_context_length"
 _ATTENTION = "rope.scaling.attn_factor"
+# The whole factor as transformers has it, which llama.cpp does not read: it always computes the usual one.
+_WHOLE_ATTENTION = "rope.scaling.yarn_attn_factor"
 DEFAULT_BASE = 10000.0
 # The tensor with one divisor per pair, which expresses Llama 3's scaling.
 DIVISORS = "rope_freqs.weight"
@@ -29,11 +31,13 @@ _BETAS = {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.
 class Rotary(Field):
     """Rotary positions. `partial` architectures can rotate a part of each head; `divisors` express Llama 3's scaling.
 
-    Scaling ``ntk`` is equivalent to another base, and written as such.
+    Scaling ``ntk`` is equivalent to another base, and written as such. llama.cpp always rounds the bounds of the pairs
+    that ``yarn`` mixes; `truncate` says whether the models of the architecture do.
     """
 
     partial: bool = False
     divisors: bool = False
+    truncate: bool = True
     covers = ("position_encoding", "position_base", "rotary_fraction", "rotary_scaling")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -75,6 +79,8 @@ class Rotary(Field):
             "rotary_fraction": _fraction(turned, width),
         }
         scaling = _read_scaling(given)
+        if scaling is not None and scaling["kind"] == "yarn":
+            scaling["truncate"] = self.truncate
         return found if scaling is None else {**found, "rotary_scaling": scaling}
 
     def _scaling_refusals(self, config: ModelConfig, scaling: RotaryScaling) -> Iterator[str]:
@@ -82,7 +88,7 @@ class Rotary(Field):
             yield f"rotary_scaling.kind = {scaling.kind}, but it has linear, yarn and ntk"
         if scaling.kind != "yarn":
             return
-        for name, value in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", True)):
+        for name, value in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", self.truncate)):
             if getattr(scaling, name) != value:
                 yield f"rotary_scaling.{name} = {getattr(scaling, name)}, but it always computes {value}"
         low, high = _ramp(config, scaling)
@@ -95,6 +101,7 @@ def _read_scaling(given: Given) -> Settings | None:
     legacy = given.typed(_LEGACY_FACTOR, float, 0.0)
     factor = given.typed(_FACTOR, float, legacy) or 1.0
     original, attention = given.typed(_ORIGINAL, int, 0), given.typed(_ATTENTION, float, 1.0)
+    whole = given.typed(_WHOLE_ATTENTION, float, 1.0)
     given.typed("rope.scaling.finetuned", bool, False)  # information about the training, without an effect
     betas = {key: given.typed(key, float, usual) for key, usual in _BETAS.items()}
     if kind not in ("none", "linear", "yarn"):
@@ -103,13 +110,16 @@ def _read_scaling(given: Given) -> Settings | None:
         if attention != 1.0:
             raise given.problem(_ATTENTION, "belongs to a scaling that SheepOp does not support")
         return None if factor == 1.0 or kind == "none" else {"kind": "linear", "factor": factor}
-    for key, usual in _BETAS.items():
-        if betas[key] != usual:
-            raise given.problem(key, f"is not {usual:g}, the value that llama.cpp always uses")
+    for key, value in _BETAS.items():
+        if betas[key] != value:
+            raise given.problem(key, f"is not {value:g}, the value that llama.cpp always uses")
+    usual = yarn_attention_factor(factor)
+    if not any(math.isclose(whole, known, rel_tol=1e-3) for known in (1.0, usual)):
+        raise given.problem(_WHOLE_ATTENTION, f"is not {usual:g}, the value that llama.cpp always uses")
     if not original:
         raise given.problem(_ORIGINAL, "is missing, but yarn scaling needs it")
     found: Settings = {"kind": "yarn", "factor": factor, "original_max_seq_len": original}
-    return found if attention == 1.0 else {**found, "attention_factor": attention * yarn_attention_factor(factor)}
+    return found if attention == 1.0 else {**found, "attention_factor": attention * usual}
 
 
 def _ramp(config: ModelConfig, scaling: RotaryScaling) -> tuple[int, int]:

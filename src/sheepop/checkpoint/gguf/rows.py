@@ -56,6 +56,7 @@ EMBEDDING = (Row(EMBEDDING_NAME, ("embedding.weight",), scaled=True),)
 POSITIONS = (Row(POSITIONS_NAME, ("added_positions.table",), Role.PRECISE),)
 OUTPUT = (Row(OUTPUT_NAME, ("lm_head.weight",)),)
 OUTPUT_ALWAYS = (Row(OUTPUT_NAME, ("lm_head.weight",), always=True),)
+OUTPUT_BIAS = (Row("output.bias", ("lm_head.bias",), Role.PRECISE),)
 
 
 def first_and_last_norms(*, zeros: bool = False) -> tuple[Row, ...]:
@@ -63,28 +64,29 @@ def first_and_last_norms(*, zeros: bool = False) -> tuple[Row, ...]:
     return norm("token_embd_norm", "embedding_norm", zeros=zeros) + norm("output_norm", "final_norm", zeros=zeros)
 
 
-def norms_before(*, zeros: bool = False) -> tuple[Row, ...]:
-    """Returns rows for the norms before the sublayers."""
+def norms_before(second: str = "ffn_norm", *, zeros: bool = False) -> tuple[Row, ...]:
+    """Returns rows for the norms before the sublayers; `second` is their name of the one before the feed-forward."""
     return norm("blk.{}.attn_norm", "blocks.{}.attention_norm", zeros=zeros) + norm(
-        "blk.{}.ffn_norm", "blocks.{}.feed_forward_norm", zeros=zeros
+        f"blk.{{}}.{second}", "blocks.{}.feed_forward_norm", zeros=zeros
     )
 
 
 NORMS_BEHIND = norm("blk.{}.post_attention_norm", "blocks.{}.attention_output_norm") + norm(
     "blk.{}.post_ffw_norm", "blocks.{}.feed_forward_output_norm"
 )
+SINKS = (Row("blk.{}.attn_sinks.weight", ("blocks.{}.attention.sinks",), Role.PRECISE),)
 QUERY_KEY_NORMS = norm("blk.{}.attn_q_norm", "blocks.{}.attention.q_norm") + norm(
     "blk.{}.attn_k_norm", "blocks.{}.attention.k_norm"
 )
 
 
-def separate_attention(*, interleaved: bool = False) -> tuple[Row, ...]:
-    """Returns rows for attention with separate queries, keys and values."""
+def separate_attention(*, interleaved: bool = False, zeros: bool = False) -> tuple[Row, ...]:
+    """Returns rows for attention with separate queries, keys and values; `zeros` is for the bias of the output."""
     return (
         *linear("attn_q", "attention.q_proj", interleaved=interleaved),
         *linear("attn_k", "attention.k_proj", interleaved=interleaved),
         *linear("attn_v", "attention.v_proj"),
-        *linear("attn_output", "attention.o_proj"),
+        *linear("attn_output", "attention.o_proj", zeros=zeros),
     )
 
 
@@ -109,10 +111,16 @@ STACKED_FEED_FORWARD = (
     *linear("ffn_up", "feed_forward.gate_proj", "feed_forward.up_proj"),
     *linear("ffn_down", "feed_forward.down_proj"),
 )
+_PROJECTIONS = ("gate", "up", "down")
 EXPERTS = (
     Row("blk.{}.ffn_gate_inp.weight", ("blocks.{}.feed_forward.router.weight",), Role.PRECISE),
+    Row("blk.{}.ffn_gate_inp.bias", ("blocks.{}.feed_forward.router.bias",), Role.PRECISE),
     *(
         Row(f"blk.{{}}.ffn_{name}_exps.weight", (f"blocks.{{}}.feed_forward.experts.{name}_proj",))
-        for name in ("gate", "up", "down")
+        for name in _PROJECTIONS
+    ),
+    *(
+        Row(f"blk.{{}}.ffn_{name}_exps.bias", (f"blocks.{{}}.feed_forward.experts.{name}_bias",), Role.PRECISE)
+        for name in _PROJECTIONS
     ),
 )

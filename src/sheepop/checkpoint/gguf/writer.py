@@ -59,6 +59,7 @@ def write_gguf(
     *,
     dtype: str | None = None,
     name: str,
+    architecture: str | None = None,
     end_ids: Sequence[int] = (),
     replace: bool = False,
     advance: Callable[[int], None] = lambda num_bytes: None,
@@ -66,14 +67,14 @@ def write_gguf(
     """Writes a model to the file `target`, which is read back and compared before it replaces an older file.
 
     Matrices are stored as `dtype`, one of `MIXTURES`, or in their own type; norms, biases and other small, sensitive
-    tensors always in f32. `name` is the model's name. A file without a tokenizer is for programs that bring
-    their own. `end_ids` are tokens that end a text, in addition to the tokenizer's own; `advance` is called with the
-    number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the same with any architecture, or if
-    a tensor does not fit its type.
+    tensors always in f32. `name` is the model's name, and `architecture` the one that is tried first. A file without a
+    tokenizer is for programs that bring their own. `end_ids` are tokens that end a text, in addition to the tokenizer's
+    own; `advance` is called with the number of bytes written. Raises `CheckpointError` if llama.cpp cannot compute the
+    same with any architecture, or if a tensor does not fit its type.
     """
     if dtype is not None and dtype not in MIXTURES:
         raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(MIXTURES)}.")
-    chosen = choose_architecture(config)
+    chosen = choose_architecture(config, architecture)
     found = places(chosen, config)
     _check_tensors(config, tensors)
     entries = [_entry(place, tensors, config, dtype) for place in found]
@@ -98,6 +99,8 @@ def write_gguf(
     notes += _larger_notes(entries, dtype)
     if config.activation == "gelu":
         notes.append("llama.cpp computes the tanh form of GELU, which differs from the exact one by up to 0.0005.")
+    if config.rotary_scaling is not None and config.rotary_scaling.truncate is False:
+        notes.append("llama.cpp rounds the bounds of the pairs that YaRN mixes, unlike this model; some angles differ.")
     return GGUFExport(chosen.name, Counter(entry.kind.name for entry in entries), tuple(notes))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -29,6 +27,7 @@ from sheepop.checkpoint.exchange.tensor_rules import same
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     Field,
+    OutputScale,
     Settings,
     all_but_every,
     implied,
@@ -41,26 +40,6 @@ from sheepop.checkpoint.mapping import (
 from sheepop.model.config import ModelConfig
 
 _MLP_BIAS = switch("mlp_bias", "feed_forward_bias", default=False)
-
-
-@dataclass(frozen=True)
-class OutputScale(Field):
-    """The key of the factor of the logits, by which they are divided if it `divides`; must not be 0."""
-
-    theirs: str
-    default: float
-    divides: bool = False
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the factor."""
-        value = given.typed(self.theirs, float, self.default)
-        if value <= 0:
-            raise given.problem(self.theirs, "is not a factor above 0")
-        return {"logit_scale": 1 / value if self.divides else value}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Returns the factor, with that of muP."""
-        return {self.theirs: 1 / config.output_scale if self.divides else config.output_scale}
 
 
 class ScoreFactor(Field):

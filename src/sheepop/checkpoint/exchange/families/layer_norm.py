@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sheepop.checkpoint.exchange.families.descendants import OutputScale
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -29,7 +28,7 @@ from sheepop.checkpoint.exchange.fields import (
 )
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import same
-from sheepop.checkpoint.mapping import fixed, implied, number, switch
+from sheepop.checkpoint.mapping import OutputScale, fixed, implied, number, switch
 
 _IMPLIED = implied(position_encoding="rope", norm="layernorm", norm_position="pre", bias=False)
 
