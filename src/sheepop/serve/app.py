@@ -28,8 +28,7 @@ from sheepop.serve.access import Doorkeeper, Gate
 from sheepop.serve.answers import (
     DONE,
     Answer,
-    ChatPieces,
-    TextPieces,
+    api_error,
     as_prompts,
     chat_config,
     completion_config,
@@ -39,6 +38,7 @@ from sheepop.serve.arena import Arena
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.inside import Inside
 from sheepop.serve.metrics import Metrics, Timing
+from sheepop.serve.pieces import ChatPieces, TextPieces, number_of, whole_updates
 from sheepop.serve.protocol import (
     MODEL_PATHS,
     ApiError,
@@ -133,13 +133,17 @@ class Service:
         self.doorkeeper, self.metrics = doorkeeper, Metrics(registry)
 
     async def health(self) -> dict[str, str]:
-        """Answers while the process lives."""
+        """Answers while the process and all engines live; raises `ApiError` 503 if an engine has ended."""
+        for model in self._registry.models():
+            if (fault := model.worker.fault) is not None:
+                raise api_error(fault)
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, str]:
-        """Answers while the server accepts requests."""
+        """Answers while the server accepts requests; raises `ApiError` 503 as `health`, or while draining."""
         if self._registry.is_draining:
             raise draining()
+        await self.health()
         return {"status": "ready"}
 
     async def show_metrics(self) -> PlainTextResponse:
@@ -244,8 +248,7 @@ class Service:
             events = self._events(answer, written, pieces, include_usage=include_usage)
             return _EventStream(events, written, ticket.transfer())
         await self._while_wanted(request, self._write(answer, written))
-        chosen = [candidate for request in answer.requests for candidate in request.chosen()]
-        choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
+        choices = [pieces.whole(update, number) for number, update in enumerate(whole_updates(answer.requests))]
         return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage()})
 
     async def _write(self, answer: Answer, written: Written) -> None:
@@ -271,7 +274,7 @@ class Service:
                 events = [
                     event({**head, "choices": [choice], **usage})
                     for update in updates
-                    for choice in pieces.piece(update.candidate, answer.number(update.candidate), update.text)
+                    for choice in pieces.piece(update, number_of(update))
                 ]
                 if events:
                     yield "".join(events)
