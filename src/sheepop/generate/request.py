@@ -23,6 +23,10 @@ from sheepop.tokenizer import StreamDecoder, Tokenizer
 FinishReason = Literal["stop", "length", "abort"]
 
 
+class PromptTooLongError(UsageError):
+    """A prompt leaves no room for a new token in the context."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A prompt as text and as token ids.
@@ -59,13 +63,13 @@ def read_prompt(
                 "on_overflow=window (--window) drops the beginning of a text, but a target needs it. Leave it out."
             )
         if len(token_ids) >= longest:
-            raise UsageError(
+            raise PromptTooLongError(
                 f"{name} has {len(token_ids)} tokens, but the encoder's max_seq_len = {longest} has room for "
                 f"{longest - 1} and the end token. Shorten it."
             )
         return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
     if on_overflow != "window" and len(token_ids) >= longest:
-        raise UsageError(
+        raise PromptTooLongError(
             f"{name} has {len(token_ids)} tokens, but the model's context of max_seq_len = {longest} has room for "
             f"{longest - 1} and a new one. Shorten it, or set on_overflow=window (--window) to keep "
             "only its last tokens."

@@ -16,7 +16,7 @@ from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig
 from sheepop.generate.config import with_defaults
 from sheepop.generate.engine import Update
-from sheepop.generate.request import Request
+from sheepop.generate.request import PromptTooLongError, Request
 from sheepop.generate.scheduler import QueueFullError
 from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, SamplingRequest, ToolChoice
 from sheepop.serve.served_model import ServedModel
@@ -79,7 +79,7 @@ def completion_config(requested: CompletionRequest, defaults: Mapping[str, Any])
     return sampling_config(
         requested,
         defaults,
-        max_new_tokens=requested.max_tokens or _DEFAULT_TOKENS,
+        max_new_tokens=_DEFAULT_TOKENS if requested.max_tokens is None else max(1, requested.max_tokens),
         best_of=requested.best_of,
         top_logprobs=requested.logprobs,
     )
@@ -108,11 +108,15 @@ def calls_schema(requested: ChatRequest) -> dict[str, Any] | None:
 
 @dataclass
 class Answer:
-    """An answer in progress: its engine requests, and its id and creation time in the API."""
+    """An answer in progress: its engine requests, and its id and creation time in the API.
+
+    Unless it `writes`, it is the prompts alone.
+    """
 
     kind: str
     model: ServedModel
     requests: list[Request]
+    writes: bool = True
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     num_written: int = field(default=0, init=False)
@@ -127,11 +131,22 @@ class Answer:
         read, written = sum(request.prompt.num_tokens for request in self.requests), self.num_written
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
+    def whole(self) -> list[Update]:
+        """The chosen texts, each as one update, after all have ended."""
+        if not self.writes:
+            numbers = [(each, index) for each in self.requests for index in range(each.config.num_completions)]
+            return [Update(request, index, finish_reason="length") for request, index in numbers]
+        return [Update.of(candidate, candidate.text) for request in self.requests for candidate in request.chosen()]
+
     async def write(self, seconds: float) -> AsyncGenerator[list[Update], None]:
         """Yields an empty list when the engine accepts it, then the updates of each step; raises `ApiError`.
 
         The answer ends with an error after `seconds`.
         """
+        if not self.writes:
+            yield []
+            yield self.whole()
+            return
         try:
             async with aclosing(self.model.worker.write(self.requests, seconds=seconds)) as written:
                 async for updates in written:
@@ -154,6 +169,11 @@ def api_error(error: SheepOpError) -> ApiError:
     if isinstance(error, UsageError):
         return ApiError(400, str(error))
     return ApiError(500, str(error), kind="server_error", code="engine_error")
+
+
+def in_words_of_clients(error: PromptTooLongError) -> str:
+    """The error for a prompt that does not fit, with the words by which clients of OpenAI's API recognise it."""
+    return f"This model's maximum context length is exceeded. {str(error).partition(', or set')[0].rstrip('.')}."
 
 
 def as_prompts(prompt: str | Sequence[Any], param: str, most: int) -> list[str | list[int]]:

@@ -231,7 +231,7 @@ class Arena:
         try:
             with self._registry.using(side.model) as model:
                 turns = [{"role": "user", "content": of.prompt}]
-                prompt = await model.render(turns) if of.is_chat else of.prompt
+                prompt = await model.prepare(model.read_chat, turns) if of.is_chat else of.prompt
                 requests = await model.requests([prompt], config, priority=0, tenant="")
                 async with aclosing(Answer("arena", model, requests).write(self._seconds)) as written:
                     async for updates in written:

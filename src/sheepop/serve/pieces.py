@@ -20,11 +20,6 @@ def number_of(update: Update) -> int:
     return update.index + update.request.index * update.request.num_candidates
 
 
-def whole_updates(requests: Sequence[Request]) -> list[Update]:
-    """The chosen texts of requests that have ended, each as one update."""
-    return [Update.of(candidate, candidate.text) for request in requests for candidate in request.chosen()]
-
-
 class TextPieces:
     """The choices of ``/v1/completions``; `scored` are the prompts' tokens, if they are shown with the answer."""
 
