@@ -56,7 +56,7 @@ class _Decoder(json.JSONDecoder):
     """The decoder of the standard library in Python alone, with limits."""
 
     def __init__(self) -> None:
-        super().__init__(parse_constant=_refuse, object_hook=_with_text_keys)
+        super().__init__(parse_constant=_refuse, object_pairs_hook=_object)
         self._depth = self._count = 0
         read_string = self.parse_string  # type: ignore[has-type]
         self.parse_string = lambda *given: _text(read_string(*given))
@@ -83,10 +83,12 @@ def _text(found: tuple[str, int]) -> tuple[str, int]:
     return found
 
 
-def _with_text_keys(found: dict[str, Any]) -> dict[str, Any]:
-    for key in found:
+def _object(found: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found) > _MOST_PARTS:
+        raise ValueError(f"it has an object of more than {_MOST_PARTS:,} members")
+    for key, _ in found:
         key.encode()
-    return found
+    return dict(found)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
@@ -92,6 +92,12 @@ Prompts = Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator
 
 
 _Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
+
+
+def _none_yet(given: list[Any]) -> list[Any]:
+    if given:
+        raise PydanticCustomError("unsupported", "{name}", {"name": ""})
+    return given
 
 
 def _few(given: Any) -> Any:
@@ -188,7 +194,7 @@ class ChatMessage(RequestModel):
     # Templates read either; `annotations` come back from a client as it got them.
     reasoning_content: str | None = None
     reasoning: str | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    annotations: list[Any] | None = None
     refusal: None = None
 
     @model_validator(mode="after")
@@ -271,7 +277,7 @@ class ChatRequest(SamplingRequest):
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool = True
-    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    functions: Annotated[list[Any], AfterValidator(_none_yet)] | None = None
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
     # For the chat template; not in OpenAI's API, and named as by other servers.
