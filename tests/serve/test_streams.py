@@ -106,12 +106,14 @@ def test_the_parts_of_streams_add_up_while_the_loop_is_busy(busy: Live) -> None:
             await asyncio.sleep(0.04)
 
     async def all_of_them() -> None:
-        async with httpx.AsyncClient(base_url=busy.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+        async with httpx.AsyncClient(
+            base_url=busy.url, timeout=60, limits=httpx.Limits(max_connections=None)
+        ) as client:
             expected = await asyncio.gather(*(whole(client, each) for each in asked))
             holding = asyncio.ensure_future(hold())
             found = await asyncio.gather(*(streamed(client, each) for each in asked))
             holding.cancel()
-            for each, one, other in zip(asked, expected, found, strict=True):
+            for one, other in zip(expected, found, strict=True):
                 assert_same(one, other)
 
     asyncio.run(all_of_them())

@@ -376,7 +376,7 @@ def prompt_likelihoods(model: Transformer, token_ids: Sequence[int], top: int) -
     following = torch.tensor(token_ids[1:], device=model.device)
     logprobs: list[float] = []
     likeliest: list[Likeliest] = []
-    for states_TD, labels in zip(hidden_TD.split(_ROWS), following.split(_ROWS), strict=True):
+    for states_TD, labels in zip(torch.split(hidden_TD, _ROWS), torch.split(following, _ROWS), strict=True):
         found = model.read_out(states_TD[None])[0].float().log_softmax(dim=-1)
         logprobs += found.gather(1, labels[:, None])[:, 0].tolist()
         best = found.topk(min(top, found.shape[1]), dim=-1)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import PromptTooLongError, UsageError
 from sheepop.core.random import derive_seed
 from sheepop.generate.beam_search import Beam, Branch
 from sheepop.generate.blocks import BlockTable
@@ -21,10 +21,6 @@ from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import StreamDecoder, Tokenizer
 
 FinishReason = Literal["stop", "length", "abort"]
-
-
-class PromptTooLongError(UsageError):
-    """A prompt leaves no room for a new token in the context."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +209,8 @@ class Candidate:
         if self.matcher is not None:
             self.matcher.accept(token_id)
         self.context.append(token_id)
-        shown = self._show(self._stop.push(self._decoder.push(token_id)))
+        text, may_end = self._decoder.push(token_id), len(self.token_ids) >= self.request.config.min_new_tokens
+        shown = self._show(self._stop.push(text) if may_end else text)
         if self._stop.matched is not None:
             self.finish_reason = "stop"
         elif self.num_remaining == 0:

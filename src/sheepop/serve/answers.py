@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sheepop.core.config import validate
-from sheepop.core.errors import ConfigError, SheepOpError, UsageError
+from sheepop.core.errors import ConfigError, PromptTooLongError, SheepOpError, UsageError
 from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig
 from sheepop.generate.config import with_defaults
 from sheepop.generate.engine import Update
-from sheepop.generate.request import PromptTooLongError, Request
+from sheepop.generate.request import Request
 from sheepop.generate.scheduler import QueueFullError
 from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, SamplingRequest, ToolChoice
 from sheepop.serve.served_model import ServedModel
@@ -61,7 +61,7 @@ def sampling_config(
 
 def chat_config(requested: ChatRequest, room: int, defaults: Mapping[str, Any]) -> GenerationConfig:
     """Returns the generation settings of a chat; without a limit, a text may fill the `room` in the context."""
-    more: dict[str, Any] = {"max_new_tokens": requested.max_completion_tokens or requested.max_tokens or max(1, room)}
+    more: dict[str, Any] = {"max_new_tokens": requested.max_completion_tokens or requested.max_tokens or room}
     if requested.logprobs:
         more["top_logprobs"] = requested.top_logprobs or 0
     if requested.response_format is not None and requested.response_format.type != "text":

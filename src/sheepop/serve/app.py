@@ -17,9 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 import sheepop
-from sheepop.core.errors import SheepOpError
+from sheepop.core.errors import PromptTooLongError, SheepOpError
 from sheepop.generate.engine import Update
-from sheepop.generate.request import PromptTooLongError
 from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper, Gate
 from sheepop.serve.answers import (
@@ -59,7 +58,7 @@ _MOST_EMBEDDINGS = 2048
 _MOST_BODIES = 4096
 # Settings that only the model can check, with their names in the API.
 _PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"} | {
-    name: name for name in ("chat_template_kwargs", "continue_final_message", "documents")
+    name: name for name in ("stop_token_ids", "chat_template_kwargs", "continue_final_message", "documents")
 }
 T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
@@ -217,13 +216,14 @@ class Service:
     async def chat(self, requested: ChatRequest, request: Request) -> Response:
         """Answers a conversation."""
         with self._ticket(request, requested.model) as ticket:
-            longest = ticket.model.generator.model.config.max_seq_len
+
             def read() -> list[int]:
                 messages = [message.to_template() for message in requested.messages]
                 return ticket.model.read_chat(messages, requested.for_template(), requested.variables())
 
             prompt = await self._while_wanted(request, ticket.model.prepare(read), "messages")
-            config = chat_config(requested, longest - len(prompt), ticket.model.generator.defaults)
+            room = ticket.model.room(len(prompt), requested.n)
+            config = chat_config(requested, room, ticket.model.generator.defaults)
             making = ticket.model.requests([prompt], config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "messages")
             answer = Answer("chat.completion", ticket.model, requests)

@@ -134,6 +134,7 @@ class SamplingRequest(RequestModel):
     typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop_token_ids: Annotated[list[int], Field(max_length=_MOST_TEXTS)] = Field(default_factory=list)
     # The default is the most urgent: a client can lower its priority, but not overtake others.
     priority: Annotated[int, Field(ge=0, le=100)] = 0
 
@@ -152,7 +153,6 @@ class CompletionRequest(SamplingRequest):
     echo: bool = False
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:

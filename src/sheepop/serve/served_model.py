@@ -13,9 +13,10 @@ import torch
 
 from sheepop.checkpoint import LoadedModel
 from sheepop.checkpoint.generation_settings import GENERATION
-from sheepop.core.errors import TokenizerError
+from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.config import model_defaults
+from sheepop.generate.engine import BLOCK_SIZE
 from sheepop.generate.likelihood import prompt_likelihoods
 from sheepop.generate.request import Request, read_prompt
 from sheepop.generate.runner import hidden_states, is_led
@@ -84,12 +85,27 @@ class ServedModel:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """Makes one request for the engine; raises as `requests`."""
+        """Makes one request for the engine; a stop string that spells a special token is that token, too.
+
+        Raises as `requests`.
+        """
+        special, vocab_size = self.tokenizer.special_tokens, self.tokenizer.vocab_size
+        if wrong := [token_id for token_id in config.stop_token_ids if not 0 <= token_id < vocab_size]:
+            raise UsageError(f"stop_token_ids: {wrong[0]} is not in the vocabulary of {vocab_size}.")
+        if spelled := [special[text] for text in config.stop if text in special]:
+            config = config.replace(stop_token_ids=(*config.stop_token_ids, *spelled))
         if self._guesses:
             config = config.replace(guesses=self._guesses)
         return self.generator.request(
             prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant
         )
+
+    def room(self, num_tokens: int, width: int) -> int:
+        """The most tokens that each of `width` texts can have after a prompt, in the context and in the cache."""
+        manager = self.worker.scheduler.manager
+        whole = [count for count, reach in zip(manager.num_blocks, manager.reaches, strict=True) if reach is None]
+        longest = [self.generator.model.config.max_seq_len, *(count // width * BLOCK_SIZE for count in whole)]
+        return max(1, min(longest) - num_tokens)
 
     async def prepare(self, work: Callable[..., T], *arguments: Any) -> T:
         """Returns the result of `work`, which reads a request, from a thread beside the engine."""
@@ -131,7 +147,7 @@ class ServedModel:
         @torch.inference_mode()
         def embedded(texts: Sequence[Sequence[int]]) -> list[list[float]]:
             means = torch.stack([found.float().mean(0) for found in hidden_states(model, texts)])
-            return (means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()  # type: ignore[no-any-return]
+            return (means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()
 
         texts = await self._preparing.do(read)
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
@@ -145,7 +161,7 @@ class ServedModel:
         return [found[number] for number in range(len(texts))], sum(map(len, texts))
 
     async def score(self, requests: Sequence[Request], top: int) -> list[Tokens]:
-        """Returns the tokens of each prompt with their log-probabilities and the `top` likeliest; None for the first."""
+        """Returns the tokens of each prompt with log-probabilities and the `top` likeliest; None for the first."""
         found = []
         for request in requests:
             token_ids = request.prompt.token_ids

@@ -99,7 +99,7 @@ class ToolText:
 
 
 def _arguments(found: Any) -> str:
-    """Arguments as JSON text: an object that the model wrote as text is not encoded again, and no text is no argument."""
+    """Arguments as JSON text; an object that the model wrote as text is not encoded again, and empty text is `{}`."""
     if isinstance(found, str):
         try:
             if not found.strip() or isinstance(json.loads(found), dict):

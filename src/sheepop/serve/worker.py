@@ -62,7 +62,9 @@ class EngineWorker:
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self.scheduler, self._name = engine, engine.scheduler, name
-        self._inbox: deque[tuple[Callable[[Sequence[Request], _Listener], None], Sequence[Request], _Listener]] = deque()
+        self._inbox: deque[tuple[Callable[[Sequence[Request], _Listener], None], Sequence[Request], _Listener]] = (
+            deque()
+        )
         self._wake = threading.Condition()
         self._listeners: dict[int, _Listener] = {}
         self._stopping = False
@@ -144,10 +146,10 @@ class EngineWorker:
         _send([(listener, last) for listener in (*self._listeners.values(), *(listener for _, _, listener in inbox))])
 
     def _run_inbox(self) -> None:
-        with self._wake:
-            inbox, self._inbox = self._inbox, deque()
-        for work, requests, listener in inbox:
+        while self._inbox:
+            work, requests, listener = self._inbox[0]
             work(requests, listener)
+            self._inbox.popleft()  # only now, so that a listener hears of a fault
 
     def _take(self, requests: Sequence[Request], listener: _Listener) -> None:
         for request in requests:
