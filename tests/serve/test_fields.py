@@ -74,7 +74,9 @@ def test_arguments_that_a_model_writes_as_text_are_not_encoded_again(arguments: 
 
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
-PARTS = st.sampled_from([CALL, "<tool_call>", "</tool_call>", "<tool", "_call>", "{", " ", "\n", "a", "ß ", "<tool_call>x</tool_call>"])  # fmt: skip
+PARTS = st.sampled_from(
+    [CALL, "<tool_call>", "</tool_call>", "<tool", "_call>", "{", " ", "\n", "a", "ß ", "<tool_call>x</tool_call>"]
+)
 
 
 @given(st.lists(PARTS, max_size=8), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.booleans())

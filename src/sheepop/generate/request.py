@@ -277,9 +277,8 @@ class Request:
     ) -> None:
         self.index, self.prompt, self.config = index, prompt, config
         self.call_seed, self.seed = seed, derive_seed(seed, "request", index)
-        self.max_seq_len, self.matcher = max_seq_len, matcher
         self.end_ids = end_ids.union(config.stop_token_ids)
-        self.order = (priority, number)
+        self.max_seq_len, self.matcher, self.order = max_seq_len, matcher, (priority, number)
         # Keys and values of a target depend on its source.
         self.salt = tenant if prompt.source_ids is None else f"{tenant}\0{prompt.source_ids}"
         self.num_candidates = 1 if config.num_beams > 1 else max(config.best_of or 1, config.num_completions)
