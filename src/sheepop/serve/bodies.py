@@ -102,11 +102,14 @@ class _CheckedRequest(Request):
         super().__init__(request.scope, request.receive)
         self._model, self._bodies = model, bodies
 
-    async def json(self) -> BaseModel:
+    async def body(self) -> bytes:
         try:
-            body = await self.body()
+            return await super().body()
         except ClientDisconnect:
             raise left() from None
+
+    async def json(self) -> BaseModel:
+        body = await self.body()
         if len(body) <= _SMALL:
             return checked(body, self._model)
         return await self._bodies.do(checked, body, self._model)
