@@ -10,9 +10,9 @@ import functools
 import json
 import os
 import struct
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,28 @@ _PIECE = 2**24  # bytes that are read at a time
 _LONGEST_HEADER = 100_000_000
 
 
+class _OpenFile:
+    """A file that stays the one that was opened at `path`, whatever comes there later."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._number = path, os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._number)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still the one at its path."""
+        return os.path.samestat(os.fstat(self._number), self.path.stat())
+
+    def read(self, count: int, offset: int) -> bytes:
+        """Reads up to `count` bytes; several threads may read at a time."""
+        return os.pread(self._number, count, offset)
+
+
 @dataclass(frozen=True)
 class _StoredTensor(LazyTensor):
     """A tensor whose bytes begin at `offset` in an open file; `read` maps them."""
 
-    file: FileIO
+    file: _OpenFile
     offset: int
 
     def load(self) -> Tensor:
@@ -49,10 +66,9 @@ class _StoredTensor(LazyTensor):
         found = torch.empty(self.shape, dtype=self.dtype)
         view, offset = found.reshape(-1).view(torch.uint8).numpy().data, self.offset
         while view:
-            # Not by seeking, since threads read several tensors at a time.
-            piece = os.pread(self.file.fileno(), min(len(view), _PIECE), offset)
+            piece = self.file.read(min(len(view), _PIECE), offset)
             if not piece:
-                raise CheckpointError(f"{self.file.name} is damaged: it became shorter while it was read.")
+                raise CheckpointError(f"{self.file.path} is damaged: it became shorter while it was read.")
             view[: len(piece)] = piece
             view, offset = view[len(piece) :], offset + len(piece)
         return found
@@ -67,12 +83,12 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing.")
     try:
-        stored = FileIO(path)
+        stored = _OpenFile(path)
         file: Any = safe_open(path, framework="pt")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
         described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
         offsets = _offsets(stored)
-        is_same = os.path.samestat(os.fstat(stored.fileno()), path.stat())
+        is_same = stored.is_in_place
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is damaged, or not a safetensors file: {error}. Copy or download it again."
@@ -91,10 +107,10 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     }
 
 
-def _offsets(file: FileIO) -> dict[str, int]:
+def _offsets(file: _OpenFile) -> dict[str, int]:
     """Where the data of each tensor begin in a file whose header was checked."""
-    (length,) = struct.unpack("<Q", file.read(8))
-    header = orjson.loads(file.read(length))
+    (length,) = struct.unpack("<Q", file.read(8, 0))
+    header = orjson.loads(file.read(length, 8))
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != _METADATA}
 
 
