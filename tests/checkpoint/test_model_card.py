@@ -25,7 +25,7 @@ from sheepop.checkpoint import RunDirectory, load_model, save_model
 from sheepop.checkpoint.model_card import model_card, record_scores
 from sheepop.checkpoint.model_directory import unique_weights, write_model
 from sheepop.checkpoint.run_directory import damaged_model
-from sheepop.core import files
+from sheepop.core import verified_files
 from sheepop.core.errors import CheckpointError, StorageError
 from sheepop.core.files import damaged_files, read_json
 from sheepop.core.locks import exclusive_lock
@@ -346,14 +346,14 @@ def test_a_reader_sees_a_whole_model_while_scores_are_recorded(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader has read the checksums, and is at the weights when what it compares next changes."""
-    sha256, pending = files.sha256_file, [SCORE]
+    sha256, pending = verified_files.sha256_file, [SCORE]
 
     def slow(path: str | Path) -> str:
         if Path(path).name == "model.safetensors" and pending:
             record_scores(directory, [pending.pop()])
         return sha256(path)
 
-    monkeypatch.setattr(files, "sha256_file", slow)
+    monkeypatch.setattr(verified_files, "sha256_file", slow)
     assert load_model(directory).provenance["evaluations"]
 
 

@@ -174,8 +174,8 @@ SPOILERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("architectures", "LlamaForCausalLM"),
     ),
     "quantised weights": (
-        lambda directory: changed(directory, quantization_config={"quant_method": "gptq"}),
-        ("quantization_config", "Export them in float16"),
+        lambda directory: changed(directory, quantization_config={"quant_method": "quip"}),
+        ("quantization_config", "Export the model in float16"),
     ),
 }  # fmt: skip
 

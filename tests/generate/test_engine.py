@@ -245,7 +245,10 @@ def assert_mix_is_plain(
     assert_texts_are_plain(requests, everything, model)
     for request in requests:
         for candidate, done in zip(request.candidates, request.completions(), strict=True):
-            assert "".join(update.text for update in updates if update.candidate is candidate) == done.text
+            own = [update for update in updates if update.request is request and update.index == candidate.index]
+            assert "".join(update.text for update in own) == done.text
+            assert [token_id for update in own for token_id in update.token_ids] == done.token_ids
+            assert [update.finish_reason for update in own if update.finish_reason] == [done.finish_reason]
     assert engine.scheduler.manager.num_free == engine.scheduler.manager.num_blocks
 
 

@@ -32,5 +32,10 @@ def test_a_model_in_two_processes_answers_as_one_in_one_does(tmp_path: Path) -> 
         hidden_TD = model.hidden_states(torch.tensor([CharTokenizer().encode("Once")]))[0]
         mean = torch.nn.functional.normalize(hidden_TD.mean(0), dim=0)
         torch.testing.assert_close(torch.tensor(vector), mean.detach(), rtol=1e-4, atol=1e-5)
+        scored = client.completions.create(model="tiny", prompt="Once", max_tokens=0, echo=True, logprobs=1, timeout=20)
+        ids = torch.tensor([CharTokenizer().encode("Once")])
+        logprobs = model(ids)[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].detach()
+        found = torch.tensor(scored.choices[0].logprobs.token_logprobs[1:])
+        torch.testing.assert_close(found, logprobs, rtol=1e-4, atol=1e-4)
     finally:
         assert server.close() == 128 + signal.SIGTERM, server.log.read_text()

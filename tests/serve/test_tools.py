@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from sheepop.generate.request import Candidate
-from sheepop.serve.answers import Answer, ChatPieces, tool_calls
+from sheepop.generate.engine import Update
+from sheepop.generate.request import FinishReason, Request
+from sheepop.serve.answers import Answer
+from sheepop.serve.pieces import ChatPieces
 from sheepop.serve.protocol import ChatRequest
+from sheepop.serve.tools import tool_calls
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
 BOTH = ["weather", "time"]
@@ -45,13 +47,12 @@ def test_a_stream_says_what_the_whole_answer_says(step: int) -> None:
     """For any split into pieces, and never the beginning of a call."""
     text = f"Let me see. {CALL} Done <tool_call>{{"
     pieces = ChatPieces(cast(Answer, None), chat())
-    written = cast(Any, SimpleNamespace(text="", token_ids=[], finish_reason=None))
     said, calls = "", []
     for start in range(0, len(text), step):
         piece = text[start : start + step]
-        written.text += piece
-        written.finish_reason = "stop" if len(written.text) == len(text) else None
-        for choice in pieces.piece(cast(Candidate, written), 0, piece):
+        reason: FinishReason | None = "stop" if start + step >= len(text) else None
+        update = Update(cast(Request, None), 0, piece, finish_reason=reason)
+        for choice in pieces.piece(update, 0):
             said += choice["delta"].get("content") or ""
             calls += choice["delta"].get("tool_calls", [])
     whole, expected = tool_calls(text, chat())

@@ -14,7 +14,7 @@ from sheepop.generate.request import Request
 from sheepop.generate.scheduler import QueueFullError
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.served_model import ServedModel
-from sheepop.serve.worker import EngineFaultError
+from sheepop.serve.worker import EngineDeadError, EngineFaultError
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import tiny
@@ -96,3 +96,50 @@ def test_a_worker_that_is_closed_tells_those_that_wait() -> None:
             await task
 
     asyncio.run(interrupted())
+
+
+@pytest.mark.parametrize("name", ["engine.add", "scheduler.add", "scheduler.require_room"])
+def test_a_fault_in_taking_a_request_ends_that_request(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    place, _, call = name.partition(".")
+    owner = model.worker._engine if place == "engine" else model.worker.scheduler
+    working = getattr(owner, call)
+    bad = asked(model, 3)
+
+    def failing(request: Request, *more: int) -> None:
+        if request is bad:
+            raise MemoryError("no room")
+        working(request, *more)
+
+    monkeypatch.setattr(owner, call, failing)
+
+    async def crowd() -> list[str | BaseException]:
+        requests = [asked(model, 1), bad, asked(model, 2)]
+        return await asyncio.gather(*(written(model, request) for request in requests), return_exceptions=True)
+
+    one, error, other = asyncio.run(crowd())
+    assert isinstance(error, EngineFaultError)
+    assert "MemoryError: no room" in str(error)
+    assert isinstance(one, str) and isinstance(other, str) and len(one) == len(other) == 30
+    assert model.worker.fault is None
+
+
+@pytest.mark.parametrize("name", ["_run_inbox", "_step", "_take", "_notify"])
+def test_a_thread_that_ends_tells_everyone(model: ServedModel, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    async def crowd() -> list[str | BaseException]:
+        running = [asyncio.ensure_future(written(model, asked(model, seed, 200))) for seed in (1, 2)]
+        await asyncio.sleep(0.05)
+
+        def failing(*_: object) -> None:
+            raise RuntimeError("a fault of the worker")
+
+        monkeypatch.setattr(model.worker, name, failing)
+        later = written(model, asked(model, 3))
+        return await asyncio.wait_for(asyncio.gather(*running, later, return_exceptions=True), 30)
+
+    found = asyncio.run(crowd())
+    assert all(isinstance(error, EngineDeadError) for error in found), found
+    assert "a fault of the worker" in str(model.worker.fault)
+    with pytest.raises(EngineDeadError):
+        asyncio.run(written(model, asked(model, 4)))

@@ -22,7 +22,6 @@ from sheepop.core.files import (
     write_atomic,
 )
 from sheepop.core.locks import exclusive_lock, is_locked
-from sheepop.core.verified_files import remembered_sha256
 
 CARD = "README.md"
 _POINTERS = frozenset({"latest", "best"})
@@ -342,6 +341,8 @@ def damaged_model(directory: Path) -> list[str]:
     Large files that were verified before and have not changed since are not read again. Compares again if the checksums
     changed meanwhile, because another process recorded scores.
     """
+    from sheepop.core.verified_files import remembered_sha256  # loads pydantic, which help does not need
+
     while True:
         before = _content(directory / CHECKSUMS)
         found = damaged_files(directory, remembered_sha256)

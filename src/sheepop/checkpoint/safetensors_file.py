@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import struct
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,28 +32,45 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
 _ALIGNMENT = 8
+_PIECE = 2**24  # bytes that are read at a time
 # Every reader refuses a longer header.
 _LONGEST_HEADER = 100_000_000
 
 
+class _OpenFile:
+    """A file that stays the one that was opened at `path`, whatever comes there later."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._number = path, os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._number)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still the one at its path."""
+        return os.path.samestat(os.fstat(self._number), self.path.stat())
+
+    def read(self, count: int, offset: int) -> bytes:
+        """Reads up to `count` bytes; several threads may read at a time."""
+        return os.pread(self._number, count, offset)
+
+
 @dataclass(frozen=True)
 class _StoredTensor(LazyTensor):
-    """A tensor whose bytes begin at `offset` in the file `path`; `read` maps them."""
+    """A tensor whose bytes begin at `offset` in an open file; `read` maps them."""
 
-    path: Path
+    file: _OpenFile
     offset: int
 
     def load(self) -> Tensor:
         """Reads the bytes themselves: those of a memory map would be in memory twice."""
         found = torch.empty(self.shape, dtype=self.dtype)
-        view = found.reshape(-1).view(torch.uint8).numpy().data
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset)
-            while view:
-                count = file.readinto(view)
-                if not count:
-                    raise CheckpointError(f"{self.path} is damaged: it became shorter while it was read.")
-                view = view[count:]
+        view, offset = found.reshape(-1).view(torch.uint8).numpy().data, self.offset
+        while view:
+            piece = self.file.read(min(len(view), _PIECE), offset)
+            if not piece:
+                raise CheckpointError(f"{self.file.path} is damaged: it became shorter while it was read.")
+            view[: len(piece)] = piece
+            view, offset = view[len(piece) :], offset + len(piece)
         return found
 
 
@@ -64,14 +83,18 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing.")
     try:
+        stored = _OpenFile(path)
         file: Any = safe_open(path, framework="pt")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
         described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
-        offsets = _offsets(path)
+        offsets = _offsets(stored)
+        is_same = stored.is_in_place
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is damaged, or not a safetensors file: {error}. Copy or download it again."
         ) from None
+    if not is_same:
+        raise CheckpointError(f"{path} was replaced by another file while it was opened. Run the command again.")
     for name, (dtype, _) in described.items():
         if dtype not in _DTYPES:
             raise CheckpointError(
@@ -79,16 +102,15 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
                 "Export the model in float32, float16 or bfloat16 first."
             )
     return {
-        name: _StoredTensor(shape, _DTYPES[dtype], functools.partial(file.get_tensor, name), path, offsets[name])
+        name: _StoredTensor(shape, _DTYPES[dtype], functools.partial(file.get_tensor, name), stored, offsets[name])
         for name, (dtype, shape) in described.items()
     }
 
 
-def _offsets(path: Path) -> dict[str, int]:
+def _offsets(file: _OpenFile) -> dict[str, int]:
     """Where the data of each tensor begin in a file whose header was checked."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = orjson.loads(file.read(length))
+    (length,) = struct.unpack("<Q", file.read(8, 0))
+    header = orjson.loads(file.read(length, 8))
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != _METADATA}
 
 

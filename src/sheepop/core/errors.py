@@ -31,6 +31,10 @@ class UsageError(SheepOpError, exit_code=2):
     """A command or function was called in a way that cannot be honoured."""
 
 
+class PromptTooLongError(UsageError):
+    """A prompt leaves no room for a new token in the context."""
+
+
 class DeviceError(SheepOpError, exit_code=2):
     """This machine does not have the requested device or precision."""
 

@@ -13,9 +13,9 @@ from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager, BlockTable
 from sheepop.generate.paged_cache import block_manager
-from sheepop.generate.request import Candidate, Request
+from sheepop.generate.request import Candidate, FinishReason, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
-from sheepop.generate.sampler import Choice, Row, Sampler
+from sheepop.generate.sampler import Choice, Likeliest, Row, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.model import Transformer
@@ -26,16 +26,33 @@ TOKENS_PER_STEP = 512
 
 @dataclass(frozen=True)
 class Update:
-    """The result of a step for one text: the next piece of it, which may be the last, or why its request failed."""
+    """The result of a step for one text, `index` of its request; a snapshot, which stays as it is while the text grows.
 
-    candidate: Candidate
+    It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text, and
+    `error` if its request failed.
+    """
+
+    request: Request
+    index: int
     text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    likeliest: tuple[Likeliest, ...] = ()
+    finish_reason: FinishReason | None = None
     error: SheepOpError | None = None
 
-    @property
-    def request(self) -> Request:
-        """The request that the text belongs to."""
-        return self.candidate.request
+    @classmethod
+    def of(cls, candidate: Candidate, text: str, first: int = 0) -> Update:
+        """The update with `text` and the tokens of `candidate` from index `first` on."""
+        return cls(
+            candidate.request,
+            candidate.index,
+            text,
+            tuple(candidate.token_ids[first:]),
+            tuple(candidate.logprobs[first:]),
+            tuple(candidate.likeliest[first:]),
+            candidate.finish_reason,
+        )
 
 
 class Engine:
@@ -119,7 +136,9 @@ class Engine:
         if self._drafter is not None:
             for candidate in request.writing:
                 self._drafter.forget(candidate)
-        return [Update(candidate, candidate.finish("abort")) for candidate in request.writing]
+        return [
+            Update.of(candidate, candidate.finish("abort"), len(candidate.token_ids)) for candidate in request.writing
+        ]
 
     def abort_all(self) -> list[Update]:
         """Ends all unfinished requests; see `abort`."""
@@ -202,7 +221,8 @@ class Engine:
             if not all(choice.usable[row] for row in chosen):
                 updates += self._fail(span.candidate, _not_finite(span.candidate))
                 continue
-            updates.append(Update(span.candidate, self._accept(span, choice, chosen)))
+            written = len(span.candidate.token_ids)
+            updates.append(Update.of(span.candidate, self._accept(span, choice, chosen), written))
             self._settle(span)
         return updates
 
@@ -264,7 +284,7 @@ class Engine:
         assert request.beam is not None
         best, candidate = request.beam.best(), request.candidates[0]
         text = "".join(map(candidate.accept, best.token_ids, best.logprobs))
-        return [Update(candidate, text if candidate.finish_reason else text + candidate.finish("abort"))]
+        return [Update.of(candidate, text if candidate.finish_reason else text + candidate.finish("abort"))]
 
 
 def _not_finite(candidate: Candidate) -> CheckpointError:

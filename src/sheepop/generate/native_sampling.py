@@ -36,13 +36,8 @@ def choose_natively(
     logits: Tensor, scores: Tensor, configs: Sequence[GenerationConfig], seeds: Sequence[int]
 ) -> Tensor:
     """The choices from `scores` (B, V): (B, 6) in float64, as `Sampler.choose` reads them."""
-    settings = np.array(
-        [
-            (config.temperature, config.top_p, config.min_p, config.typical_p, config.top_k or 0, seed)
-            for config, seed in zip(configs, seeds, strict=True)
-        ],
-        dtype=_SETTINGS,
-    )
+    rows = [_row(config, seed) for config, seed in zip(configs, seeds, strict=True)]
+    settings = np.array(rows, dtype=_SETTINGS)
     found = torch.empty(len(configs), 6, dtype=torch.float64)
     logits, scores = logits.contiguous(), scores.contiguous()
     _choose()(
@@ -50,6 +45,10 @@ def choose_natively(
         *(*logits.shape, torch.get_num_threads()),
     )
     return found
+
+
+def _row(config: GenerationConfig, seed: int) -> tuple[float, ...]:
+    return config.temperature, config.top_p, config.min_p, config.typical_p, config.top_k or 0, seed
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import PromptTooLongError, UsageError
 from sheepop.core.random import derive_seed
 from sheepop.generate.beam_search import Beam, Branch
 from sheepop.generate.blocks import BlockTable
@@ -59,13 +59,13 @@ def read_prompt(
                 "on_overflow=window (--window) drops the beginning of a text, but a target needs it. Leave it out."
             )
         if len(token_ids) >= longest:
-            raise UsageError(
+            raise PromptTooLongError(
                 f"{name} has {len(token_ids)} tokens, but the encoder's max_seq_len = {longest} has room for "
                 f"{longest - 1} and the end token. Shorten it."
             )
         return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
     if on_overflow != "window" and len(token_ids) >= longest:
-        raise UsageError(
+        raise PromptTooLongError(
             f"{name} has {len(token_ids)} tokens, but the model's context of max_seq_len = {longest} has room for "
             f"{longest - 1} and a new one. Shorten it, or set on_overflow=window (--window) to keep "
             "only its last tokens."
@@ -209,7 +209,8 @@ class Candidate:
         if self.matcher is not None:
             self.matcher.accept(token_id)
         self.context.append(token_id)
-        shown = self._show(self._stop.push(self._decoder.push(token_id)))
+        text, may_end = self._decoder.push(token_id), len(self.token_ids) >= self.request.config.min_new_tokens
+        shown = self._show(self._stop.push(text) if may_end else text)
         if self._stop.matched is not None:
             self.finish_reason = "stop"
         elif self.num_remaining == 0:
@@ -276,9 +277,8 @@ class Request:
     ) -> None:
         self.index, self.prompt, self.config = index, prompt, config
         self.call_seed, self.seed = seed, derive_seed(seed, "request", index)
-        self.max_seq_len, self.matcher = max_seq_len, matcher
         self.end_ids = end_ids.union(config.stop_token_ids)
-        self.order = (priority, number)
+        self.max_seq_len, self.matcher, self.order = max_seq_len, matcher, (priority, number)
         # Keys and values of a target depend on its source.
         self.salt = tenant if prompt.source_ids is None else f"{tenant}\0{prompt.source_ids}"
         self.num_candidates = 1 if config.num_beams > 1 else max(config.best_of or 1, config.num_completions)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -113,11 +112,19 @@ def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
     return cast(Any, model.led).runner(model, cache, settings) if is_led(model) else PagedRunner(model, cache)
 
 
-def hidden_states(model: Transformer, token_ids: Sequence[int]) -> Tensor:
-    """The hidden states (T, D) of one text, computed without a cache, by all processes if the model is split."""
-    input_ids = torch.tensor([list(token_ids)], device=model.device)
-    with cast(Any, model.led).whole(token_ids) if is_led(model) else nullcontext():
-        return model.hidden_states(input_ids)[0]
+def hidden_states(model: Transformer, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The hidden states (T, D) of each text, computed together without a cache.
+
+    If the model is split, all processes compute them, of one text at a time.
+    """
+    if is_led(model):
+        (token_ids,) = texts
+        with cast(Any, model.led).whole(token_ids):
+            return [model.hidden_states(torch.tensor([list(token_ids)], device=model.device))[0]]
+    longest = max(map(len, texts))
+    input_ids = torch.tensor([[*text, *[_PADDING_ID] * (longest - len(text))] for text in texts], device=model.device)
+    found = model.hidden_states(input_ids)
+    return [found[row, : len(text)] for row, text in enumerate(texts)]
 
 
 class RecomputingRunner:

@@ -224,11 +224,15 @@ def _penalise(scores: Tensor, texts: Sequence[tuple[int, GenerationConfig, Occur
     )
     rows = torch.from_numpy(np.repeat([number for number, _, _ in texts], sizes)).to(scores.device)
     repetition, presence, frequency = (
-        torch.from_numpy(np.repeat([getattr(config, f"{name}_penalty") for _, config, _ in texts], sizes)).to(scores)
-        for name in ("repetition", "presence", "frequency")
+        torch.from_numpy(np.repeat(values, sizes)).to(scores)
+        for values in zip(*(_penalties(config) for _, config, _ in texts), strict=True)
     )
     subtracted = torch.where(counts > 0, presence + frequency * counts, 0)
     scores[rows, tokens] = repetition_penalised(scores[rows, tokens], repetition) - subtracted
+
+
+def _penalties(config: GenerationConfig) -> tuple[float, float, float]:
+    return config.repetition_penalty, config.presence_penalty, config.frequency_penalty
 
 
 def repetition_penalised(logits: Tensor, penalty: Tensor | float) -> Tensor:

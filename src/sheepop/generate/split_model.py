@@ -212,7 +212,7 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
         else:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
                 if "whole" in message:
-                    hidden_states(models[message["whole"]], message["token_ids"])
+                    hidden_states(models[message["whole"]], [message["token_ids"]])
                 elif "states" in message:
                     runners[message["states"]].states(from_record(message))
                 else:

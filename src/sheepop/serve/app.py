@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
@@ -14,31 +13,31 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from fastapi.routing import APIRoute
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 import sheepop
-from sheepop.core.errors import SheepOpError
+from sheepop.core.errors import PromptTooLongError, SheepOpError
 from sheepop.generate.engine import Update
 from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper, Gate
 from sheepop.serve.answers import (
     DONE,
     Answer,
-    ChatPieces,
-    TextPieces,
+    api_error,
     as_prompts,
     chat_config,
     completion_config,
     event,
+    in_words_of_clients,
 )
 from sheepop.serve.arena import Arena
+from sheepop.serve.bodies import left, route_class, written
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.inside import Inside
+from sheepop.serve.logprobs import Tokens
 from sheepop.serve.metrics import Metrics, Timing
+from sheepop.serve.pieces import ChatPieces, TextPieces, number_of
 from sheepop.serve.protocol import (
     MODEL_PATHS,
     ApiError,
@@ -53,12 +52,13 @@ from sheepop.serve.registry import Registry, draining
 from sheepop.serve.runs import Runs, RunsPage
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.votes import VotesFile
+from sheepop.serve.worker import SideWork
 
-CLIENT_LEFT = 499  # appears only in the log, since the client is gone
 _MOST_EMBEDDINGS = 2048
+_MOST_BODIES = 4096
 # Settings that only the model can check, with their names in the API.
 _PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"} | {
-    name: name for name in ("chat_template_kwargs", "continue_final_message", "documents")
+    name: name for name in ("stop_token_ids", "chat_template_kwargs", "continue_final_message", "documents")
 }
 T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
@@ -83,6 +83,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(registry.close)
+        service.bodies.close()
         for part in page:
             part.close()
 
@@ -109,7 +110,7 @@ def create_app(
     )
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
     app.add_exception_handler(HTTPException, _refuse)
-    app.router.route_class = _Route
+    app.router.route_class = route_class(service.bodies)
     for path, (endpoint, shape) in endpoints.items():
         streams = shape in (replies.ChatCompletion, replies.Completion)
         app.add_api_route(
@@ -130,16 +131,21 @@ class Service:
 
     def __init__(self, registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._registry, self._config = registry, config
+        self.bodies = SideWork("bodies", threads=1, most=_MOST_BODIES)
         self.doorkeeper, self.metrics = doorkeeper, Metrics(registry)
 
     async def health(self) -> dict[str, str]:
-        """Answers while the process lives."""
+        """Answers while the process and all engines live; raises `ApiError` 503 if an engine has ended."""
+        for model in self._registry.models():
+            if (fault := model.worker.fault) is not None:
+                raise api_error(fault)
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, str]:
-        """Answers while the server accepts requests."""
+        """Answers while the server accepts requests; raises `ApiError` 503 as `health`, or while draining."""
         if self._registry.is_draining:
             raise draining()
+        await self.health()
         return {"status": "ready"}
 
     async def show_metrics(self) -> PlainTextResponse:
@@ -156,39 +162,39 @@ class Service:
         self.doorkeeper.client(request.headers.get("authorization"))
         return _described(self._registry.model(name))
 
-    async def tokenize(self, requested: TokenizeRequest, request: Request) -> dict[str, Any]:
+    async def tokenize(self, requested: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text."""
         with self._ticket(request, requested.model) as ticket:
             reading = ticket.model.tokens(requested.prompt, with_prefix=requested.add_special_tokens)
             tokens = await self._while_wanted(request, reading, "prompt")
             longest = ticket.model.generator.model.config.max_seq_len
-            return {"tokens": tokens, "count": len(tokens), "max_model_len": longest}
+            return await self._json({"tokens": tokens, "count": len(tokens), "max_model_len": longest})
 
-    async def detokenize(self, requested: DetokenizeRequest, request: Request) -> dict[str, Any]:
+    async def detokenize(self, requested: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens."""
         with self._ticket(request, requested.model) as ticket:
-            vocab_size = ticket.model.tokenizer.vocab_size
-            if wrong := [token_id for token_id in requested.tokens if not 0 <= token_id < vocab_size]:
-                raise ApiError(400, f"tokens: {wrong[0]} is not in the vocabulary of {vocab_size}.", param="tokens")
-            return {"prompt": ticket.model.tokenizer.decode(requested.tokens)}
+            tokenizer, vocab_size = ticket.model.tokenizer, ticket.model.tokenizer.vocab_size
 
-    async def embed(self, requested: EmbeddingRequest, request: Request) -> dict[str, Any]:
+            def text() -> str:
+                if wrong := [token_id for token_id in requested.tokens if not 0 <= token_id < vocab_size]:
+                    raise ApiError(400, f"tokens: {wrong[0]} is not in the vocabulary of {vocab_size}.", param="tokens")
+                return tokenizer.decode(requested.tokens)
+
+            return await self._json({"prompt": await self._while_wanted(request, ticket.model.prepare(text))})
+
+    async def embed(self, requested: EmbeddingRequest, request: Request) -> Response:
         """A vector for each text: the mean of the last hidden states, with length 1."""
         with self._ticket(request, requested.model) as ticket:
             prompts = as_prompts(requested.input, "input", _MOST_EMBEDDINGS)
 
-            async def vectors() -> list[tuple[list[float], int]]:
-                return [await ticket.model.embed(prompt) for prompt in prompts]
-
-            found = await self._while_wanted(request, vectors(), "input")
-            data = []
-            for index, (vector, _) in enumerate(found):
+            vectors, count = await self._while_wanted(request, ticket.model.embed(prompts), "input")
+            data: list[dict[str, Any]] = []
+            for index, vector in enumerate(vectors):
                 packed = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
                 embedding = vector if requested.encoding_format == "float" else packed
                 data.append({"object": "embedding", "index": index, "embedding": embedding})
-            count = sum(length for _, length in found)
             usage = {"prompt_tokens": count, "total_tokens": count}
-            return {"object": "list", "data": data, "model": ticket.model.name, "usage": usage}
+            return await self._json({"object": "list", "data": data, "model": ticket.model.name, "usage": usage})
 
     async def complete(self, requested: CompletionRequest, request: Request) -> Response:
         """Continues texts."""
@@ -200,21 +206,32 @@ class Service:
             prompts = as_prompts(requested.prompt, "prompt", most)
             making = ticket.model.requests(prompts, config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "prompt")
-            answer = Answer("text_completion", ticket.model, requests)
-            return await self._respond(answer, TextPieces(answer, requested), requested, ticket, request)
+            scored: Sequence[Tokens] = ()
+            if requested.echo and requested.logprobs is not None:
+                scoring = ticket.model.score(requests, requested.logprobs)
+                scored = await self._while_wanted(request, scoring, "prompt")
+            answer = Answer("text_completion", ticket.model, requests, writes=requested.max_tokens != 0)
+            return await self._respond(answer, TextPieces(answer, requested, scored), requested, ticket, request)
 
     async def chat(self, requested: ChatRequest, request: Request) -> Response:
         """Answers a conversation."""
-        messages = [message.to_template() for message in requested.messages]
         with self._ticket(request, requested.model) as ticket:
-            longest = ticket.model.generator.model.config.max_seq_len
-            rendering = ticket.model.render(messages, requested.for_template(), requested.chat_template_kwargs)
-            prompt = await self._while_wanted(request, rendering, "messages")
-            config = chat_config(requested, longest - len(prompt), ticket.model.generator.defaults)
+
+            def read() -> list[int]:
+                messages = [message.to_template() for message in requested.messages]
+                return ticket.model.read_chat(messages, requested.for_template(), requested.variables())
+
+            prompt = await self._while_wanted(request, ticket.model.prepare(read), "messages")
+            room = ticket.model.room(len(prompt), requested.n)
+            config = chat_config(requested, room, ticket.model.generator.defaults)
             making = ticket.model.requests([prompt], config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "messages")
             answer = Answer("chat.completion", ticket.model, requests)
             return await self._respond(answer, ChatPieces(answer, requested), requested, ticket, request)
+
+    async def _json(self, value: dict[str, Any]) -> Response:
+        """Answers with JSON that is written beside the event loop, since it may be large."""
+        return Response(await self.bodies.do(written, value), media_type="application/json")
 
     def _ticket(self, request: Request, model: str) -> Ticket:
         return Ticket(self.doorkeeper, self._registry, request.headers.get("authorization"), model)
@@ -223,10 +240,11 @@ class Service:
         """Awaits `work` on the field `param`; cancels it if the client disconnects or it takes too long."""
         try:
             return await while_wanted(request, work, self._config.deadline_seconds)
+        except PromptTooLongError as error:
+            raise ApiError(400, in_words_of_clients(error), param=param, code="context_length_exceeded") from None
         except SheepOpError as error:
-            code = "context_length_exceeded" if "max_seq_len" in str(error) else "invalid_value"
             named = _PARAMETERS.get(str(error).partition(" ")[0].rstrip(":"), param)
-            raise ApiError(400, str(error), param=named, code=code) from None
+            raise ApiError(400, str(error), param=named, code="invalid_value") from None
 
     async def _respond(
         self,
@@ -244,9 +262,8 @@ class Service:
             events = self._events(answer, written, pieces, include_usage=include_usage)
             return _EventStream(events, written, ticket.transfer())
         await self._while_wanted(request, self._write(answer, written))
-        chosen = [candidate for request in answer.requests for candidate in request.chosen()]
-        choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
-        return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage()})
+        choices = [pieces.whole(update, number) for number, update in enumerate(answer.whole())]
+        return await self._json({**answer.head(), "choices": choices, "usage": answer.usage()})
 
     async def _write(self, answer: Answer, written: Written) -> None:
         timing = Timing(self.metrics, answer.model.name)
@@ -271,7 +288,7 @@ class Service:
                 events = [
                     event({**head, "choices": [choice], **usage})
                     for update in updates
-                    for choice in pieces.piece(update.candidate, answer.number(update.candidate), update.text)
+                    for choice in pieces.piece(update, number_of(update))
                 ]
                 if events:
                     yield "".join(events)
@@ -325,32 +342,6 @@ class _EventStream(StreamingResponse):
                 await super().__call__(scope, receive, send)
 
 
-class _StrictRequest(Request):
-    """Reads only standard JSON: no NaN, no lone surrogate, and no more than 200 levels."""
-
-    async def body(self) -> bytes:
-        try:
-            return await super().body()
-        except ClientDisconnect:
-            raise _left() from None
-
-    async def json(self) -> Any:
-        try:
-            return from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from None
-
-
-class _Route(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Any]:
-        answer = super().get_route_handler()
-
-        async def answer_strictly(request: Request) -> Response:
-            return await answer(_StrictRequest(request.scope, request.receive))
-
-        return answer_strictly
-
-
 def _described(model: ServedModel) -> dict[str, Any]:
     found = {"id": model.name, "object": "model", "created": model.created, "owned_by": "sheepop"}
     return {**found, "max_model_len": model.generator.model.config.max_seq_len}
@@ -364,7 +355,7 @@ async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> 
         if working.done():
             return working.result()
         if leaving.done():
-            raise _left()
+            raise left()
         raise ApiError(
             504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
         )
@@ -372,10 +363,6 @@ async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> 
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-def _left() -> ApiError:
-    return ApiError(CLIENT_LEFT, "The client has closed the connection.", kind="client_error")
 
 
 async def _disconnected(request: Request) -> None:

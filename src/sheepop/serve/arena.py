@@ -18,7 +18,7 @@ from pydantic import Field
 from sheepop.core.errors import DataError, SheepOpError
 from sheepop.evaluate.ranking import standings
 from sheepop.generate import GenerationConfig
-from sheepop.serve.answers import DONE, Answer, event, finish_reason
+from sheepop.serve.answers import DONE, Answer, event
 from sheepop.serve.protocol import ApiError, RequestModel
 from sheepop.serve.registry import Registry
 from sheepop.serve.same_site import HEADERS, json_answer, same_site
@@ -231,12 +231,12 @@ class Arena:
         try:
             with self._registry.using(side.model) as model:
                 turns = [{"role": "user", "content": of.prompt}]
-                prompt = await model.render(turns) if of.is_chat else of.prompt
+                prompt = await model.prepare(model.read_chat, turns) if of.is_chat else of.prompt
                 requests = await model.requests([prompt], config, priority=0, tenant="")
                 async with aclosing(Answer("arena", model, requests).write(self._seconds)) as written:
                     async for updates in written:
                         side.add("".join(update.text for update in updates))
-                side.is_cut = finish_reason(requests[0].candidates[0]) == "length"
+                        side.is_cut = any(update.finish_reason == "length" for update in updates)
             side.problem = None
         except (SheepOpError, ApiError) as error:
             side.problem = error.detail if isinstance(error, ApiError) else str(error)

@@ -13,7 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sheepop.serve.access import Doorkeeper, Gate
 from sheepop.serve.answers import event
-from sheepop.serve.app import CLIENT_LEFT, while_wanted
+from sheepop.serve.app import while_wanted
+from sheepop.serve.bodies import CLIENT_LEFT
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.metrics import Metrics, merged
 from sheepop.serve.protocol import MODEL_PATHS, ApiError

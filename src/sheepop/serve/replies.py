@@ -85,11 +85,11 @@ class Usage(Shape):
 
 
 class TextLogprobs(Shape):
-    """The log-probabilities of a text's tokens."""
+    """The log-probabilities of a text's tokens; null for the first token of a prompt that is echoed."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sheepop.checkpoint import LoadedModel
 from sheepop.checkpoint.generation_settings import GENERATION
-from sheepop.core.errors import TokenizerError
+from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.config import model_defaults
+from sheepop.generate.engine import BLOCK_SIZE
+from sheepop.generate.likelihood import prompt_likelihoods
 from sheepop.generate.request import Request, read_prompt
-from sheepop.generate.runner import hidden_states
+from sheepop.generate.runner import hidden_states, is_led
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.logprobs import Tokens
 from sheepop.serve.worker import EngineWorker, SideWork
 from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.chat import free_variables
 
+T = TypeVar("T")
+_TOKENS_PER_PASS = 2048  # of embeddings
 _FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for the engine
 
 
@@ -53,6 +58,7 @@ class ServedModel:
         self._preparing = SideWork(f"preparing for {name}", threads=2, most=max(config.max_waiting, _FEWEST))
         # Slow grammars delay only other grammars.
         self._compiling = SideWork(f"grammars of {name}", threads=1, most=_FEWEST)
+        self._scoring = SideWork(f"embeddings of {name}", threads=1, most=max(config.max_waiting, _FEWEST))
         self.template: ChatTemplate | None = None
         # Without a template, a model still continues texts, but nothing would read the variables.
         with suppress(*(() if config.chat_template_kwargs else (TokenizerError,))):
@@ -79,61 +85,96 @@ class ServedModel:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """Makes one request for the engine; raises as `requests`."""
+        """Makes one request for the engine; a stop string that spells a special token is that token, too.
+
+        Raises as `requests`.
+        """
+        special, vocab_size = self.tokenizer.special_tokens, self.tokenizer.vocab_size
+        if wrong := [token_id for token_id in config.stop_token_ids if not 0 <= token_id < vocab_size]:
+            raise UsageError(f"stop_token_ids: {wrong[0]} is not in the vocabulary of {vocab_size}.")
+        if spelled := [special[text] for text in config.stop if text in special]:
+            config = config.replace(stop_token_ids=(*config.stop_token_ids, *spelled))
         if self._guesses:
             config = config.replace(guesses=self._guesses)
         return self.generator.request(
             prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant
         )
 
-    async def render(
+    def room(self, num_tokens: int, width: int) -> int:
+        """The most tokens that each of `width` texts can have after a prompt, in the context and in the cache."""
+        manager = self.worker.scheduler.manager
+        whole = [count for count, reach in zip(manager.num_blocks, manager.reaches, strict=True) if reach is None]
+        longest = [self.generator.model.config.max_seq_len, *(count // width * BLOCK_SIZE for count in whole)]
+        return max(1, min(longest) - num_tokens)
+
+    async def prepare(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Returns the result of `work`, which reads a request, from a thread beside the engine."""
+        return await self._preparing.do(work, *arguments)
+
+    def read_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any] = MappingProxyType({"add_generation_prompt": True}),
-        variables: Mapping[str, Any] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """Renders a chat to tokens, by default up to the beginning of the answer.
 
         `options` are those of `ChatTemplate.render`, and `variables` the request's. Raises `TokenizerError` without a
         template, and as `ChatTemplate.render`.
         """
-        template = self.template
-        if template is None:
+        if self.template is None:
             raise TokenizerError(
                 f"The model {self.name} has no chat template, so it cannot answer conversations. Use /v1/completions."
             )
-
-        def work() -> list[int]:
-            text = template.render(messages, **options, **free_variables(variables or {}))
-            return self.tokenizer.encode(text, allow_special=True)
-
-        return await self._preparing.do(work)
+        text = self.template.render(messages, **options, **free_variables(variables))
+        return self.tokenizer.encode(text, allow_special=True)
 
     async def tokens(self, text: str, *, with_prefix: bool) -> list[int]:
         """Encodes a text."""
         prefix_ids = self.tokenizer.prefix_ids if with_prefix else ()
         return [*prefix_ids, *await self._preparing.do(self.tokenizer.encode, text)]
 
-    async def embed(self, prompt: str | Sequence[int]) -> tuple[list[float], int]:
-        """Returns the mean of the last hidden states of a text, scaled to length 1, and the number of its tokens.
+    async def embed(self, prompts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
+        """Returns the mean of the last hidden states of each text, scaled to length 1, and the number of all tokens.
 
         Raises `UsageError` for a text that does not fit.
         """
         model = self.generator.model
 
-        @torch.inference_mode()
-        def work() -> tuple[list[float], int]:
-            token_ids = read_prompt("input", prompt, model, self.tokenizer, "refuse").token_ids
-            mean_D = hidden_states(model, token_ids).float().mean(0)
-            return (mean_D / mean_D.norm().clamp(min=1e-12)).tolist(), len(token_ids)
+        def read() -> list[list[int]]:
+            return [read_prompt("input", each, model, self.tokenizer, "refuse").token_ids for each in prompts]
 
-        return await self._preparing.do(work)
+        @torch.inference_mode()
+        def embedded(texts: Sequence[Sequence[int]]) -> list[list[float]]:
+            means = torch.stack([found.float().mean(0) for found in hidden_states(model, texts)])
+            return (means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()
+
+        texts = await self._preparing.do(read)
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+        found: dict[int, list[float]] = {}
+        while order:
+            # A batch is padded to its longest text, which is the last.
+            longest = len(texts[order[-1]])
+            count = 1 if is_led(model) else max(1, _TOKENS_PER_PASS // longest)
+            batch, order = order[-count:], order[:-count]
+            found |= zip(batch, await self._scoring.do(embedded, [texts[number] for number in batch]), strict=True)
+        return [found[number] for number in range(len(texts))], sum(map(len, texts))
+
+    async def score(self, requests: Sequence[Request], top: int) -> list[Tokens]:
+        """Returns the tokens of each prompt with log-probabilities and the `top` likeliest; None for the first."""
+        found = []
+        for request in requests:
+            token_ids = request.prompt.token_ids
+            logprobs, likeliest = await self._scoring.do(prompt_likelihoods, self.generator.model, token_ids, top)
+            found.append(Tokens(token_ids, [None, *logprobs], [None, *likeliest]))
+        return found
 
     def close(self) -> None:
         """Stops the engine, and the processes for the template and grammars."""
         self.worker.close()
         self._preparing.close()
         self._compiling.close()
+        self._scoring.close()
         self.generator.close()
         if self.template is not None:
             self.template.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -74,6 +76,10 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._reload))
+        if threading.current_thread() is threading.main_thread():
+            # The collector stops all threads, and would search everything that was loaded again for each large body.
+            gc.collect()
+            gc.freeze()
 
     def _reload(self) -> None:
         try:

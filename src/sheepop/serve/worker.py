@@ -18,12 +18,10 @@ import torch
 from sheepop.core.errors import SheepOpError
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.request import Request
-from sheepop.generate.scheduler import Schedulable
 from sheepop.serve.protocol import ApiError
 
 T = TypeVar("T")
 _LOG = logging.getLogger("sheepop.server")
-_ENDING = "The server is shutting down."
 
 
 class EngineFaultError(SheepOpError):
@@ -32,6 +30,10 @@ class EngineFaultError(SheepOpError):
 
 class ShutdownError(SheepOpError):
     """The engine ended before the request did."""
+
+
+class EngineDeadError(EngineFaultError):
+    """The thread of the engine has ended by a fault, so the model answers nothing until it is loaded again."""
 
 
 class DeadlineError(SheepOpError):
@@ -59,13 +61,22 @@ class EngineWorker:
     """Runs an engine for many tasks at a time. A request that fails does not affect the others."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        self._engine, self.scheduler = engine, engine.scheduler
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._engine, self.scheduler, self._name = engine, engine.scheduler, name
+        self._inbox: deque[tuple[Callable[[Sequence[Request], _Listener], None], Sequence[Request], _Listener]] = (
+            deque()
+        )
         self._wake = threading.Condition()
         self._listeners: dict[int, _Listener] = {}
         self._stopping = False
+        # Why no request is taken any more, once the thread has ended.
+        self._end: SheepOpError | None = None
         self._thread = threading.Thread(target=self._run, name=f"engine of {name}", daemon=True)
         self._thread.start()
+
+    @property
+    def fault(self) -> EngineDeadError | None:
+        """Why the thread has ended, if it was a fault."""
+        return self._end if isinstance(self._end, EngineDeadError) else None
 
     async def write(
         self, requests: Sequence[Request], *, seconds: float | None = None
@@ -82,7 +93,7 @@ class EngineWorker:
             late = _Event([], error=DeadlineError(f"The request took longer than {seconds:g} s."))
             deadline = loop.call_later(seconds, listener.events.put_nowait, late)
         num_open = len(requests)
-        self._post(lambda: self._add(requests, listener))
+        self._post(self._take, requests, listener)
         try:
             while num_open:
                 event = await listener.events.get()
@@ -94,7 +105,7 @@ class EngineWorker:
             if deadline is not None:
                 deadline.cancel()
             if num_open:
-                self._post(lambda: self._abort(requests))
+                self._post(self._abort, requests, listener)
 
     def close(self) -> None:
         """Stops the thread; open and new requests end with `ShutdownError`."""
@@ -102,83 +113,90 @@ class EngineWorker:
             self._stopping = True
             self._wake.notify()
         self._thread.join()
-        self._run_inbox()
 
-    def _post(self, work: Callable[[], None]) -> None:
+    def _post(
+        self, work: Callable[[Sequence[Request], _Listener], None], requests: Sequence[Request], listener: _Listener
+    ) -> None:
+        """Lets the thread do `work`; tells `listener` if the thread has ended."""
         with self._wake:
-            self._inbox.append(work)
-            self._wake.notify()
-        if not self._thread.is_alive():
-            self._run_inbox()
+            if self._end is None:
+                self._inbox.append((work, requests, listener))
+                self._wake.notify()
+                return
+        _send([(listener, _Event([], is_over=True, error=self._end))])
 
     def _run(self) -> None:
-        while not self._stopping:
-            with self._wake:
-                while self._engine.is_idle and not self._inbox and not self._stopping:
-                    self._wake.wait()
-            self._run_inbox()
-            if not self._engine.is_idle:
-                self._step()
-        for request in [cast(Request, found) for found in self._scheduled()]:
-            self._engine.abort(request)
-            self._notify({id(request): _Event([], is_over=True, error=ShutdownError(_ENDING))})
+        end: SheepOpError = ShutdownError("The server is shutting down.")
+        try:
+            while not self._stopping:
+                with self._wake:
+                    while self._engine.is_idle and not self._inbox and not self._stopping:
+                        self._wake.wait()
+                self._run_inbox()
+                if not self._engine.is_idle:
+                    self._step()
+        except BaseException as error:
+            _LOG.critical("the engine of %s has ended", self._name, exc_info=error)
+            end = EngineDeadError(
+                f"The engine of {self._name} has ended, so it answers nothing until it is loaded again: {_said(error)}"
+            )
+        with self._wake:
+            self._end, inbox = end, self._inbox
+        last = _Event([], is_over=True, error=end)
+        _send([(listener, last) for listener in (*self._listeners.values(), *(listener for _, _, listener in inbox))])
 
     def _run_inbox(self) -> None:
-        with self._wake:
-            inbox, self._inbox = self._inbox, deque()
-        for work in inbox:
-            work()
+        while self._inbox:
+            work, requests, listener = self._inbox[0]
+            work(requests, listener)
+            self._inbox.popleft()  # only now, so that a listener hears of a fault
+
+    def _take(self, requests: Sequence[Request], listener: _Listener) -> None:
+        for request in requests:
+            self._listeners[id(request)] = listener
+            try:
+                self._engine.add(request)
+            except BaseException as error:  # ends this request, and no other
+                self._end_request(request, error)
+                return
+        _send([(listener, _Event([]))])
+
+    def _abort(self, requests: Sequence[Request], _: _Listener) -> None:
+        for request in requests:
+            if self._listeners.pop(id(request), None) is not None:
+                self._engine.abort(request)
 
     def _step(self) -> None:
         try:
             with torch.inference_mode():
                 updates = self._engine.step()
         except BaseException as error:  # even a library's panic: running requests get the error, later ones are served
-            self._fail(error)
+            # If no request was running, the step failed for a waiting one.
+            for request in [cast(Request, found) for found in self.scheduler.running or self.scheduler.waiting]:
+                self._end_request(request, error)
             return
         by_request: dict[int, list[Update]] = {}
         for update in updates:
             by_request.setdefault(id(update.request), []).append(update)
         self._notify({number: _of_step(found) for number, found in by_request.items()})
 
-    def _fail(self, error: BaseException) -> None:
-        _LOG.error("the engine failed", exc_info=error)
-        fault = EngineFaultError(f"The engine failed: {type(error).__name__}: {error}")
-        # If no request was running, the step failed for a waiting one.
-        for request in [cast(Request, found) for found in self.scheduler.running or self._scheduled()]:
+    def _end_request(self, request: Request, error: BaseException) -> None:
+        """Ends a request with `error`; one of the engine itself is said in the log, too."""
+        if not isinstance(error, SheepOpError):
+            _LOG.error("the engine failed", exc_info=error)
+            error = EngineFaultError(f"The engine failed: {_said(error)}")
+        self._notify({id(request): _Event([], is_over=True, error=error)})
+        if any(request is found for found in (*self.scheduler.running, *self.scheduler.waiting)):
             self._engine.abort(request)
-            self._notify({id(request): _Event([], is_over=True, error=fault)})
-
-    def _scheduled(self) -> list[Schedulable]:
-        return [*self.scheduler.running, *self.scheduler.waiting]
-
-    def _add(self, requests: Sequence[Request], listener: _Listener) -> None:
-        for request in requests:
-            self._listeners[id(request)] = listener
-            try:
-                if self._stopping:
-                    raise ShutdownError(_ENDING)
-                self._engine.add(request)
-            except SheepOpError as error:
-                self._notify({id(request): _Event([], is_over=True, error=error)})
-                return
-        self._notify({id(requests[0]): _Event([])})
-
-    def _abort(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if self._listeners.pop(id(request), None) is not None:
-                self._engine.abort(request)
 
     def _notify(self, events: dict[int, _Event]) -> None:
-        """Delivers events by request, and wakes each event loop only once for all of its events."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[_Event], _Event]]] = {}
+        """Delivers events by request, waking each event loop only once for all of its events."""
+        found = []
         for number, event in events.items():
             listener = self._listeners.pop(number, None) if event.is_over else self._listeners.get(number)
             if listener is not None:
-                by_loop.setdefault(listener.loop, []).append((listener.events, event))
-        for loop, found in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_deliver, found)
+                found.append((listener, event))
+        _send(found)
 
 
 def _of_step(updates: list[Update]) -> _Event:
@@ -186,9 +204,22 @@ def _of_step(updates: list[Update]) -> _Event:
     return _Event(updates, is_over=not updates[0].request.writing, error=error)
 
 
+def _send(events: Sequence[tuple[_Listener, _Event]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[_Event], _Event]]] = {}
+    for listener, event in events:
+        by_loop.setdefault(listener.loop, []).append((listener.events, event))
+    for loop, found in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_deliver, found)
+
+
 def _deliver(found: list[tuple[asyncio.Queue[_Event], _Event]]) -> None:
     for queue, event in found:
         queue.put_nowait(event)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class SideWork:

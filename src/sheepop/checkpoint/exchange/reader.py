@@ -64,6 +64,8 @@ def read_hugging_face(
             f"{directory} is not a model in the Hugging Face format: it has no {CONFIG}. Give the directory that "
             "contains it and the weights."
         )
+    if keys.get("model_type") not in MULTIMODAL:
+        family_of(keys, directory)  # before the weights are looked for
     family, (config, ignored, remarks), keys, tensors, aside = language_model(
         keys, directory, open_weights(directory), dtype
     )

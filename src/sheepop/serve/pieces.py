@@ -1,0 +1,115 @@
+"""The choices of answers, whole or in pieces: what an update of the engine adds to the answer of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sheepop.generate.engine import Update
+from sheepop.generate.request import Request
+from sheepop.serve.answers import Answer
+from sheepop.serve.logprobs import TextLogprobs, Tokens, chat_logprobs
+from sheepop.serve.protocol import ChatRequest, CompletionRequest
+from sheepop.serve.tools import ToolText
+
+_FINISH = {None: None, "stop": "stop", "length": "length", "abort": "stop"}
+
+
+def number_of(update: Update) -> int:
+    """The index of a text among the answer's choices while it streams."""
+    return update.index + update.request.index * update.request.num_candidates
+
+
+class TextPieces:
+    """The choices of ``/v1/completions``; `scored` are the prompts' tokens, if they are shown with the answer."""
+
+    def __init__(self, answer: Answer, requested: CompletionRequest, scored: Sequence[Tokens] = ()) -> None:
+        self._tokenizer, self._requested, self._scored = answer.model.tokenizer, requested, scored
+        self._unsent: dict[int, Tokens] = {}
+        self._logprobs: dict[int, TextLogprobs] = {}
+
+    def whole(self, update: Update, number: int) -> dict[str, Any]:
+        """A finished choice."""
+        (choice,) = self.piece(update, number)
+        return choice
+
+    def piece(self, update: Update, number: int) -> list[dict[str, Any]]:
+        """The new piece of a choice after a step, if there is one."""
+        text = update.text
+        if number not in self._unsent:
+            self._unsent[number] = self._begun(update.request, number)
+            if self._requested.echo:
+                text = update.request.prompt.text + text
+        unsent = self._unsent[number]
+        unsent.add(update.token_ids, update.logprobs, update.likeliest)
+        if not text and update.finish_reason is None:
+            return []
+        self._unsent[number] = Tokens()
+        logprobs = self._logprobs[number].shown(unsent) if number in self._logprobs else None
+        reason = _FINISH[update.finish_reason]
+        return [{"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}]
+
+    def _begun(self, request: Request, number: int) -> Tokens:
+        if self._requested.logprobs is None:
+            return Tokens()
+        continues = request.continues and not self._requested.echo
+        self._logprobs[number] = TextLogprobs(self._tokenizer, 0, continues=continues)
+        tokens = Tokens()
+        if self._requested.echo:
+            scored = self._scored[request.index]
+            tokens.add(scored.token_ids, scored.logprobs, scored.likeliest)
+        return tokens
+
+
+class ChatPieces:
+    """The choices of ``/v1/chat/completions``."""
+
+    def __init__(self, answer: Answer, requested: ChatRequest) -> None:
+        self._answer, self._requested = answer, requested
+        self._unsent: dict[int, Tokens] = {}
+        self._texts: dict[int, ToolText] = {}
+        self._num_calls: dict[int, int] = {}
+
+    def whole(self, update: Update, number: int) -> dict[str, Any]:
+        """A finished choice."""
+        said, calls = ToolText(self._requested).push(update.text, is_last=True)
+        message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        self._unsent[number] = Tokens()
+        self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
+        reason = "tool_calls" if calls else _FINISH[update.finish_reason]
+        return {"index": number, "message": message, "logprobs": self._logprobs(number), "finish_reason": reason}
+
+    def piece(self, update: Update, number: int) -> list[dict[str, Any]]:
+        """The new pieces of a choice after a step: the role, once, then text, tool calls, and the finish reason."""
+        found = []
+        if number not in self._texts:
+            self._texts[number], self._unsent[number] = ToolText(self._requested), Tokens()
+            self._num_calls[number] = 0
+            role = {"role": "assistant", "content": "", "refusal": None}
+            found.append({"index": number, "delta": role, "logprobs": None, "finish_reason": None})
+        self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
+        is_last = update.finish_reason is not None
+        said, calls = self._texts[number].push(update.text, is_last=is_last)
+        first = self._num_calls[number]
+        self._num_calls[number] += len(calls)
+        if said:
+            found.append(self._choice(number, {"content": said}))
+        if calls:
+            numbered = [{"index": index, **call} for index, call in enumerate(calls, first)]
+            found.append(self._choice(number, {"tool_calls": numbered}))
+        if is_last:
+            reason = "tool_calls" if self._num_calls[number] else _FINISH[update.finish_reason]
+            found.append(self._choice(number, {}, reason))
+        return found
+
+    def _choice(self, number: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {"index": number, "delta": delta, "logprobs": self._logprobs(number), "finish_reason": reason}
+
+    def _logprobs(self, number: int) -> dict[str, Any] | None:
+        """The log-probabilities of the tokens since the last piece; each is sent once."""
+        tokens, self._unsent[number] = self._unsent[number], Tokens()
+        if not self._requested.logprobs or not tokens.token_ids:
+            return None
+        return chat_logprobs(tokens, self._answer.model.tokenizer)
