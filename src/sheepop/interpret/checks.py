@@ -130,17 +130,19 @@ class _LargestError:
     """The largest difference between numbers found and expected in parts, relative to the largest number expected."""
 
     def __init__(self) -> None:
-        self._differences, self._largest = list[Tensor](), list[Tensor]()
+        # Plain numbers, since small tensors between large ones would keep the memory of these from being used again.
+        self._differences, self._largest = list[float](), list[float]()
 
     def add(self, found: Tensor, expected: Tensor) -> None:
         """Adds a part."""
-        self._differences.append((found.double() - expected).abs().max())
-        self._largest.append(expected.abs().max())
+        self._differences.append(float((found.double() - expected).abs().max()))
+        self._largest.append(float(expected.abs().max()))
 
     @property
     def relative(self) -> float:
         """The error; NaN if any number is."""
-        return float(torch.stack(self._differences).max() / torch.stack(self._largest).max().clamp(min=1e-30))
+        difference, largest = torch.tensor([self._differences, self._largest], dtype=torch.float64).amax(1)
+        return float(difference / largest.clamp(min=1e-30))
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
