@@ -122,8 +122,13 @@ class OutputHead(nn.Linear):
         """
         rows = torch.arange(len(hidden_ND)) if rows_M is None else rows_M.cpu()
         tokens = token_ids_M.to(hidden_ND.device)
-        found: list[tuple[Tensor, ...]] = []
+        # Results have their memory from the start: small tensors made between large ones would keep the memory of these
+        # from being used again.
+        kinds = (torch.float64, torch.int64, torch.bool, torch.float64)
+        found = Judged(*(torch.empty(len(rows), dtype=kind) for kind in kinds))
+        exact = torch.float32
         for places, logits_RV in self.blocks_of_logits(hidden_ND):
+            exact = logits_RV.dtype
             begin, end = torch.searchsorted(rows, torch.tensor([places.start, places.stop])).tolist()
             where = (rows[begin:end] - places.start).to(hidden_ND.device)
             likeliest = logits_RV.argmax(-1)  # on a CPU three times as fast as `max`
@@ -131,17 +136,13 @@ class OutputHead(nn.Linear):
             log_sum = logits_RV.logsumexp(-1)
             own = logits_RV[where, tokens[begin:end]]
             of_tokens = logits_RV if rows_M is None else logits_RV[where]
-            found.append(
-                (
-                    own - log_sum[where],
-                    # A sum of floats, exact below 2^24, takes a fifth of the time of a sum of truth values.
-                    (of_tokens > own[:, None]).float().sum(-1).long() + 1,
-                    likeliest[where] == tokens[begin:end],
-                    (best - log_sum)[where],
-                )
-            )
+            found.logprobs[begin:end] = own - log_sum[where]
+            # A sum of floats, exact below 2^24, takes a fifth of the time of a sum of truth values.
+            found.ranks[begin:end] = (of_tokens > own[:, None]).float().sum(-1).long() + 1
+            found.is_likeliest[begin:end] = likeliest[where] == tokens[begin:end]
+            found.best_logprobs[begin:end] = (best - log_sum)[where]
             del logits_RV, of_tokens
-        return Judged(*(torch.cat(parts).cpu() for parts in zip(*found, strict=True)))
+        return found._replace(logprobs=found.logprobs.to(exact), best_logprobs=found.best_logprobs.to(exact))
 
 
 def _joined(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
