@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,11 +64,7 @@ def read_hugging_face(
             f"{directory} is not a model in the Hugging Face format: it has no {CONFIG}. Give the directory that "
             "contains it and the weights."
         )
-    if keys.get("model_type") not in MULTIMODAL:
-        family_of(keys, directory)  # before the weights are looked for
-    family, (config, ignored, remarks), keys, tensors, aside = language_model(
-        keys, directory, open_weights(directory), dtype
-    )
+    family, (config, ignored, remarks), keys, tensors, aside = language_model(keys, directory, open_weights, dtype)
     found, left_out = canonical(tensors, family)
     if family.further_layers:
         further = {name for name in found if (place := _LAYER.match(name)) and int(place[1]) >= config.num_layers}
@@ -125,18 +121,19 @@ def _own_tokenizer(directory: Path) -> Tokenizer:
 def language_model(
     keys: Mapping[str, Any],
     directory: Path,
-    tensors: Mapping[str, LazyTensor] | None = None,
+    weights: Callable[[Path], Mapping[str, LazyTensor]] = lambda _: {},
     dtype: torch.dtype | None = None,
 ) -> LanguageModel:
-    """Returns the language model of the configuration `keys`; without `tensors` only the configuration is checked.
+    """Returns the language model of the configuration `keys`; without `weights` only the configuration is checked.
 
-    `dtype` is that of `read_hugging_face`, as are the errors.
+    `weights` opens the tensors of `directory`, once the family is known. `dtype` is that of `read_hugging_face`, as are
+    the errors.
     """
     where = str(directory / CONFIG)
     multimodal = MULTIMODAL.get(str(keys.get("model_type")))
     family = family_of(keys, directory) if multimodal is None else multimodal.text
     keys, quantisation = take_quantisation(keys, where)
-    tensors = tensors or {}
+    tensors = weights(directory)
     notes: list[str] = []
     if quantisation is not None and tensors:
         tensors, notes = dequantised(tensors, quantisation, dtype or dtype_of_model(keys, tensors), directory)

@@ -60,7 +60,7 @@ class EvaluationSet:
 
 
 def _named(paths: Sequence[str], short: Callable[[Path], str]) -> list[tuple[str, str]]:
-    """Every path with its short name, or with itself if several paths have the same short name."""
+    """Pairs each path with its short name, or with itself if several paths have the same short name."""
     counts = Counter(short(Path(path)) for path in paths)
     return [(short(Path(path)) if counts[short(Path(path))] == 1 else path, path) for path in paths]
 
