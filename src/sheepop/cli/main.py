@@ -174,7 +174,7 @@ def _add_commands() -> None:
 
 @contextmanager
 def _terminating_cleanly() -> Iterator[None]:
-    """Makes signals that end the command unwind the block, so that half-written directories are removed.
+    """Raises an exception in the block for a signal that ends the command, so that partial directories are removed.
 
     Ctrl-C is one of them: if a KeyboardInterrupt passes through an `exec`, which libraries call while they load, Python
     finally kills itself with the signal, whatever the exit code.
