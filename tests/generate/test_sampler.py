@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig
-from sheepop.generate.native_sampling import choose_natively, suits_native_sampling
 from sheepop.generate.sampler import Occurrences, Row, Sampler, repetition_penalised
+from sheepop.generate.sampling_kernels import choose_by_triton, choose_natively, suits_native_sampling
 from sheepop.generate.warping import (
     apply_min_p,
     apply_temperature,
@@ -349,22 +350,36 @@ ROWS = {
 needs_kernel = pytest.mark.skipif(
     not suits_native_sampling(torch.zeros(1, 2**13)), reason="there is no C++ compiler for the kernels"
 )
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+KERNELS = [pytest.param(choose_natively, marks=needs_kernel), pytest.param(choose_by_triton, marks=needs_triton)]
+HAS_CUDA = torch.cuda.is_available()
 
 
-@needs_kernel
-@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "masked", "one", "odd"])
-def test_the_native_sampler_chooses_as_the_one_in_pytorch(kind: str) -> None:
+def chosen_on_the_device(
+    kernel: Callable[..., torch.Tensor], logits: torch.Tensor, configs: list[GenerationConfig], seeds: list[int]
+) -> torch.Tensor:
+    """The choices of a kernel; without a GPU, Triton's interpreter runs its kernel."""
+    logits = logits.to("cuda" if kernel is choose_by_triton and HAS_CUDA else "cpu")
+    return kernel(logits, logits, configs, seeds).cpu()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "masked", "one", "odd", "large"])
+def test_a_kernel_chooses_as_the_sampler_in_pytorch(kind: str, kernel: Callable[..., torch.Tensor]) -> None:
     """Every setting on each kind of logits: the same tokens as PyTorch in float64."""
     draws = torch.Generator().manual_seed(2)
-    size = {"one": 1, "odd": 37}.get(kind, 3000)
-    configs = [config for config in ROWS.values() for _ in range(40)]
+    size = {"one": 1, "odd": 37, "large": 9000}.get(kind, 3000)
+    is_slow = kernel is choose_by_triton and not HAS_CUDA
+    known = {name: config for name, config in ROWS.items() if kernel is choose_natively or config.typical_p == 1}
+    each = 1 if is_slow else 40
+    configs = [config for config in known.values() for _ in range(each)]
     seeds = [derive_seed(7, kind, number) for number in range(len(configs))]
     logits = torch.randn(len(configs), size, generator=draws) * (0.3 if kind == "flat" else 4.0)
     if kind == "ties":
         logits = logits.round()
     if kind == "masked":
         logits[:, torch.randperm(size, generator=draws)[: size - 3]] = -torch.inf
-    found = choose_natively(logits, logits, configs, seeds)
+    found = chosen_on_the_device(kernel, logits, configs, seeds)
     exact = logits.double()
     numbers = [number for number, config in enumerate(configs) if not config.greedy]
     expected, lead, _ = likeliest(exact)
@@ -373,7 +388,7 @@ def test_the_native_sampler_chooses_as_the_one_in_pytorch(kind: str) -> None:
     expected[numbers], lead[numbers], _ = likeliest(races)
     heat = torch.tensor([config.temperature or 1.0 for config in configs], dtype=torch.float64)
     differs = (found[:, 0] != expected).nonzero()[:, 0]
-    assert len(differs) == 0, [(list(ROWS)[int(row) // 40], lead[row]) for row in differs]
+    assert len(differs) == 0, [(list(known)[int(row) // each], lead[row]) for row in differs]
     same = (found[:, 0] == expected) & lead.isfinite() & (heat > 1e-30)
     torch.testing.assert_close(found[same, 1], (lead * heat)[same], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found[:, 2], exact.amax(-1))
@@ -382,16 +397,16 @@ def test_the_native_sampler_chooses_as_the_one_in_pytorch(kind: str) -> None:
     assert (found[:, 5] == (kind != "masked")).all()
 
 
-@needs_kernel
-def test_a_row_without_numbers_harms_no_other_row() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_row_without_numbers_harms_no_other_row(kernel: Callable[..., torch.Tensor]) -> None:
     logits = torch.randn(4, 2**13, generator=torch.Generator().manual_seed(1))
     configs, seeds = [GenerationConfig()] * 4, [1, 2, 3, 4]
-    expected = choose_natively(logits, logits, configs, seeds)
+    expected = chosen_on_the_device(kernel, logits, configs, seeds)
     for bad in (torch.nan, torch.inf, -torch.inf):
         damaged = logits.clone()
         damaged[1, 77] = bad
         damaged[2] = bad
-        found = choose_natively(damaged, damaged, configs, seeds)
+        found = chosen_on_the_device(kernel, damaged, configs, seeds)
         assert torch.equal(found[[0, 3]], expected[[0, 3]])
         assert found[:, 5].tolist() == [1, 0, 0, 1]
         assert (found[1:3, 0] >= 0).all() and (found[1:3, 0] < 2**13).all()

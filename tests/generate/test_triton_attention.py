@@ -73,10 +73,38 @@ def test_every_token_attends_to_its_positions(kind: dict[str, int], in_int8: boo
     q_RHC = torch.randn(4, heads, kind["width"], generator=draws).to(DEVICE)
     nothing = torch.empty(0)
     table, firsts, lasts = (x.to(DEVICE) for x in (table, firsts, lasts))
-    metadata = AttentionMetadata(nothing, table, firsts, lasts, (nothing, nothing))
+    metadata = AttentionMetadata(nothing, table, firsts, lasts, (nothing, nothing), kind.get("window"))
     sinks = torch.randn(heads, generator=draws).to(DEVICE) if "sinks" in kind else None
     slopes = torch.rand(heads, generator=draws).to(DEVICE) / 10 if "sloped" in kind else None
     score = Score(kind.get("scale"), kind.get("cap"), sinks)
     found = attend_by_triton(q_RHC, keys, values, metadata, score, slopes)
     expected = by_hand(q_RHC, keys, values, metadata, score, slopes)
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"window": 7}, {"sloped": True, "cap": 2.0}, {"sinks": True}])
+def test_tiles_of_tokens_attend_as_tokens_alone_do(kind: dict[str, int], in_int8: bool) -> None:
+    """Chunks of 70, 1 and 20 tokens, of which the first has two tiles."""
+    draws = torch.Generator().manual_seed(3)
+    starts, counts = [30, 100, 5], [70, 1, 20]
+    tiles = [[0, 64, 30, 0], [64, 6, 94, 0], [70, 1, 100, 1], [71, 20, 5, 2]]
+    tables = torch.randperm(3 * 26, generator=draws).view(3, 26)
+    made = [KVBlocks((78, 2, SIZE, 8), torch.float32, DEVICE, in_int8=in_int8) for _ in range(2)]
+    for blocks in made:
+        slots = torch.arange(78).repeat_interleave(SIZE), torch.arange(SIZE).repeat(78)
+        x_NKC = torch.randn(78 * SIZE, 2, 8, generator=draws).to(DEVICE)
+        blocks.store((slots[0].to(DEVICE), slots[1].to(DEVICE)), x_NKC)
+    lasts = torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    firsts = (lasts - kind["window"] + 1).clamp(min=0) if "window" in kind else torch.zeros_like(lasts)
+    sequences = torch.arange(3).repeat_interleave(torch.tensor(counts))
+    q_RHC = torch.randn(91, 6, 8, generator=draws).to(DEVICE)
+    sinks = torch.randn(6, generator=draws).to(DEVICE) if "sinks" in kind else None
+    slopes = torch.rand(6, generator=draws).to(DEVICE) / 10 if "sloped" in kind else None
+    score, nothing = Score(None, kind.get("cap"), sinks), torch.empty(0)
+    firsts, lasts, tables = (x.to(DEVICE) for x in (firsts, lasts, tables))
+    rest = firsts, lasts, (nothing, nothing), kind.get("window")
+    tiled = AttentionMetadata(nothing, tables, *rest, torch.tensor(tiles).to(DEVICE))
+    found = attend_by_triton(q_RHC, *made, tiled, score, slopes)
+    expected = by_hand(q_RHC, *made, AttentionMetadata(nothing, tables[sequences.to(DEVICE)], *rest), score, slopes)
     torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-5, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from sheepop.model import LossTerms
 from sheepop.model import loss as losses
 from sheepop.model.fused import fused, fuses
 from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
-from sheepop.model.positions import rotary_tables, rotate
+from sheepop.model.positions import rotary_tables, rotate, rotate_by_triton
 
 N, D, V = 24, 8, 50
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
@@ -128,6 +129,24 @@ def test_losses_on_a_gpu_are_those_of_the_cpu(dtype: torch.dtype, soft_cap: floa
     tolerance = 5e-3 if dtype == torch.float32 else 5e-2  # TensorFloat-32 may be on
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "width", "rotated"), [(3, 32, 24), (4, 16, 16), (1, 20, 12)])
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_rotation_in_triton_is_that_in_torch(dtype: torch.dtype, heads: int, width: int, rotated: int, of_rows: bool):
+    """Without a GPU, Triton's interpreter runs the kernel. The angles are those of tokens, or of rows and tokens."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(2, 5, heads, width, generator=torch.Generator().manual_seed(4)).to(device, dtype).transpose(1, 2)
+    cos, sin = (table.to(device) for table in rotary_tables(40, rotated))
+    if of_rows:
+        positions = torch.tensor([[3, 1, 7, 30, 2], [0, 39, 38, 5, 5]], device=device)
+        cos, sin = cos[positions][:, None], sin[positions][:, None]
+    else:
+        cos, sin = cos[:5], sin[:5]
+    with torch.no_grad():
+        torch.testing.assert_close(rotate_by_triton(x, cos, sin), rotate(x.cpu(), cos.cpu(), sin.cpu()).to(device))
 
 
 @pytest.mark.gpu

@@ -25,12 +25,12 @@ class Copy(NamedTuple):
     target: int
 
 
-@dataclass
+@dataclass(eq=False)
 class BlockTable:
     """The blocks of one sequence: `blocks[kind][i]` holds its tokens from i * block_size on; None if no longer needed.
 
     `num_tokens` tokens are stored. `chain` has the content number of each full block, from the first on. The first
-    `released[kind]` blocks are no longer needed.
+    `released[kind]` blocks are no longer needed. `version` grows when `blocks` changes.
     """
 
     salt: str
@@ -38,6 +38,7 @@ class BlockTable:
     num_tokens: int = 0
     chain: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
+    version: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,19 @@ class BlockManager:
                 pool.retain(block)
         return table
 
+    def has_room(self, table: BlockTable, num_tokens: int) -> bool:
+        """Whether the blocks of the table, all its own where new tokens begin, have room for `num_tokens` more."""
+        size, end = self.block_size, table.num_tokens + num_tokens
+        index = table.num_tokens // size
+        for pool, blocks in zip(self._pools, table.blocks, strict=True):
+            if len(blocks) * size < end:
+                return False
+            if index * size < table.num_tokens:
+                block = blocks[index]
+                if block is not None and pool.references[block] > 1:
+                    return False
+        return True
+
     def num_missing(self, table: BlockTable, num_tokens: int) -> tuple[int, ...]:
         """The number of blocks of each kind that `reserve` would take."""
         total = self.num_blocks_for(table.num_tokens + num_tokens)
@@ -161,9 +175,12 @@ class BlockManager:
 
         If blocks are missing, returns None and changes nothing.
         """
+        if self.has_room(table, num_tokens):
+            return []
         missing = self.num_missing(table, num_tokens)
         if any(count > free for count, free in zip(missing, self.num_free, strict=True)):
             return None
+        table.version += 1
         copies = []
         for kind, pool in enumerate(self._pools):
             blocks, count = table.blocks[kind], missing[kind]
@@ -215,6 +232,7 @@ class BlockManager:
                 if block is not None:
                     pool.release(block)
         table.blocks, table.num_tokens, table.chain = [[] for _ in self._pools], 0, []
+        table.version += 1
         table.released = [0] * len(self._pools)
 
     def _take(self, kind: int) -> int:

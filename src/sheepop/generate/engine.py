@@ -21,7 +21,7 @@ from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
-TOKENS_PER_STEP = 512
+TOKENS_PER_STEP = {"cpu": 512, "cuda": 8192}  # as many as keep the processor busy
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Engine:
         num_blocks: int,
         max_sequences: int,
         max_waiting: int,
-        max_tokens: int = TOKENS_PER_STEP,
+        max_tokens: int | None = None,
         block_size: int = BLOCK_SIZE,
         use_cache: bool = True,
         cache_in_int8: bool = False,
@@ -89,8 +89,11 @@ class Engine:
         """Builds an engine whose cache has `num_blocks` blocks of `block_size` tokens.
 
         It guesses `guesses` tokens ahead, with the smaller model in `draft` or by lookup. Without `use_cache` it runs
-        the network on whole texts. `max_tokens` per step is raised to the minimum that `max_sequences` texts need.
+        the network on whole texts. `max_tokens` per step, by default those of `TOKENS_PER_STEP`, is raised to the
+        minimum that `max_sequences` texts need.
         """
+        if max_tokens is None:
+            max_tokens = TOKENS_PER_STEP.get(model.device.type, TOKENS_PER_STEP["cpu"])
         max_tokens = max(max_tokens, max_sequences * (1 + guesses))
 
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:

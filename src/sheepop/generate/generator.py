@@ -17,7 +17,7 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
-from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, Update
+from sheepop.generate.engine import BLOCK_SIZE, Engine, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
@@ -303,7 +303,7 @@ class Generator:
         *,
         max_sequences: int,
         max_waiting: int,
-        max_tokens: int = TOKENS_PER_STEP,
+        max_tokens: int | None = None,
         cache_bytes: int | None = None,
         cache_in_int8: bool = False,
         batch_invariant: bool = False,

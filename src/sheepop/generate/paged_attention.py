@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sheepop.generate.blocks import Chunk
+from sheepop.generate.blocks import BlockTable, Chunk
 from sheepop.generate.paged_kernels import (
+    TOKENS_PER_TILE,
     AttentionMetadata,
     KVBlocks,
     attend_by_triton,
@@ -71,8 +76,8 @@ class Pass:
 class StaticPass:
     """The static buffers that a CUDA graph reads in passes of `count` single tokens.
 
-    `fill` copies a `Pass` into them. No sequence is longer than `longest` tokens. `spare_blocks[kind]` is a block that
-    belongs to no sequence.
+    `fill` writes the tokens of a pass there. No sequence is longer than `longest` tokens. `spare_blocks[kind]` is a
+    block that belongs to no sequence. All numbers reach the device in one copy, which does not wait.
     """
 
     def __init__(
@@ -84,41 +89,67 @@ class StaticPass:
         spare_blocks: Sequence[int],
         device: torch.device,
     ) -> None:
-        def numbers(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.long, device=device)
-
-        self.count, self.longest, self._windows, self._spare_blocks = count, longest, windows, spare_blocks
-        self.input_ids, self.device_positions = numbers(count, 1), numbers(count)
+        self.count, self.longest = count, longest
+        self._block_size, self._windows, self._spare_blocks = block_size, windows, spare_blocks
         width = -(-longest // block_size)
+        # Token ids and positions, which are also the last ones that tokens see; for each kind the block tables, the
+        # first positions, and the blocks and offsets of the slots.
+        shapes = [(count, 1), (count,), *[(count, width), (count,), (count,), (count,)] * len(windows)]
+        sizes = [math.prod(shape) for shape in shapes]
+        on_gpu = device.type == "cuda"
+        self._host = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=on_gpu)
+        self._device = torch.zeros(sum(sizes), dtype=torch.long, device=device) if on_gpu else self._host
+        self._ids, self._positions, *of_kinds = self._views(self._host.numpy(), sizes, shapes)
+        self._kinds = _fours(of_kinds)
+        self.input_ids, self.device_positions, *of_kinds = self._views(self._device, sizes, shapes)
+        rows = torch.arange(count, device=device)
         self.metadata = [
-            AttentionMetadata(
-                numbers(count),
-                numbers(count, width),
-                numbers(count),
-                numbers(count),
-                slot_mapping=(numbers(count), numbers(count)),
-            )
-            for _ in windows
+            AttentionMetadata(rows, table, firsts, self.device_positions, (blocks, offsets), window)
+            for (table, firsts, blocks, offsets), window in zip(_fours(of_kinds), windows, strict=True)
         ]
-
-    def fill(self, token_ids: Sequence[int], current: Pass) -> None:
-        """Copies the tokens of `current`, `count` or fewer; padding tokens are at the beginning of a spare block."""
-        padding = self.count - len(token_ids)
-        positions = current.positions
-        self._copy(self.input_ids, torch.tensor(token_ids)[:, None], padding)
-        self._copy(self.device_positions, positions, padding)
-        for kind, (metadata, window) in enumerate(zip(self.metadata, self._windows, strict=True)):
-            table, spare = current.block_table(kind), self._spare_blocks[kind]
-            blocks, offsets = metadata.slot_mapping
-            self._copy(metadata.block_table[:, : table.shape[1]], table, padding, spare)
-            self._copy(metadata.first_positions, _first_positions(positions, window), padding)
-            self._copy(metadata.last_positions, positions, padding)
-            self._copy(blocks, current.blocks(kind, current.sequences, positions), padding, spare)
-            self._copy(offsets, positions % current.block_size, padding)
+        for (table, *_), spare in zip(self._kinds, spare_blocks, strict=True):
+            table[:] = spare
+        # The block tables that the rows have now; None is padding.
+        self._tables: list[tuple[BlockTable, int] | None] = [None] * count
 
     @staticmethod
-    def _copy(target: Tensor, source: Tensor, padding: int, value: int = 0) -> None:
-        target.copy_(torch.cat((source, source.new_full((padding, *source.shape[1:]), value))))
+    def _views(numbers: Any, sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        ends = list(accumulate(sizes))
+        return [numbers[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
+
+    def fill(self, token_ids: Sequence[int], chunks: Sequence[Chunk]) -> None:
+        """Writes single tokens of `count` or fewer sequences; padding tokens are at the beginning of a spare block."""
+        used, size = len(chunks), self._block_size
+        self._ids[:used, 0], self._ids[used:, 0] = token_ids, 0
+        positions = self._positions
+        positions[:used], positions[used:] = [chunk.start for chunk in chunks], 0
+        changed = [(row, chunk.table) for row, chunk in enumerate(chunks) if self._tables[row] != _state(chunk.table)]
+        removed = [row for row in range(used, self.count) if self._tables[row] is not None]
+        indices = (positions[:used] // size).tolist()
+        for kind, (tables, firsts, blocks, offsets) in enumerate(self._kinds):
+            spare, window = self._spare_blocks[kind], self._windows[kind]
+            for row, table in changed:
+                found = [0 if block is None else block for block in table.blocks[kind]]
+                tables[row, : len(found)] = found
+            tables[removed] = spare
+            firsts[:] = 0 if window is None else np.maximum(positions - window + 1, 0)
+            blocks[:used] = tables[np.arange(used), indices]
+            blocks[used:] = spare
+            offsets[:] = positions % size
+        for row, table in changed:
+            self._tables[row] = _state(table)
+        for row in removed:
+            self._tables[row] = None
+        if self._device is not self._host:
+            self._device.copy_(self._host, non_blocking=True)
+
+
+def _fours(parts: Sequence[Any]) -> list[Sequence[Any]]:
+    return [parts[first : first + 4] for first in range(0, len(parts), 4)]
+
+
+def _state(table: BlockTable) -> tuple[BlockTable, int]:
+    return table, table.version
 
 
 @dataclass(frozen=True)
@@ -139,17 +170,17 @@ class PagedAttending:
     """The attention of a pass in all layers of one kind: where its tokens are stored, and which attend together.
 
     `slot_mapping` is the block of every token, and the offset in it, (N,) each. A paged kernel attends for the tokens
-    of `metadata`; the others are in `groups`.
+    of each of `paged`; the others are in `groups`.
     """
 
     def __init__(
         self,
         kind: AttentionKind,
         slot_mapping: tuple[Tensor, Tensor],
-        metadata: AttentionMetadata | None,
+        paged: Sequence[AttentionMetadata],
         groups: Sequence[Group] = (),
     ) -> None:
-        self._kind, self.slot_mapping, self._metadata, self._groups = kind, slot_mapping, metadata, groups
+        self._kind, self.slot_mapping, self._paged, self._groups = kind, slot_mapping, paged, groups
 
     @classmethod
     def of_pass(
@@ -157,9 +188,10 @@ class PagedAttending:
     ) -> PagedAttending:
         """The attention of a pass in the layers of `kind`, whose blocks have the kind `number`.
 
-        Sequences that begin in the pass are the documents of one packed row, as in training; a long chunk of any other
-        sequence has its own kernel; all short chunks attend together, on a CPU in the paged kernel if `native`. With
-        `batch_invariant` every chunk counts as short, so that a token's result does not depend on the rest of the pass.
+        Sequences that begin in the pass are the documents of one packed row, as in training; the long chunks of all
+        others attend in tiles on a GPU with Triton, elsewhere each in its own kernel; all short chunks attend together,
+        on a CPU in the paged kernel if `native`. With `batch_invariant` every chunk counts as short, so that a token's
+        result does not depend on the rest of the pass.
         """
         groups = _Groups(kind, current, number)
         sequences = range(len(current.chunks))
@@ -167,21 +199,29 @@ class PagedAttending:
             number for number in sequences if current.chunks[number].count > _LONGEST_TOGETHER and not batch_invariant
         ]
         groups.add_beginnings([number for number in long if current.chunks[number].start == 0])
-        for sequence in long:
-            if current.chunks[sequence].start > 0:
+        rest = [number for number in long if current.chunks[number].start > 0]
+        kernel, paged = _paged_kernel(kind, native), list[AttentionMetadata]()
+        if rest and kernel is attend_by_triton:
+            paged.append(groups.tiles(rest))
+        else:
+            for sequence in rest:
                 groups.add_chunk(sequence)
-        metadata = None
         if short := [number for number in sequences if number not in long]:
-            if _paged_kernel(kind, native) is not None:
-                metadata = groups.metadata(short)
+            if kernel is not None:
+                paged.append(groups.metadata(short))
             else:
                 groups.add_short(short)
-        return cls(kind, groups.slot_mapping, metadata, groups.found)
+        return cls(kind, groups.slot_mapping, paged, groups.found)
 
     @property
     def metadata(self) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""
-        return None if self._groups else self._metadata
+        return self._paged[0] if self._is_whole else None
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether one paged kernel attends for all tokens."""
+        return not self._groups and len(self._paged) == 1
 
     def attend_blocks(
         self,
@@ -198,14 +238,14 @@ class PagedAttending:
         Blocks of shared keys and latents are attended to by `attend_latents`.
         """
         out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], self._kind.value_dim)
-        if self._metadata is not None:
-            rows, kernel = self._metadata.rows, _paged_kernel(self._kind, native=True)
+        for metadata in self._paged:
+            kernel = _paged_kernel(self._kind, native=True)
             assert kernel is not None
-            q_RHC = (q_NH1C[rows] if self._groups else q_NH1C)[:, :, 0].contiguous()
-            out_RHC = kernel(q_RHC, keys, values, self._metadata, score, self._kind.slopes)
-            if not self._groups:
+            q_RHC = (q_NH1C if self._is_whole else q_NH1C[metadata.rows])[:, :, 0].contiguous()
+            out_RHC = kernel(q_RHC, keys, values, metadata, score, self._kind.slopes)
+            if self._is_whole:
                 return out_RHC[:, :, None]
-            out_NH1C[rows, :, 0] = out_RHC
+            out_NH1C[metadata.rows, :, 0] = out_RHC
         for group in self._groups:
             shape = group.shape
             q_BHTC, k_BKSC, v_BKSC = (_as_rows(x[group.rows], *shape) for x in (q_NH1C, k_NK1C, v_NK1C))
@@ -277,7 +317,19 @@ class _Groups:
         table = self._current.block_table(self._number)[self._current.sequences[rows]].contiguous()
         rows, table, firsts, lasts = (found.to(device) for found in (rows, table, firsts, lasts))
         blocks, offsets = self.slot_mapping
-        return AttentionMetadata(rows, table, firsts, lasts, (blocks[rows], offsets[rows]))
+        return AttentionMetadata(rows, table, firsts, lasts, (blocks[rows], offsets[rows]), self._kind.window)
+
+    def tiles(self, sequences: list[int]) -> AttentionMetadata:
+        """The metadata of the tokens of these sequences, in tiles."""
+        size, tiles, row = TOKENS_PER_TILE, list[tuple[int, int, int, int]](), 0
+        for number, sequence in enumerate(sequences):
+            chunk = self._current.chunks[sequence]
+            starts = range(0, chunk.count, size)
+            tiles += [(row + at, min(size, chunk.count - at), chunk.start + at, number) for at in starts]
+            row += chunk.count
+        metadata = self.metadata(sequences)
+        table = self._current.block_table(self._number)[sequences].to(self._current.device)
+        return replace(metadata, block_table=table, tiles=torch.tensor(tiles).to(self._current.device))
 
     def _add(self, rows: Tensor, shape: tuple[int, int], sight: Sight, blocks: Tensor | None) -> None:
         device = self._current.device

@@ -276,7 +276,7 @@ class PagedCache(LatentCache):
         number = self._kind_of_window[kind.window]
         if self.static is not None:
             metadata = self.static.metadata[number]
-            return PagedAttending(kind, metadata.slot_mapping, metadata)
+            return PagedAttending(kind, metadata.slot_mapping, [metadata])
         return PagedAttending.of_pass(
             kind, self._current, number, native=self._native, batch_invariant=self._batch_invariant
         )

@@ -1,7 +1,7 @@
 """Keys and values stored in blocks, and the kernels in which single tokens attend to them without copying.
 
-On a CPU the kernel is compiled from ``native/attention.cpp``; on a GPU it is `triton_kernel`. Shapes: R tokens, M
-blocks of a sequence, H query heads, K key-value heads, S tokens of a block, C head_dim.
+On a CPU the kernel is compiled from ``native/attention.cpp``; on a GPU it is in `triton_attention`. Shapes: R tokens,
+M blocks of a sequence, H query heads, K key-value heads, S tokens of a block, C head_dim.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from sheepop.model.attention.kernel import AttentionKind, Score
 _SOURCE = Path(__file__).parent / "native" / "attention.cpp"
 _TILE = 64  # positions that a Triton program reads at a time
 _PROGRAMS = 512  # enough for any GPU
+_LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
+TOKENS_PER_TILE = 64
 
 
 class KVBlocks:
@@ -80,6 +82,11 @@ class AttentionMetadata:
 
     `block_table` (R, M) lists the blocks of each token's sequence, `first_positions` and `last_positions` (R,) bound
     the positions that it sees, and `slot_mapping` is the block, and the offset in it, where the token itself is stored.
+    `window` is how many positions a token sees, itself included; None is all.
+
+    If there are `tiles` (tiles, 4), the tokens of a sequence attend together in pieces of up to `TOKENS_PER_TILE`:
+    each tile has its first row among `rows`, its number of tokens, the position of the first, and its row of
+    `block_table`, which has one row for each sequence.
     """
 
     rows: Tensor
@@ -87,6 +94,8 @@ class AttentionMetadata:
     first_positions: Tensor
     last_positions: Tensor
     slot_mapping: tuple[Tensor, Tensor]
+    window: int | None = None
+    tiles: Tensor | None = None
 
 
 def attends_natively(kind: AttentionKind) -> bool:
@@ -137,47 +146,64 @@ def attend_by_triton(
 ) -> Tensor:
     """Attends from R tokens to the positions of their sequences that they see, on a GPU; (R, H, C).
 
-    The positions are split into parts that are read in parallel (Dao et al. 2023, Flash-Decoding), because one program
-    per head would leave most of a GPU idle. Each part returns its largest score, its sum and its weighted sum. The
-    split depends on shapes alone, so that a pass can be captured in a CUDA graph and replayed.
+    Tokens that attend alone share the positions among programs that run in parallel (Dao et al. 2023, Flash-Decoding),
+    because one program per head would leave most of a GPU idle. The split depends on shapes alone, so that a pass can
+    be captured in a CUDA graph and replayed.
     """
     rows, heads, width = q_RHC.shape
     _, kv_heads, size, value_width = values.numbers.shape
-    table = metadata.block_table
-    longest = table.shape[1] * size
-    parts = max(1, min(_PROGRAMS // (rows * kv_heads), longest // (2 * _TILE)))
-    tops, sums = (q_RHC.new_empty(rows, heads, parts, dtype=torch.float32) for _ in range(2))
-    sums_of_values = q_RHC.new_empty(rows, heads, parts, value_width, dtype=torch.float32)
+    table, tiles = metadata.block_table, metadata.tiles
+    group = heads // kv_heads
+    grid, tokens, together, parts = (rows, kv_heads), max(1, _LEAST_MEMBERS // _power(group)), group, 1
+    if tiles is None:
+        parts = max(1, min(_PROGRAMS // (rows * kv_heads), table.shape[1] * size // (2 * _TILE)))
+    else:
+        grid, tokens, together = (len(tiles), heads), TOKENS_PER_TILE, 1
+    out = q_RHC.new_empty(rows, heads, value_width)
+    partial: list[Tensor] = [out, out, out]
+    if parts > 1:
+        shape = (rows, heads, parts)
+        partial = [q_RHC.new_empty(part, dtype=torch.float32) for part in (shape, shape, (*shape, value_width))]
     scales = [keys.numbers if scales is None else scales for scales in (keys.scales, values.scales)]
+    sinks = out if score.sinks is None else score.sinks
     # Triton takes a second to load, and not every machine has it.
-    from sheepop.generate.triton_kernel import attend
+    from sheepop.generate.triton_attention import attend, combine
 
-    attend[(rows, kv_heads, parts)](
-        *(q_RHC, keys.numbers, values.numbers, *scales, table, metadata.first_positions, metadata.last_positions),
-        q_RHC if slopes is None else slopes,
-        *(tops, sums, sums_of_values, kv_heads, table.shape[1], parts),
+    attend[(*grid, parts)](
+        *(q_RHC, keys.numbers, values.numbers, *scales, table, metadata.last_positions),
+        *(table if tiles is None else tiles, out if slopes is None else slopes, sinks),
+        *(out, *partial, heads, kv_heads, table.shape[1], parts, metadata.window or 0),
         width**-0.5 if score.scale is None else score.scale,
         score.soft_cap or 1.0,
-        GROUP=heads // kv_heads,
+        TOKENS=tokens,
+        HEADS=together,
+        GROUP=group,
         SIZE=size,
         WIDTH=width,
         VALUE_WIDTH=value_width,
         TILE=_TILE,
-        **_powers(GROUPS=heads // kv_heads, COLUMNS=width, VALUE_COLUMNS=value_width),
+        GROUPS=_power(together),
+        COLUMNS=max(16, _power(width)),
+        VALUE_COLUMNS=max(16, _power(value_width)),
+        TILED=tiles is not None,
+        SPLIT=parts > 1,
+        WINDOWED=metadata.window is not None,
         IN_INT8=keys.scales is not None,
         CAPPED=score.soft_cap is not None,
         SLOPED=slopes is not None,
+        SUNK=score.sinks is not None,
     )
-    top = tops.amax(-1, keepdim=True)
-    if score.sinks is not None:  # a sink adds a score to the softmax, but no value
-        top = top.maximum(score.sinks.float()[:, None])
-    shares = (tops - top).exp()
-    total = (sums * shares).sum(-1, keepdim=True)
-    if score.sinks is not None:
-        total = total + (score.sinks.float()[:, None] - top).exp()
-    return ((sums_of_values * shares[..., None]).sum(-2) / total).to(q_RHC.dtype)
+    if parts > 1:
+        combine[(rows * heads,)](
+            *(*partial, sinks, out, heads, parts),
+            VALUE_WIDTH=value_width,
+            PARTS=_power(parts),
+            VALUE_COLUMNS=_power(value_width),
+            SUNK=score.sinks is not None,
+        )
+    return out
 
 
-def _powers(**sizes: int) -> dict[str, int]:
-    """Rounds each size up to a power of two, as Triton's vectors need."""
-    return {name: 1 << (size - 1).bit_length() for name, size in sizes.items()}
+def _power(size: int) -> int:
+    """Rounds up to a power of two, as Triton's vectors need."""
+    return 1 << (size - 1).bit_length()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheepop.generate.blocks import Chunk, Copy
-from sheepop.generate.paged_attention import Pass, StaticPass
+from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attends_by_triton
 from sheepop.generate.scheduler import Share
@@ -22,8 +22,8 @@ Capture = Callable[[Callable[[], None]], Callable[[], Any]]
 """Captures the work of a function on a device; returns a function that replays it."""
 
 _PADDING_ID = 0  # any valid row of the embedding will do: no token attends to it
-_MOST_CAPTURED = 256
-_PASSES_BEFORE_CAPTURE = 8  # a capture costs as much as several passes
+_MOST_CAPTURED, _SIZES_APART = 256, 16
+_PASSES_BEFORE_CAPTURE = 2  # a capture costs as much as several passes
 
 
 class Runner(Protocol):
@@ -187,7 +187,7 @@ class _Sources:
 
 
 class DecodingGraphs:
-    """CUDA graphs of passes that read one token of each text, one graph per number of texts, a power of two.
+    """CUDA graphs of passes that read one token of each text, one graph for each of the sizes of `_size`.
 
     A GPU finishes such a pass sooner than Python can launch its kernels one by one. A graph reads the static buffers
     that it was captured with, so the input of a pass is copied there; padding tokens read and write a block of the
@@ -219,20 +219,18 @@ class DecodingGraphs:
 
     def run(self, token_ids: Sequence[int], chunks: Sequence[Chunk]) -> Tensor:
         """The logits (R, V) after one token of each text."""
-        current, size = Pass(chunks, self._cache.block_size, self._cache.device), _size(len(chunks))
+        size = _size(len(chunks))
         if size not in self._captured:
-            self._captured[size] = self._capture_pass(size, token_ids, current)
+            self._captured[size] = self._capture_pass(size)
         static, logits, replay = self._captured[size]
-        static.fill(token_ids, current)
+        static.fill(token_ids, chunks)
         replay()
         return logits[: len(chunks)].clone()
 
-    def _capture_pass(
-        self, size: int, token_ids: Sequence[int], current: Pass
-    ) -> tuple[StaticPass, Tensor, Callable[[], Any]]:
+    def _capture_pass(self, size: int) -> tuple[StaticPass, Tensor, Callable[[], Any]]:
         model, cache = self._model, self._cache
         static = cache.static_pass(size, model.config.max_seq_len)
-        static.fill(token_ids, current)
+        static.fill([], [])  # the capture writes to spare blocks alone
         logits = torch.empty(size, model.config.vocabulary, dtype=model.dtype, device=cache.device)
 
         def work() -> None:
@@ -243,7 +241,8 @@ class DecodingGraphs:
 
 
 def _size(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+    """The tokens of the graph for `count` texts: a power of two up to 16, then a multiple of 16."""
+    return 1 << (count - 1).bit_length() if count <= _SIZES_APART else -(-count // _SIZES_APART) * _SIZES_APART
 
 
 def _cuda_capture() -> Capture:

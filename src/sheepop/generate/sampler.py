@@ -17,7 +17,12 @@ from torch import Tensor
 
 from sheepop.core.random import derive_seed
 from sheepop.generate.config import GenerationConfig
-from sheepop.generate.native_sampling import choose_natively, suits_native_sampling
+from sheepop.generate.sampling_kernels import (
+    choose_by_triton,
+    choose_natively,
+    suits_native_sampling,
+    suits_triton_sampling,
+)
 from sheepop.generate.warping import draw, likeliest, warped
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
@@ -145,6 +150,8 @@ class Sampler:
         seeds = [derive_seed(row.seed, "token", row.num_written) for row in rows]
         if suits_native_sampling(logits):
             return choose_natively(logits, scores, configs, seeds)
+        if suits_triton_sampling(logits, configs):
+            return choose_by_triton(logits, scores, configs, seeds)
         chosen, lead, best = likeliest(scores)
         greedy = torch.tensor([config.greedy for config in configs])
         if not greedy.all():

@@ -171,9 +171,11 @@ class Scheduler:
             counts = [count - 1 for count in counts]
         ends = list(accumulate(counts))
         counts = [max(0, min(count, budget - end + count)) for count, end in zip(counts, ends, strict=True)]
-        missing = [self.manager.num_missing(table, count) for table, count in zip(tables, counts, strict=True)]
-        if any(sum(kind) > free for kind, free in zip(zip(*missing, strict=True), self.manager.num_free, strict=True)):
-            return None
+        if not all(map(self.manager.has_room, tables, counts)):
+            missing = [self.manager.num_missing(table, count) for table, count in zip(tables, counts, strict=True)]
+            needed = [sum(kind) for kind in zip(*missing, strict=True)]
+            if any(count > free for count, free in zip(needed, self.manager.num_free, strict=True)):
+                return None
         share = Share(request)
         for reader, table, count in zip(request.readers, tables, counts, strict=True):
             if count > 0:

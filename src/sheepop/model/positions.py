@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
-from sheepop.model.fused import fused
+from sheepop.model.fused import fused, fuses
 from sheepop.model.rotary_frequencies import rotary_frequencies
 from sheepop.model.rotary_scaling import RotaryScaling
 
@@ -42,8 +42,12 @@ def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `cos` and `sin` broadcast against (B, H, T, R/2); columns from R on are unchanged. Under autocast `cos` and `sin`
     are float32 and `x_BHTC` is not: the products are computed in float32 and the result has the dtype of `x_BHTC`.
     """
-    # Training on a GPU uses one fused kernel for each pass; generation does not wait for it to compile.
-    return (_fused_rotation if torch.is_grad_enabled() else _rotation)(x_BHTC, cos, sin)
+    if torch.is_grad_enabled():
+        return _fused_rotation(x_BHTC, cos, sin)
+    # Generation on a GPU does not wait for torch to compile.
+    if fuses(x_BHTC.device.type) and x_BHTC.dtype.itemsize <= 4 and not torch.compiler.is_compiling():
+        return rotate_by_triton(x_BHTC, cos, sin)
+    return _rotation(x_BHTC, cos, sin)
 
 
 def _rotation(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -55,6 +59,28 @@ def _rotation(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 _fused_rotation = fused(_rotation)
+
+
+def rotate_by_triton(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """What `rotate` returns, by one kernel that computes in float32, without gradients."""
+    # Triton takes a second to load, and not every machine has it.
+    from sheepop.model.triton_rotation import rotate_heads
+
+    rows, heads, tokens, width = x_BHTC.shape
+    half = cos.shape[-1]
+    x_BHTC = x_BHTC if x_BHTC.stride(-1) == 1 else x_BHTC.contiguous()
+    cos, sin = (table.expand(rows, 1, tokens, half) for table in (cos.contiguous(), sin.contiguous()))
+    y_BHTC = torch.empty_like(x_BHTC, memory_format=torch.contiguous_format)
+    rotate_heads[(rows * tokens,)](
+        *(x_BHTC, cos, sin, y_BHTC, heads, tokens, *x_BHTC.stride()[:3], cos.stride(0), cos.stride(2)),
+        WIDTH=width,
+        HALF=half,
+        **{
+            name: 1 << (size - 1).bit_length()
+            for name, size in zip(("HEADS", "COLUMNS", "HALVES"), (heads, width, half), strict=True)
+        },
+    )
+    return y_BHTC
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -1,0 +1,88 @@
+"""Sampling of large vocabularies by one kernel for a batch of logits, in C++ on a CPU and in Triton on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sheepop.core.native import native_kernels_allowed, native_library
+from sheepop.generate.config import GenerationConfig
+
+_SOURCE = Path(__file__).parent / "native" / "sampling.cpp"
+_SETTINGS = np.dtype(
+    [(name, np.float64) for name in ("temperature", "top_p", "min_p", "typical_p")]
+    + [(name, np.int64) for name in ("top_k", "seed")]
+)
+# Below this size of vocabulary PyTorch is as fast, and compiling takes seconds.
+_LARGE = 2**10
+_BLOCK, _WARPS = 4096, 16  # tokens that a Triton program reads at a time, and its warps
+
+
+def suits_native_sampling(logits: Tensor) -> bool:
+    """Whether the native kernel chooses from these logits (B, V)."""
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return False
+    wanted = native_kernels_allowed() or logits.shape[-1] >= _LARGE
+    return wanted and native_library(_SOURCE) is not None
+
+
+def choose_natively(
+    logits: Tensor, scores: Tensor, configs: Sequence[GenerationConfig], seeds: Sequence[int]
+) -> Tensor:
+    """The choices from `scores` (B, V): (B, 6) in float64, as `Sampler.choose` reads them."""
+    settings = _settings(configs, seeds)
+    found = torch.empty(len(configs), 6, dtype=torch.float64)
+    logits, scores = logits.contiguous(), scores.contiguous()
+    _choose()(
+        *(logits.data_ptr(), scores.data_ptr(), settings.ctypes.data, found.data_ptr()),
+        *(*logits.shape, torch.get_num_threads()),
+    )
+    return found
+
+
+def suits_triton_sampling(logits: Tensor, configs: Sequence[GenerationConfig]) -> bool:
+    """Whether the Triton kernel chooses from these logits (B, V), with these settings."""
+    suits = logits.device.type == "cuda" and logits.dtype == torch.float32 and find_spec("triton") is not None
+    return suits and all(config.typical_p == 1 for config in configs)
+
+
+def choose_by_triton(
+    logits: Tensor, scores: Tensor, configs: Sequence[GenerationConfig], seeds: Sequence[int]
+) -> Tensor:
+    """The choices from `scores` (B, V) as `choose_natively` returns them, on the device of the logits."""
+    # Triton takes a second to load, and not every machine has it.
+    from sheepop.generate.triton_sampling import choose
+
+    settings = torch.from_numpy(_settings(configs, seeds).view(np.int64).reshape(len(configs), -1)).to(logits.device)
+    logits, is_same, scores = logits.contiguous(), scores is logits, scores.contiguous()
+    found = logits.new_empty(len(configs), 6, dtype=torch.float64)
+    gaps, ids = torch.empty_like(logits), torch.empty_like(logits, dtype=torch.int32)
+    block = min(_BLOCK, 1 << (logits.shape[-1] - 1).bit_length())
+    choose[(len(configs),)](
+        *(logits, scores, settings, found, gaps, ids, logits.shape[-1]), BLOCK=block, SAME=is_same, num_warps=_WARPS
+    )
+    return found
+
+
+def _settings(configs: Sequence[GenerationConfig], seeds: Sequence[int]) -> NDArray[np.void]:
+    rows = [
+        (config.temperature, config.top_p, config.min_p, config.typical_p, config.top_k or 0, seed)
+        for config, seed in zip(configs, seeds, strict=True)
+    ]
+    return np.array(rows, dtype=_SETTINGS)
+
+
+@cache
+def _choose() -> Callable[..., Any]:
+    found = native_library(_SOURCE).choose  # type: ignore[union-attr]
+    found.argtypes, found.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3, None
+    return found
