@@ -108,3 +108,15 @@ def test_tiles_of_tokens_attend_as_tokens_alone_do(kind: dict[str, int], in_int8
     found = attend_by_triton(q_RHC, *made, tiled, score, slopes)
     expected = by_hand(q_RHC, *made, AttentionMetadata(nothing, tables[sequences.to(DEVICE)], *rest), score, slopes)
     torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_triton_stores_what_torch_does() -> None:
+    """Six tokens of 3 heads with 5 numbers, which are slices of a larger tensor, in scattered slots."""
+    x_NKC = torch.arange(6 * 3 * 9, dtype=torch.float32, device=DEVICE).view(6, 3, 9)[:, :, 2:7]
+    slots = torch.tensor([7, 0, 3, 3, 2, 7], device=DEVICE), torch.tensor([1, 3, 0, 2, 1, 0], device=DEVICE)
+    stored = KVBlocks((8, 3, SIZE, 5), torch.bfloat16, DEVICE, in_int8=False)
+    stored.store_by_triton(slots, x_NKC)
+    expected = torch.zeros_like(stored.numbers)
+    for token, (block, offset) in enumerate(zip(*(slot.tolist() for slot in slots), strict=True)):
+        expected[block, :, offset] = x_NKC[token].bfloat16()
+    assert torch.equal(stored.numbers, expected)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheepop.core.machine import find_compiler, has_python_headers
-from sheepop.model import LossTerms
+from sheepop.model import LossTerms, ModelConfig, build_model
 from sheepop.model import loss as losses
 from sheepop.model.fused import fused, fuses
 from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
@@ -161,3 +161,28 @@ def test_rotation_on_a_gpu_is_that_of_the_cpu(dtype: torch.dtype) -> None:
         turned = rotate(there, cos.to(device), sin.to(device))
         found[device] = [part.cpu() for part in (turned, *torch.autograd.grad(turned.square().sum(), there))]
     torch.testing.assert_close(found["cuda"], found["cpu"])
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("norm", ["rmsnorm", "rmsnorm_zero_centered"])
+@pytest.mark.parametrize("rotary_fraction", [1.0, 0.5])
+def test_a_network_with_kernels_in_triton_is_that_without(
+    norm: str, rotary_fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms of heads with rotation, and SwiGLU; without a GPU, Triton's interpreter runs the kernels."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = ModelConfig(
+        vocab_size=40, d_model=24, num_layers=2, num_heads=3, num_kv_heads=1, head_dim=8, max_seq_len=16, norm=norm,
+        qk_norm="head", position_encoding="rope", rotary_fraction=rotary_fraction, activation="swiglu", bias=False,
+    )  # fmt: skip
+    model = build_model(config, seed=1).to(device).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).to(device)
+    input_ids = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(3)).to(device)
+    found = []
+    for uses in (True, False):
+        for module in ("attention.layer", "positions", "feedforward"):
+            monkeypatch.setattr(f"sheepop.model.{module}.uses_triton", lambda x, uses=uses: uses)
+        with torch.no_grad():
+            found.append(model(input_ids))
+    torch.testing.assert_close(*found)

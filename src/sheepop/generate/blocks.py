@@ -110,6 +110,7 @@ class BlockManager:
         self.block_size, self.reaches, self.num_blocks = block_size, tuple(reaches), tuple(num_blocks)
         self.spans = (None,) * len(self.reaches) if spans is None else tuple(spans)
         self._pools = [_Pool(count) for count in num_blocks]
+        self._limited = [kind for kind, reach in enumerate(self.reaches) if reach is not None]
         # Contents by the preceding content and the tokens, which a dictionary compares: no collision is possible.
         self._contents: dict[tuple[int | str, tuple[int, ...]], int] = {}
         self._keys: dict[int, tuple[int | str, tuple[int, ...]]] = {}
@@ -206,7 +207,8 @@ class BlockManager:
                 block = blocks[index]
                 if block is not None and content not in pool.found:
                     pool.found[content], pool.content[block] = block, content
-        for kind, (pool, blocks) in enumerate(zip(self._pools, table.blocks, strict=True)):
+        for kind in self._limited:
+            pool, blocks = self._pools[kind], table.blocks[kind]
             first = self._first_needed(kind, num_tokens)
             for index in reversed(range(table.released[kind], first)):
                 block = blocks[index]

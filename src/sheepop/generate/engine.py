@@ -21,7 +21,11 @@ from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
-TOKENS_PER_STEP = {"cpu": 512, "cuda": 8192}  # as many as keep the processor busy
+
+
+def tokens_per_step(device: torch.device) -> int:
+    """The number of tokens in a pass that keeps the processor busy; each costs memory for its activations."""
+    return 8192 if device.type == "cuda" else 512
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,10 @@ class Engine:
         """Builds an engine whose cache has `num_blocks` blocks of `block_size` tokens.
 
         It guesses `guesses` tokens ahead, with the smaller model in `draft` or by lookup. Without `use_cache` it runs
-        the network on whole texts. `max_tokens` per step, by default those of `TOKENS_PER_STEP`, is raised to the
+        the network on whole texts. `max_tokens` per step, by default those of `tokens_per_step`, is raised to the
         minimum that `max_sequences` texts need.
         """
-        if max_tokens is None:
-            max_tokens = TOKENS_PER_STEP.get(model.device.type, TOKENS_PER_STEP["cpu"])
-        max_tokens = max(max_tokens, max_sequences * (1 + guesses))
+        max_tokens = max(max_tokens or tokens_per_step(model.device), max_sequences * (1 + guesses))
 
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
             manager = block_manager(network, num_blocks, block_size, max_sequences=max_sequences, lookahead=guesses)

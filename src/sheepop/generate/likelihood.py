@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sheepop.core.errors import UsageError
 from sheepop.generate.blocks import BlockTable, Chunk, Copy
-from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
+from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
 from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
 from sheepop.generate.runner import Reading, hidden_states, paged_runner
@@ -88,12 +88,11 @@ class LikelihoodScorer:
     can read. Raises `UsageError` for an encoder-decoder, and for a longer context.
     """
 
-    def __init__(
-        self, generator: Generator, *, tokens_per_pass: int = TOKENS_PER_STEP, context: int | None = None
-    ) -> None:
+    def __init__(self, generator: Generator, *, tokens_per_pass: int | None = None, context: int | None = None) -> None:
         if isinstance(generator.model, EncoderDecoder):
             raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no likelihood.")
-        self._model, self._ranks, self._tokens_per_pass = generator.model, generator.ranks, tokens_per_pass
+        self._model, self._ranks = generator.model, generator.ranks
+        self._tokens_per_pass = tokens_per_pass or tokens_per_step(self._model.device)
         self.longest = window_length(self._model, context or self._model.config.max_seq_len)
 
     def score(

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor
 from sheepop.adapt.stored_weight import pointer
 from sheepop.core.native import native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
+from sheepop.model.fused import fuses, power_of_two
 
 _SOURCE = Path(__file__).parent / "native" / "attention.cpp"
 _TILE = 64  # positions that a Triton program reads at a time
@@ -48,12 +48,30 @@ class KVBlocks:
         """Stores the keys or values of N tokens in their slots; returns them as they will be read, after rounding."""
         blocks, offsets = slot_mapping
         if self.scales is None:
-            self.numbers[blocks, :, offsets] = x_NKC.to(self.dtype)  # x_NKC has another dtype under autocast
+            if fuses(x_NKC.device.type):
+                self.store_by_triton(slot_mapping, x_NKC)
+            else:
+                self.numbers[blocks, :, offsets] = x_NKC.to(self.dtype)  # x_NKC has another dtype under autocast
             return x_NKC
         scales_NK = x_NKC.abs().amax(-1).float().clamp(min=torch.finfo(torch.float32).tiny) / 127
         rounded_NKC = (x_NKC / scales_NK[..., None]).round().to(torch.int8)
         self.numbers[blocks, :, offsets], self.scales[blocks, :, offsets] = rounded_NKC, scales_NK
         return (rounded_NKC * scales_NK[..., None]).to(self.dtype)
+
+    def store_by_triton(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> None:
+        """Stores floats as `store` does, in one kernel."""
+        # Triton takes a second to load, and not every machine has it.
+        from sheepop.generate.triton_attention import store
+
+        _, heads, size, width = self.numbers.shape
+        x_NKC = x_NKC if x_NKC.stride(-1) == 1 else x_NKC.contiguous()
+        store[(len(x_NKC),)](
+            *(x_NKC, *slot_mapping, self.numbers, x_NKC.stride(0), x_NKC.stride(1), heads),
+            SIZE=size,
+            WIDTH=width,
+            HEADS=power_of_two(heads),
+            COLUMNS=power_of_two(width),
+        )
 
     def gather(self, block_table: Tensor, num_keys: int) -> Tensor:
         """The first `num_keys` entries of the blocks of each row of `block_table` (B, M), as (B, K, num_keys, C)."""
@@ -138,7 +156,7 @@ def attend_natively(
 
 def attends_by_triton(kind: AttentionKind) -> bool:
     """Whether these layers are on a GPU, have keys and values in the cache, and Triton is installed."""
-    return kind.device.type == "cuda" and kind.latents is None and find_spec("triton") is not None
+    return kind.latents is None and fuses(kind.device.type)
 
 
 def attend_by_triton(
@@ -154,7 +172,7 @@ def attend_by_triton(
     _, kv_heads, size, value_width = values.numbers.shape
     table, tiles = metadata.block_table, metadata.tiles
     group = heads // kv_heads
-    grid, tokens, together, parts = (rows, kv_heads), max(1, _LEAST_MEMBERS // _power(group)), group, 1
+    grid, tokens, together, parts = (rows, kv_heads), max(1, _LEAST_MEMBERS // power_of_two(group)), group, 1
     if tiles is None:
         parts = max(1, min(_PROGRAMS // (rows * kv_heads), table.shape[1] * size // (2 * _TILE)))
     else:
@@ -182,9 +200,9 @@ def attend_by_triton(
         WIDTH=width,
         VALUE_WIDTH=value_width,
         TILE=_TILE,
-        GROUPS=_power(together),
-        COLUMNS=max(16, _power(width)),
-        VALUE_COLUMNS=max(16, _power(value_width)),
+        GROUPS=power_of_two(together),
+        COLUMNS=max(16, power_of_two(width)),
+        VALUE_COLUMNS=max(16, power_of_two(value_width)),
         TILED=tiles is not None,
         SPLIT=parts > 1,
         WINDOWED=metadata.window is not None,
@@ -197,13 +215,8 @@ def attend_by_triton(
         combine[(rows * heads,)](
             *(*partial, sinks, out, heads, parts),
             VALUE_WIDTH=value_width,
-            PARTS=_power(parts),
-            VALUE_COLUMNS=_power(value_width),
+            PARTS=power_of_two(parts),
+            VALUE_COLUMNS=power_of_two(value_width),
             SUNK=score.sinks is not None,
         )
     return out
-
-
-def _power(size: int) -> int:
-    """Rounds up to a power of two, as Triton's vectors need."""
-    return 1 << (size - 1).bit_length()

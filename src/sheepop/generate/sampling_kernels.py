@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from sheepop.core.native import native_kernels_allowed, native_library
 from sheepop.generate.config import GenerationConfig
+from sheepop.model.fused import fuses, power_of_two
 
 _SOURCE = Path(__file__).parent / "native" / "sampling.cpp"
 _SETTINGS = np.dtype(
@@ -51,7 +51,7 @@ def choose_natively(
 
 def suits_triton_sampling(logits: Tensor, configs: Sequence[GenerationConfig]) -> bool:
     """Whether the Triton kernel chooses from these logits (B, V), with these settings."""
-    suits = logits.device.type == "cuda" and logits.dtype == torch.float32 and find_spec("triton") is not None
+    suits = logits.dtype == torch.float32 and fuses(logits.device.type)
     return suits and all(config.typical_p == 1 for config in configs)
 
 
@@ -66,7 +66,7 @@ def choose_by_triton(
     logits, is_same, scores = logits.contiguous(), scores is logits, scores.contiguous()
     found = logits.new_empty(len(configs), 6, dtype=torch.float64)
     gaps, ids = torch.empty_like(logits), torch.empty_like(logits, dtype=torch.int32)
-    block = min(_BLOCK, 1 << (logits.shape[-1] - 1).bit_length())
+    block = min(_BLOCK, max(32 * _WARPS, power_of_two(logits.shape[-1])))
     choose[(len(configs),)](
         *(logits, scores, settings, found, gaps, ids, logits.shape[-1]), BLOCK=block, SAME=is_same, num_warps=_WARPS
     )

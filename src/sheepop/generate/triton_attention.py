@@ -62,6 +62,11 @@ def attend(
             mask=inside[None, :] & (column < WIDTH)[:, None],
             other=0,
         )
+        value = tl.load(
+            values + entry[:, None] * VALUE_WIDTH + value_column[None, :],
+            mask=inside[:, None] & (value_column < VALUE_WIDTH)[None, :],
+            other=0,
+        )
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
         if IN_INT8:
             scores *= tl.load(key_scales + entry, mask=inside, other=0.0)[None, :]
@@ -77,11 +82,6 @@ def attend(
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of a token that has seen nothing yet
         weights, fading = tl.exp(scores - base[:, None]), tl.exp(top - base)
         top, total = higher, total * fading + tl.sum(weights, axis=1)
-        value = tl.load(
-            values + entry[:, None] * VALUE_WIDTH + value_column[None, :],
-            mask=inside[:, None] & (value_column < VALUE_WIDTH)[None, :],
-            other=0,
-        )
         if IN_INT8:
             weights *= tl.load(value_scales + entry, mask=inside, other=0.0)[None, :]
         weighted = tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
@@ -124,3 +124,19 @@ def combine(
     )
     found = tl.sum(found * share[:, None], axis=0) / total
     tl.store(out + at * VALUE_WIDTH + column, found.to(out.dtype.element_ty), mask=column < VALUE_WIDTH)
+
+
+@triton.jit
+def store(
+    new, blocks, offsets, stored, of_token, of_head, heads,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Stores the keys or values of one token, whose strides are in elements, in its slot.
+
+    HEADS and COLUMNS are `heads` and WIDTH, rounded up to powers of two.
+    """
+    token, head, column = tl.program_id(0), tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    whole = (head < heads) & (column < WIDTH)
+    x = tl.load(new + token.to(tl.int64) * of_token + head * of_head + column, mask=whole, other=0.0)
+    entry = (tl.load(blocks + token) * heads + head) * SIZE + tl.load(offsets + token)
+    tl.store(stored + entry * WIDTH + column, x.to(stored.dtype.element_ty), mask=whole)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
+from sheepop.model.fused import uses_triton
 from sheepop.model.options import GATED
 from sheepop.model.probe import Probe
 
@@ -45,14 +46,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+Change = Callable[[Tensor], Tensor]
+_BLOCK = 1024  # numbers that a Triton program computes
+
 # What becomes of the projection that the gate multiplies, if it does not stay as it is.
-UP_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu_clamped": clamped_plus_one}
+UP_CHANGES: dict[str, Change] = {"swiglu_clamped": clamped_plus_one}
 
 
-def apply_gate(gate: Tensor, up: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def apply_gate(gate: Tensor, up: Tensor, change: Change | None = None) -> Tensor:
     """``gate * change(up)``, computed in place in `gate` if no backward pass needs it."""
     up = up if change is None else change(up)
     return gate * up if torch.is_grad_enabled() else gate.mul_(up)
+
+
+def activated(activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor, change: Change | None) -> Tensor:
+    """``activation(gate) * change(up)``; for SwiGLU on a GPU in one kernel, if no gradient is needed."""
+    if activation is not F.silu or change is not None or not uses_triton(gate):
+        return apply_gate(activation(gate), up, change)
+    # Triton takes a second to load, and not every machine has it.
+    from sheepop.model.triton_kernels import multiply_by_silu
+
+    gate, up = gate.contiguous(), up.contiguous()
+    y = torch.empty_like(gate)
+    multiply_by_silu[(-(-y.numel() // _BLOCK),)](gate, up, y, y.numel(), BLOCK=_BLOCK)
+    return y
 
 
 class FeedForward(nn.Module):
@@ -80,6 +97,6 @@ class FeedForward(nn.Module):
         if self.gate_proj is None:
             hidden_BTF = self.activation(self.pre_activation(self.up_proj(x_BTD)))
         else:
-            gate_BTF = self.activation(self.pre_activation(self.gate_proj(x_BTD)))
-            hidden_BTF = apply_gate(gate_BTF, self.up(self.up_proj(x_BTD)), self.up_change)
+            gate_BTF, up_BTF = self.pre_activation(self.gate_proj(x_BTD)), self.up(self.up_proj(x_BTD))
+            hidden_BTF = activated(self.activation, gate_BTF, up_BTF, self.up_change)
         return self.down_proj(self.dropout(self.hidden(hidden_BTF)))

@@ -19,6 +19,17 @@ def fuses(device: str) -> bool:
     return device == "cuda" and has_triton()
 
 
+def uses_triton(x: Tensor) -> bool:
+    """Whether passes without gradients use kernels in Triton for `x`; generation does not wait for torch to compile."""
+    is_plain = fuses(x.device.type) and x.dtype.itemsize <= torch.float32.itemsize
+    return is_plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def power_of_two(size: int) -> int:
+    """Rounds up to a power of two, as Triton's vectors need."""
+    return 1 << (size - 1).bit_length()
+
+
 def fused(function: Callable[P, Result]) -> Callable[P, Result]:
     """Returns `function` compiled, if its first argument is a tensor on a device that `fuses`; elsewhere it runs as is.
 

@@ -45,6 +45,19 @@ class HeadNorms(nn.Module):
         return (normed * (self.weight.to(normed.dtype) + self.added)).to(x_BTHC.dtype)
 
 
+Scaling = tuple[Tensor, float, float]
+"""What the root mean square is multiplied by, weight + number, and the eps under the root."""
+
+
+def scaling_of(norm: nn.Module | None) -> Scaling | None:
+    """The scaling of a norm by the root mean square with the same weight for all heads; None for any other."""
+    if isinstance(norm, ZeroCenteredRMSNorm):
+        return norm.weight, 1.0, norm.eps
+    if isinstance(norm, nn.RMSNorm) and norm.eps is not None:
+        return norm.weight, 0.0, norm.eps
+    return None
+
+
 NORMS: dict[str, Callable[[ModelConfig, int, float], nn.Module]] = {
     # Ba et al. 2016: (x - mean) / sqrt(variance + eps), scaled by weight and shifted by bias.
     "layernorm": lambda config, width, eps: nn.LayerNorm(width, eps=eps, bias=bool(config.norm_bias)),

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
-from sheepop.model.fused import fused, fuses
+from sheepop.model.fused import fused, power_of_two, uses_triton
+from sheepop.model.norms import Scaling
 from sheepop.model.rotary_frequencies import rotary_frequencies
 from sheepop.model.rotary_scaling import RotaryScaling
 
@@ -36,6 +37,15 @@ def rotary_tables(
     return (angles.cos() * factor).float(), (angles.sin() * factor).float()
 
 
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines of the rotary angles."""
+
+
+def rotated(x_BHTC: Tensor, angles: Angles | None) -> Tensor:
+    """What `rotate` returns; `x_BHTC` itself without angles."""
+    return x_BHTC if angles is None else rotate(x_BHTC, *angles)
+
+
 def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates column pairs (i, i + R/2) of the first R columns of each head by the angle of its position.
 
@@ -44,10 +54,7 @@ def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     if torch.is_grad_enabled():
         return _fused_rotation(x_BHTC, cos, sin)
-    # Generation on a GPU does not wait for torch to compile.
-    if fuses(x_BHTC.device.type) and x_BHTC.dtype.itemsize <= 4 and not torch.compiler.is_compiling():
-        return rotate_by_triton(x_BHTC, cos, sin)
-    return _rotation(x_BHTC, cos, sin)
+    return rotate_by_triton(x_BHTC, cos, sin) if uses_triton(x_BHTC) else _rotation(x_BHTC, cos, sin)
 
 
 def _rotation(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -61,24 +68,29 @@ def _rotation(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 _fused_rotation = fused(_rotation)
 
 
-def rotate_by_triton(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """What `rotate` returns, by one kernel that computes in float32, without gradients."""
+def rotate_by_triton(x_BHTC: Tensor, cos: Tensor, sin: Tensor, norm: Scaling | None = None) -> Tensor:
+    """What `rotate` returns, by one kernel that computes in float32, without gradients.
+
+    A `norm` of each head, of those that `norms.scaling_of` knows, comes first.
+    """
     # Triton takes a second to load, and not every machine has it.
-    from sheepop.model.triton_rotation import rotate_heads
+    from sheepop.model.triton_kernels import rotate_heads
 
     rows, heads, tokens, width = x_BHTC.shape
     half = cos.shape[-1]
     x_BHTC = x_BHTC if x_BHTC.stride(-1) == 1 else x_BHTC.contiguous()
-    cos, sin = (table.expand(rows, 1, tokens, half) for table in (cos.contiguous(), sin.contiguous()))
+    cos, sin = (table.contiguous().expand(rows, 1, tokens, half) for table in (cos, sin))
     y_BHTC = torch.empty_like(x_BHTC, memory_format=torch.contiguous_format)
+    weight, added, eps = (x_BHTC, 0.0, 0.0) if norm is None else norm
     rotate_heads[(rows * tokens,)](
-        *(x_BHTC, cos, sin, y_BHTC, heads, tokens, *x_BHTC.stride()[:3], cos.stride(0), cos.stride(2)),
+        *(x_BHTC, cos, sin, weight, y_BHTC, heads, tokens),
+        *(*x_BHTC.stride()[:3], cos.stride(0), cos.stride(2), eps, added),
         WIDTH=width,
         HALF=half,
-        **{
-            name: 1 << (size - 1).bit_length()
-            for name, size in zip(("HEADS", "COLUMNS", "HALVES"), (heads, width, half), strict=True)
-        },
+        HEADS=power_of_two(heads),
+        COLUMNS=power_of_two(width),
+        HALVES=power_of_two(half),
+        NORMED=norm is not None,
     )
     return y_BHTC
 

@@ -15,7 +15,7 @@ from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache, LatentCache
 from sheepop.model.config import ModelConfig
 from sheepop.model.norms import build_norm
-from sheepop.model.positions import rotate
+from sheepop.model.positions import Angles, rotated
 from sheepop.model.probe import Probe
 
 
@@ -58,7 +58,7 @@ class LatentAttention(Attention):
         self,
         x_BTD: Tensor,
         attending: Attending,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Angles | None = None,
         cache: Cache | None = None,
         memory_BSD: Tensor | None = None,
         document_ids: Tensor | None = None,
@@ -72,18 +72,17 @@ class LatentAttention(Attention):
         if self.k.observers or self.v.observers or self.rotated_k.observers:
             raise ValueError("the cache holds latents, not keys and values of heads; run the network without a cache")
         q_BHTC, k_B1TR, c_B1TL = self._latents(x_BTD)
-        if rotary is not None:
-            q_BHTC, k_B1TR = rotate(q_BHTC, *rotary), rotate(k_B1TR, *rotary)
+        q_BHTC, k_B1TR = rotated(q_BHTC, rotary), rotated(k_B1TR, rotary)
         attend = partial(self._attend_latents, score=self._score())
         out_BHTC = cache.attend_latents(self.layer, attending, self.rotated_q(q_BHTC), k_B1TR, c_B1TL, attend)
         return self._output(x_BTD, out_BHTC)
 
     def _queries_keys_values(
-        self, x_BTD: Tensor, document_ids: Tensor | None, cache: Cache | None
+        self, x_BTD: Tensor, document_ids: Tensor | None, cache: Cache | None, rotary: Angles | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         q_BHTC, k_B1TR, c_B1TL = self._latents(x_BTD)
         k_BHTC, v_BHTC = self._expanded(k_B1TR, c_B1TL)
-        return q_BHTC, self.k(k_BHTC), self.v(v_BHTC)
+        return rotated(q_BHTC, rotary), rotated(self.k(k_BHTC), rotary), self.v(v_BHTC)
 
     def _latents(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, shared keys (B, 1, T, R) and latents (B, 1, T, L), all before rotation."""

@@ -13,8 +13,9 @@ from sheepop.model.attention.kernel import Attending, Score
 from sheepop.model.attention.projections import PackedProjections
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
-from sheepop.model.norms import HeadNorms, build_norm
-from sheepop.model.positions import rotate
+from sheepop.model.fused import uses_triton
+from sheepop.model.norms import HeadNorms, build_norm, scaling_of
+from sheepop.model.positions import Angles, rotate_by_triton, rotated
 from sheepop.model.probe import Probe
 
 
@@ -78,7 +79,7 @@ class Attention(nn.Module):
         self,
         x_BTD: Tensor,
         attending: Attending,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Angles | None = None,
         cache: Cache | None = None,
         memory_BSD: Tensor | None = None,
         document_ids: Tensor | None = None,
@@ -88,12 +89,11 @@ class Attention(nn.Module):
         Only convolutions use `document_ids` (B, T); `attending` already has the mask of attention.
         """
         if memory_BSD is not None:
-            q_BHTC = self._queries(self.q_proj(x_BTD))
+            q_BHTC = rotated(self._queries(self.q_proj(x_BTD)), rotary)
             k_BKSC, v_BKSC = self._memory(memory_BSD, cache)
+            k_BKSC = rotated(k_BKSC, rotary)
         else:
-            q_BHTC, k_BKSC, v_BKSC = self._queries_keys_values(x_BTD, document_ids, cache)
-        if rotary is not None:
-            q_BHTC, k_BKSC = rotate(q_BHTC, *rotary), rotate(k_BKSC, *rotary)
+            q_BHTC, k_BKSC, v_BKSC = self._queries_keys_values(x_BTD, document_ids, cache, rotary)
         q_BHTC, k_BKSC = self.rotated_q(q_BHTC), self.rotated_k(k_BKSC)
         if cache is None or memory_BSD is not None:
             out_BHTC = attending.attend(q_BHTC, k_BKSC, v_BKSC, self._score())
@@ -107,11 +107,21 @@ class Attention(nn.Module):
         return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
 
     def _queries_keys_values(
-        self, x_BTD: Tensor, document_ids: Tensor | None, cache: Cache | None
+        self, x_BTD: Tensor, document_ids: Tensor | None, cache: Cache | None, rotary: Angles | None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries and keys, both rotated, and values."""
         q_BTE, k_BTE, v_BTE = self._projections(x_BTD)
         q_BTE, k_BTE, v_BTE = self._convolved(q_BTE, k_BTE, v_BTE, document_ids, cache)
-        return self._queries(q_BTE), *self._keys_and_values(k_BTE, v_BTE)
+        scalings = scaling_of(self.q_norm), scaling_of(self.k_norm)
+        watched = self.q.observers or self.k.observers
+        if rotary is None or None in scalings or not self.norms_heads or watched or not uses_triton(q_BTE):
+            k_BKSC, v_BKSC = self._keys_and_values(k_BTE, v_BTE)
+            return rotated(self._queries(q_BTE), rotary), rotated(k_BKSC, rotary), v_BKSC
+        q_BHTC, k_BKSC = (
+            rotate_by_triton(self._heads(x_BTE, None, self.head_dim), *rotary, scaling)
+            for x_BTE, scaling in zip((q_BTE, k_BTE), scalings, strict=True)
+        )
+        return q_BHTC, k_BKSC, self.v(self._heads(v_BTE, None, self.value_dim))
 
     def _score(self) -> Score:
         dropout = self.dropout if self.training else 0.0
