@@ -147,7 +147,7 @@ class Sampler:
         token's logit, and whether the logits are finite (1 or 0).
         """
         scores, configs = self.scores(logits, rows), [row.config for row in rows]
-        seeds = [derive_seed(row.seed, "token", row.num_written) for row in rows]
+        seeds = [0 if row.config.greedy else derive_seed(row.seed, "token", row.num_written) for row in rows]
         if suits_native_sampling(logits):
             return choose_natively(logits, scores, configs, seeds)
         if suits_triton_sampling(logits, configs):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from sheepop.core.errors import UsageError
@@ -162,22 +161,25 @@ class Scheduler:
 
         The newest tokens of all its texts are read in the same step, so that the texts continue together.
         """
-        tables = [self._table(reader) for reader in request.readers]
-        counts = [
+        readers = request.readers
+        tables = [reader.table or self._opened(reader) for reader in readers]
+        wanted = [
             len(reader.context) + len(reader.drafts) - table.num_tokens
-            for reader, table in zip(request.readers, tables, strict=True)
+            for reader, table in zip(readers, tables, strict=True)
         ]
-        if sum(counts) > budget:
-            counts = [count - 1 for count in counts]
-        ends = list(accumulate(counts))
-        counts = [max(0, min(count, budget - end + count)) for count, end in zip(counts, ends, strict=True)]
+        if sum(wanted) > budget:
+            wanted = [count - 1 for count in wanted]
+        counts = []
+        for count in wanted:
+            counts.append(max(0, min(count, budget)))
+            budget -= count
         if not all(map(self.manager.has_room, tables, counts)):
             missing = [self.manager.num_missing(table, count) for table, count in zip(tables, counts, strict=True)]
             needed = [sum(kind) for kind in zip(*missing, strict=True)]
             if any(count > free for count, free in zip(needed, self.manager.num_free, strict=True)):
                 return None
         share = Share(request)
-        for reader, table, count in zip(request.readers, tables, counts, strict=True):
+        for reader, table, count in zip(readers, tables, counts, strict=True):
             if count > 0:
                 copies = self.manager.reserve(table, count)
                 assert copies is not None
@@ -185,9 +187,8 @@ class Scheduler:
                 share.grants.append(Grant(reader, Chunk(table, table.num_tokens, count)))
         return share
 
-    def _table(self, reader: Reader) -> BlockTable:
-        if reader.table is None:
-            reader.table = self.manager.open(reader.context, reader.salt)
+    def _opened(self, reader: Reader) -> BlockTable:
+        reader.table = self.manager.open(reader.context, reader.salt)
         return reader.table
 
     def _release(self, request: Schedulable) -> None:
