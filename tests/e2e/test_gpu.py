@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
 ]
 
-TIMING = ("seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores")
+TIMING = ("seconds", "tokens_per_second", "mfu", "mfu_nominal", "memory_bytes", "busy_cores")
 
 
 @pytest.fixture(scope="module")

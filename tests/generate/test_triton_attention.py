@@ -85,10 +85,10 @@ def test_every_token_attends_to_its_positions(kind: dict[str, int], in_int8: boo
 @pytest.mark.parametrize("in_int8", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"window": 7}, {"sloped": True, "cap": 2.0}, {"sinks": True}])
 def test_tiles_of_tokens_attend_as_tokens_alone_do(kind: dict[str, int], in_int8: bool) -> None:
-    """Chunks of 70, 1 and 20 tokens, of which the first has two tiles."""
+    """Chunks of 20, 1 and 7 tokens, of which the first has two tiles."""
     draws = torch.Generator().manual_seed(3)
-    starts, counts = [30, 100, 5], [70, 1, 20]
-    tiles = [[0, 64, 30, 0], [64, 6, 94, 0], [70, 1, 100, 1], [71, 20, 5, 2]]
+    starts, counts = [80, 100, 5], [20, 1, 7]
+    tiles = [[0, 16, 80, 0], [16, 4, 96, 0], [20, 1, 100, 1], [21, 7, 5, 2]]
     tables = torch.randperm(3 * 26, generator=draws).view(3, 26)
     made = [KVBlocks((78, 2, SIZE, 8), torch.float32, DEVICE, in_int8=in_int8) for _ in range(2)]
     for blocks in made:
@@ -98,7 +98,7 @@ def test_tiles_of_tokens_attend_as_tokens_alone_do(kind: dict[str, int], in_int8
     lasts = torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
     firsts = (lasts - kind["window"] + 1).clamp(min=0) if "window" in kind else torch.zeros_like(lasts)
     sequences = torch.arange(3).repeat_interleave(torch.tensor(counts))
-    q_RHC = torch.randn(91, 6, 8, generator=draws).to(DEVICE)
+    q_RHC = torch.randn(28, 6, 8, generator=draws).to(DEVICE)
     sinks = torch.randn(6, generator=draws).to(DEVICE) if "sinks" in kind else None
     slopes = torch.rand(6, generator=draws).to(DEVICE) / 10 if "sloped" in kind else None
     score, nothing = Score(None, kind.get("cap"), sinks), torch.empty(0)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from sheepop.generate.blocks import BlockTable, Chunk
 from sheepop.generate.paged_kernels import (
-    TOKENS_PER_TILE,
     AttentionMetadata,
     KVBlocks,
     attend_by_triton,
     attend_natively,
     attends_by_triton,
     attends_natively,
+    tokens_per_tile,
 )
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
@@ -321,7 +321,7 @@ class _Groups:
 
     def tiles(self, sequences: list[int]) -> AttentionMetadata:
         """The metadata of the tokens of these sequences, in tiles."""
-        size, tiles, row = TOKENS_PER_TILE, list[tuple[int, int, int, int]](), 0
+        size, tiles, row = tokens_per_tile(self._kind.dtype), list[tuple[int, int, int, int]](), 0
         for number, sequence in enumerate(sequences):
             chunk = self._current.chunks[sequence]
             starts = range(0, chunk.count, size)

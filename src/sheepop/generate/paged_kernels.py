@@ -26,7 +26,6 @@ _SOURCE = Path(__file__).parent / "native" / "attention.cpp"
 _TILE = 64  # positions that a Triton program reads at a time
 _PROGRAMS = 512  # enough for any GPU
 _LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
-TOKENS_PER_TILE = 64
 
 
 class KVBlocks:
@@ -102,7 +101,7 @@ class AttentionMetadata:
     the positions that it sees, and `slot_mapping` is the block, and the offset in it, where the token itself is stored.
     `window` is how many positions a token sees, itself included; None is all.
 
-    If there are `tiles` (tiles, 4), the tokens of a sequence attend together in pieces of up to `TOKENS_PER_TILE`:
+    If there are `tiles` (tiles, 4), the tokens of a sequence attend together in pieces of up to `tokens_per_tile`:
     each tile has its first row among `rows`, its number of tokens, the position of the first, and its row of
     `block_table`, which has one row for each sequence.
     """
@@ -159,6 +158,11 @@ def attends_by_triton(kind: AttentionKind) -> bool:
     return kind.latents is None and fuses(kind.device.type)
 
 
+def tokens_per_tile(dtype: torch.dtype) -> int:
+    """The most tokens in a tile; few of float32, whose products take Triton a minute to compile in larger tiles."""
+    return _LEAST_MEMBERS if dtype == torch.float32 else 64
+
+
 def attend_by_triton(
     q_RHC: Tensor, keys: KVBlocks, values: KVBlocks, metadata: AttentionMetadata, score: Score, slopes: Tensor | None
 ) -> Tensor:
@@ -176,7 +180,7 @@ def attend_by_triton(
     if tiles is None:
         parts = max(1, min(_PROGRAMS // (rows * kv_heads), table.shape[1] * size // (2 * _TILE)))
     else:
-        grid, tokens, together = (len(tiles), heads), TOKENS_PER_TILE, 1
+        grid, tokens, together = (len(tiles), heads), tokens_per_tile(q_RHC.dtype), 1
     out = q_RHC.new_empty(rows, heads, value_width)
     partial: list[Tensor] = [out, out, out]
     if parts > 1:

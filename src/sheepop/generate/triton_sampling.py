@@ -81,7 +81,7 @@ def _drawn(scores, settings, gaps, ids, count, best, lane_gaps, temperature, BLO
         if top_k <= BLOCK:  # as many lanes have a token with a gap up to it
             bound = _key_reaching(_keys(lane_gaps), lane_gaps >= 0, top_k).to(tl.float32, bitcast=True)
     elif top_p < 1:  # all tokens beyond it together have less than 1 - p
-        bound = tl.log(count.to(tl.float64) / (1 - top_p)).to(tl.float32) + 1e-3
+        bound = tl.log((tl.zeros((), tl.float64) + count) / (1 - top_p)).to(tl.float32) + 1e-3
     elif min_p > 0:
         bound = -tl.log(min_p).to(tl.float32)
     total = tl.zeros((), tl.float64)
@@ -96,7 +96,7 @@ def _drawn(scores, settings, gaps, ids, count, best, lane_gaps, temperature, BLO
         kept += tl.sum(keeps.to(tl.int32), axis=0)
         total += tl.sum(tl.exp(-gap).to(tl.float64), axis=0)
     tl.debug_barrier()
-    key, last = tl.full((), _LAST, tl.int32), count
+    key, last = tl.full((), _LAST, tl.int32), tl.zeros((), tl.int32) + count
     if limits:
         key, last = _end(gaps, ids, kept, top_k.to(tl.float64), key, last, BLOCK, False)
         total = _mass(gaps, ids, kept, key, last, BLOCK)
