@@ -41,8 +41,7 @@ class BlockTable:
     version: int = 0
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The next `count` tokens of a sequence, after the `start` tokens that are stored in the blocks of its table."""
 
     table: BlockTable
@@ -176,8 +175,6 @@ class BlockManager:
 
         If blocks are missing, returns None and changes nothing.
         """
-        if self.has_room(table, num_tokens):
-            return []
         missing = self.num_missing(table, num_tokens)
         if any(count > free for count, free in zip(missing, self.num_free, strict=True)):
             return None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ def tokens_per_step(device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 512
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """The result of a step for one text, `index` of its request; a snapshot, which stays as it is while the text grows.
 
     It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text, and
@@ -198,7 +196,7 @@ class Engine:
         if len(request.candidates) < request.num_candidates:
             for other in request.fork():
                 other.table = self.scheduler.manager.fork(spans[0].table)
-                spans.append(replace(spans[0], candidate=other))
+                spans.append(spans[0]._replace(candidate=other))
         return spans
 
     def _sample(self, logits: Tensor, spans: list[_LogitSpan]) -> list[Update]:
@@ -253,7 +251,9 @@ class Engine:
             if candidate.finish_reason is None:
                 candidate.slide()
         else:
-            manager.advance(span.table, candidate.context, min(span.end, len(candidate.context) - 1))
+            stored = min(span.end, len(candidate.context) - 1)
+            if stored != span.table.num_tokens:
+                manager.advance(span.table, candidate.context, stored)
         if candidate.finish_reason is not None and self._drafter is not None:
             self._drafter.forget(candidate)
         if not candidate.request.writing:
@@ -261,7 +261,7 @@ class Engine:
 
     def _fail(self, candidate: Candidate, error: SheepOpError) -> list[Update]:
         """Ends the request of a text that cannot be continued, with `error`."""
-        return [replace(update, error=error) for update in self.abort(candidate.request)]
+        return [update._replace(error=error) for update in self.abort(candidate.request)]
 
     def _extend(self, request: Request, logits: Tensor) -> list[Update]:
         """Extends the branches of a beam search by one token."""
@@ -300,8 +300,7 @@ def _not_finite(candidate: Candidate) -> CheckpointError:
     )
 
 
-@dataclass(frozen=True)
-class _LogitSpan:
+class _LogitSpan(NamedTuple):
     """The `count` rows of the logits from `first` on that continue a text whose first `end` tokens were read."""
 
     candidate: Candidate

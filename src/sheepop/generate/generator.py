@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -138,7 +138,7 @@ class Generator:
             here = [requests[number] for number in numbers]
             for group in [here] if batched and here else [[request] for request in here]:
                 self._run(group, on_text, should_stop)
-            return [[asdict(completion) for completion in request.completions()] for request in here]
+            return [[completion.record() for completion in request.completions()] for request in here]
 
         return [Completion.of(record) for records in self.ranks.shared(len(requests), write) for record in records]
 

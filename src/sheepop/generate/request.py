@@ -130,9 +130,13 @@ class Completion:
     likeliest: tuple[Likeliest, ...] = ()
     near_ties: int = 0
 
+    def record(self) -> dict[str, Any]:
+        """The completion as a dictionary, which shares its lists."""
+        return {**vars(self), "likeliest": [vars(each) for each in self.likeliest]}
+
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """Restores a completion from the dictionary that ``dataclasses.asdict`` made of it."""
+        """Restores a completion from its `record`."""
         return cls(**{**record, "likeliest": tuple(Likeliest(**each) for each in record["likeliest"])})
 
 

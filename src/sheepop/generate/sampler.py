@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -58,8 +59,7 @@ class Occurrences:
         return other
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A text whose next token is sampled: its settings, the number of tokens that it has, and its own seed.
 
     `occurrences` are the tokens to penalise, None without penalties. `allowed` (V,) is True for the tokens that its

@@ -173,7 +173,8 @@ class Scheduler:
         for count in wanted:
             counts.append(max(0, min(count, budget)))
             budget -= count
-        if not all(map(self.manager.has_room, tables, counts)):
+        has_room = all(map(self.manager.has_room, tables, counts))
+        if not has_room:
             missing = [self.manager.num_missing(table, count) for table, count in zip(tables, counts, strict=True)]
             needed = [sum(kind) for kind in zip(*missing, strict=True)]
             if any(count > free for count, free in zip(needed, self.manager.num_free, strict=True)):
@@ -181,9 +182,10 @@ class Scheduler:
         share = Share(request)
         for reader, table, count in zip(readers, tables, counts, strict=True):
             if count > 0:
-                copies = self.manager.reserve(table, count)
-                assert copies is not None
-                share.copies += copies
+                if not has_room:
+                    copies = self.manager.reserve(table, count)
+                    assert copies is not None
+                    share.copies += copies
                 share.grants.append(Grant(reader, Chunk(table, table.num_tokens, count)))
         return share
 
