@@ -41,7 +41,8 @@ class BlockTable:
     version: int = 0
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chunk:
     """The next `count` tokens of a sequence, after the `start` tokens that are stored in the blocks of its table."""
 
     table: BlockTable

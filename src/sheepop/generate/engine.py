@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ def tokens_per_step(device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 512
 
 
-class Update(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Update:
     """The result of a step for one text, `index` of its request; a snapshot, which stays as it is while the text grows.
 
     It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text, and
@@ -196,7 +198,7 @@ class Engine:
         if len(request.candidates) < request.num_candidates:
             for other in request.fork():
                 other.table = self.scheduler.manager.fork(spans[0].table)
-                spans.append(spans[0]._replace(candidate=other))
+                spans.append(replace(spans[0], candidate=other))
         return spans
 
     def _sample(self, logits: Tensor, spans: list[_LogitSpan]) -> list[Update]:
@@ -261,7 +263,7 @@ class Engine:
 
     def _fail(self, candidate: Candidate, error: SheepOpError) -> list[Update]:
         """Ends the request of a text that cannot be continued, with `error`."""
-        return [update._replace(error=error) for update in self.abort(candidate.request)]
+        return [replace(update, error=error) for update in self.abort(candidate.request)]
 
     def _extend(self, request: Request, logits: Tensor) -> list[Update]:
         """Extends the branches of a beam search by one token."""
@@ -300,7 +302,8 @@ def _not_finite(candidate: Candidate) -> CheckpointError:
     )
 
 
-class _LogitSpan(NamedTuple):
+@dataclass(slots=True)
+class _LogitSpan:
     """The `count` rows of the logits from `first` on that continue a text whose first `end` tokens were read."""
 
     candidate: Candidate
