@@ -32,9 +32,9 @@ class ServerConfig(Config):
     """The most texts that are generated at a time."""
     max_waiting: int = Field(default=256, ge=0)
     """The most requests that wait; more are refused with status 503."""
-    tokens_per_step: int = Field(default=512, ge=1)
+    tokens_per_step: int | None = Field(default=None, ge=1)
     """The most tokens that the network reads in a step: a higher limit reads long prompts faster, but delays the tokens
-    of other texts more."""
+    of other texts more. `null` is 512 on a CPU and 8192 on a GPU."""
     cache_memory: float | None = Field(default=None, gt=0)
     """GiB for cached keys and values; `null` is what `max_running` texts need, at most half of the free memory."""
     cache_dtype: Literal["auto", "int8"] = "auto"
