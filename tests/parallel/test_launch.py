@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from sheepop.checkpoint import RunDirectory
+from sheepop.parallel.launch import RankProcess
 
 from ..command_line import in_process
 from .conftest import Together, rows
@@ -108,6 +111,15 @@ def test_a_ray_cluster_runs_the_ranks_anew_when_one_is_killed(together: Together
     ended = process.wait()
     assert ended.code == 0, ended.err
     assert [row["step"] for row in rows(run) if row["split"] == "train"] == list(range(1, 31))
+
+
+def test_nobody_else_gets_the_port_where_ranks_on_ray_meet() -> None:
+    pytest.importorskip("ray")
+    first = RankProcess()
+    address, port = first.place()
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server((address, port))
+    assert TCPStore(address, port, is_master=False).compare_set("word", "", "heard") == b"heard"
 
 
 def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_path: Path) -> None:
