@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 # Test processes run side by side; tests/conftest.py gives each one computing thread. The files whose tests take longest
 # come first, so that no process is left alone with one of them at the end.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-LONGEST_FIRST := tests/e2e tests/faults tests/jobs tests/train tests
+LONGEST_FIRST := tests/parallel/test_sharding.py tests/e2e tests/faults tests/parallel tests/jobs tests/train tests/serve tests
 ifneq ($(strip $(TORCH_INDEX)),)
 CHOSEN_TORCH := chosen-torch
 endif

@@ -293,12 +293,16 @@ def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
 # The house itself
 
 
-def test_the_house_keeps_its_rules():
-    assert House(SOURCE).problems() == []
+@pytest.fixture(scope="module")
+def house() -> House:
+    return House(SOURCE)
 
 
-def test_the_checker_sees_the_imports_of_the_house():
-    house = House(SOURCE)
+def test_the_house_keeps_its_rules(house: House):
+    assert house.problems() == []
+
+
+def test_the_checker_sees_the_imports_of_the_house(house: House):
     seen = {(_folder(found.source), _folder(found.target)) for found in house.imports}
     assert {("train", "checkpoint"), ("jobs", "train"), ("cli", "jobs"), ("tokenizer", "core")} <= seen
     assert {_folder(name) for name in house.modules} <= STANDS_ON.keys()

@@ -58,7 +58,7 @@ def module_of(config_class: type[BaseModel]) -> Path:
 class Module:
     """What is looked at in a module: names with the class they are declared as, assignments, loops, attributes read."""
 
-    declared: list[tuple[str, ast.expr]]
+    declared: list[tuple[str, str]]
     assigned: list[tuple[ast.expr, ast.expr]]
     loops: list[tuple[ast.expr, ast.expr]]
     attributes: list[ast.Attribute]
@@ -72,7 +72,7 @@ def parsed(text: str, without: str = "") -> Module:
     nodes = [node for statement in body for node in ast.walk(statement)]
     return Module(
         declared=[
-            (node.arg if isinstance(node, ast.arg) else ast.unparse(node.target), node.annotation)
+            (node.arg if isinstance(node, ast.arg) else ast.unparse(node.target), ast.unparse(node.annotation))
             for node in nodes
             if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None
         ],
@@ -86,7 +86,7 @@ def parsed(text: str, without: str = "") -> Module:
 def section_names(module: Module, section: str, class_name: str) -> set[str]:
     """Names that hold the section in a module: parameters and fields of its class, and what is assigned from one."""
     names = set() if "." in section else {section, f"_{section}_config", f"{section}_config"}
-    names |= {name for name, kind in module.declared if ast.unparse(kind).removesuffix(" | None") == class_name}
+    names |= {name for name, kind in module.declared if kind.removesuffix(" | None") == class_name}
     for target, value in module.assigned:
         if stands_for(value, section, names, module):
             names.add(last_name(target))
@@ -95,7 +95,7 @@ def section_names(module: Module, section: str, class_name: str) -> set[str]:
 
 def names_of_entries(module: Module, class_name: str) -> set[str]:
     """What loops over a list of such entries call one of them."""
-    lists = {name for name, kind in module.declared if class_name in ast.unparse(kind)}
+    lists = {name for name, kind in module.declared if class_name in kind}
     lists |= {last_name(target) for target, value in module.assigned if lists & names_in(value)}
     return {name for target, value in module.loops if lists & names_in(value) for name in names_in(target)}
 
@@ -108,7 +108,7 @@ def stands_for(node: ast.expr, section: str, names: set[str], module: Module) ->
     """Whether an expression is one of `names`, or is read under the section's name from the section around it."""
     if not isinstance(node, ast.Name | ast.Attribute):
         return False
-    if ast.unparse(node) == CALLED.get(section):
+    if section in CALLED and ast.unparse(node) == CALLED[section]:
         return True
     around, _, name = section.rpartition(".")
     if around and isinstance(node, ast.Attribute) and node.attr == name:

@@ -22,7 +22,10 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Appended to what takes minutes, so that it takes seconds.
 SMALL = {
     "quickstart": ["--minutes", "0.05", "--device", "cpu"],
-    "train": ["--device", "cpu", "training.max_steps=3", "training.max_minutes=0.05", "training.sample_tokens=8"],
+    "train": [
+        *("--device", "cpu", "training.max_steps=3", "training.max_minutes=0.05", "training.sample_tokens=8"),
+        "training.precision=fp32",  # the quickstart chooses it by measuring, which takes seconds
+    ],
     "generate": ["--device", "cpu"],
 }
 DOWNLOAD = ["data", "download"]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from sheepop.checkpoint import RunDirectory
+from sheepop.parallel.launch import RankProcess
 
 from ..command_line import in_process
 from .conftest import Together, rows
@@ -110,6 +113,15 @@ def test_a_ray_cluster_runs_the_ranks_anew_when_one_is_killed(together: Together
     assert [row["step"] for row in rows(run) if row["split"] == "train"] == list(range(1, 31))
 
 
+def test_nobody_else_gets_the_port_where_ranks_on_ray_meet() -> None:
+    pytest.importorskip("ray")
+    first = RankProcess()
+    address, port = first.place()
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server((address, port))
+    assert TCPStore(address, port, is_master=False).compare_set("word", "", "heard") == b"heard"
+
+
 def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "parallel.md"
     lines = re.findall(r"^sheepop (launch -n 2 .*|train --resume .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -117,8 +129,9 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
     (tmp_path / "notes").mkdir()
     for file in sorted(together.text.iterdir()):
         (tmp_path / "notes" / file.name).write_text(file.read_text())
-    # A smaller model than the recipe's, and shorter samples.
+    # A smaller model than the recipe's, shorter samples, and nothing left to measure.
     small = ["model.d_model=32", "model.num_layers=2", "model.num_heads=2", "tokenizer.vocab_size=300"]
+    small += ["training.precision=fp32", "training.micro_batch_size=4"]
     lines = [[*line.split(), "training.sample_tokens=4", *(small if "--data" in line else [])] for line in lines]
     *lines, ring = lines
     for line, steps in zip(lines, (10, 15), strict=True):

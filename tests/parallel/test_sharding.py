@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -78,8 +79,39 @@ def _steps(rows_at_once: int, *, has_documents: bool) -> list[PreparedStep]:
     return found
 
 
+@dataclass
+class _Alone:
+    """What one device makes of the steps: the gradients of the first, loss and norm of each, states and weights."""
+
+    gradients: dict[str, Tensor]
+    outcomes: list[tuple[float, float]]
+    states: dict[str, Tensor]
+    weights: list[Tensor]
+
+
+def _runner(placement: Any, optimizers: list[torch.optim.Optimizer]) -> StepRunner:
+    objective = with_experts(NextToken(_TERMS), placement.model.config)
+    return StepRunner(placement, objective, optimizers, TrainedWeights(), 0.5)
+
+
+def _names(model: torch.nn.Module) -> dict[Tensor, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _alone(network: ModelConfig, training: TrainingConfig, steps: list[PreparedStep]) -> _Alone:
+    model = build_model(network, seed=1)
+    optimizers = build_optimizers(model, training)
+    runner = _runner(OneDevice(model, precision="fp32", device="cpu"), optimizers)
+    runner.gradients(steps[0])
+    gradients = {name: p.grad.to_dense().clone() for name, p in model.named_parameters() if p.grad is not None}
+    taken = [runner.take(step, number=number) for number, step in enumerate(steps)]
+    states = dict(optimizer_state(optimizers, _names(model)).tensors)
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return _Alone(gradients, [(each.loss, each.norm) for each in taken], states, weights)
+
+
 def _compare(layouts: list[Any], network: ModelConfig) -> None:
-    """Trains in every layout, with an optimizer and perhaps another network, and on one device.
+    """Trains in every layout, with an optimizer and perhaps another network; the first rank does so on one device too.
 
     All steps are taken in the first layout, and some in the others; ``bench/parallel_proof.py`` takes all in each.
     """
@@ -92,58 +124,50 @@ def _compare(layouts: list[Any], network: ModelConfig) -> None:
         for place, (settings, optimizer, *other) in enumerate(layouts):
             layout = Layout(ranks, ParallelConfig(**settings))
             training = TrainingConfig(optimizer=optimizer, learning_rate=1e-3, schedule="constant")
-            runners, states = [], []
-            for spreads in (True, False):
-                model = build_model(other[0] if other else network, seed=2 if spreads and rank else 1)
-                optimizers = build_optimizers(model, training)
-                kind = PipelinedModel if layout.config.pipeline > 1 else ShardedModel
-                placement: Any = (
-                    kind(model, layout, precision="fp32", device="cpu", compiled=False)
-                    if spreads
-                    else OneDevice(model, precision="fp32", device="cpu")
-                )
-                if spreads:
-                    placement.take_over(optimizers)
-                objective = with_experts(NextToken(_TERMS), model.config)
-                runners.append(StepRunner(placement, objective, optimizers, TrainedWeights(), 0.5))
-                states.append((optimizers, {parameter: name for name, parameter in model.named_parameters()}))
-            spread, alone = runners
+            chosen = other[0] if other else network
             # Two micro-batches are enough to add gradients up; every data rank and every stage of a pipeline needs one.
             rows_at_once = 2 if layout.config.pipeline > 1 or len(layout.share(4)) < 4 else 4
             steps = _steps(rows_at_once, has_documents=layout.config.context_method != "ring")
-            for number, step in enumerate(steps if place == 0 else steps[:_FEWER]):
+            steps = steps if place == 0 else steps[:_FEWER]
+            given = [_alone(chosen, training, steps) if rank == 0 else None]
+            torch.distributed.broadcast_object_list(given)
+            (alone,) = given
+            assert alone is not None
+            model = build_model(chosen, seed=2 if rank else 1)
+            optimizers = build_optimizers(model, training)
+            kind = PipelinedModel if layout.config.pipeline > 1 else ShardedModel
+            placement = kind(model, layout, precision="fp32", device="cpu", compiled=False)
+            placement.take_over(optimizers)
+            spread = _runner(placement, optimizers)
+            names = _names(placement.model)
+            for number, step in enumerate(steps):
                 part = step.part(layout.share(len(step.micro_batches)))
-                if spread.placement.context is not None:
-                    part = part.columns(spread.placement.context)
+                if placement.context is not None:
+                    part = part.columns(placement.context)
                 if number == 0:
                     spread.gradients(part, verified=True)
-                    alone.gradients(step)
-                    gradients = {name: p.grad for name, p in alone.placement.model.named_parameters()}
-                    here = {name: p.grad for name, p in spread.placement.model.named_parameters() if p.grad is not None}
-                    found = dict(spread.placement.pieces.wholes(here))
-                    assert found.keys() == gradients.keys()
-                    for name, gradient in gradients.items():
-                        torch.testing.assert_close(found[name], gradient.to_dense(), rtol=1e-4, atol=1e-6, msg=name)
-                ours, theirs = spread.take(part, number=number), alone.take(step, number=number)
-                assert abs(ours.loss - theirs.loss) < 2e-4, (settings, optimizer, number, ours.loss, theirs.loss)
-                assert abs(ours.norm - theirs.norm) < 2e-3 * theirs.norm
-            here, theirs = (optimizer_state(*each).tensors for each in states)
-            _compare_states(spread.placement.pieces, here, theirs)
-            _compare_slots(spread.placement.pieces, *states[0], theirs)
+                    here = {name: p.grad for name, p in placement.model.named_parameters() if p.grad is not None}
+                    found = dict(placement.pieces.wholes(here))
+                    assert found.keys() == alone.gradients.keys()
+                    for name, gradient in alone.gradients.items():
+                        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+                ours, (loss, norm) = spread.take(part, number=number), alone.outcomes[number]
+                assert abs(ours.loss - loss) < 2e-4, (settings, optimizer, number, ours.loss, loss)
+                assert abs(ours.norm - norm) < 2e-3 * norm
+            _compare_states(placement.pieces, dict(optimizer_state(optimizers, names).tensors), alone.states)
+            _compare_slots(placement.pieces, optimizers, names, alone.states)
             if settings == {"zero": 0}:
-                assert spread.placement.differences([]) == []
+                assert placement.differences([]) == []
                 if rank == 1:
-                    spread.placement.model.final_norm.weight.data[3] += 1e-7
-                assert spread.placement.differences(["here"] if rank else []) == [
+                    placement.model.final_norm.weight.data[3] += 1e-7
+                assert placement.differences(["here"] if rank else []) == [
                     "rank 1: here",
                     "the weights of rank 1 are not those of rank 0",
                 ]
                 continue
-            with spread.placement.evaluating():
-                for one, other in zip(
-                    spread.placement.model.parameters(), alone.placement.model.parameters(), strict=True
-                ):
-                    torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=4.1e-3)  # two steps of Lion's
+            with placement.evaluating():
+                for one, whole in zip(placement.model.parameters(), alone.weights, strict=True):
+                    torch.testing.assert_close(one.detach(), whole, rtol=0, atol=4.1e-3)  # two steps of Lion's
 
 
 def _compare_states(pieces: Pieces, here: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

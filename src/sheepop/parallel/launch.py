@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -153,12 +152,14 @@ class RankProcess:
     """A Ray actor for one rank: it runs the rank's process on the machine that Ray has chosen."""
 
     def place(self) -> tuple[str, int]:
-        """Returns this machine's address and a free port, for the rendezvous."""
+        """Hosts the store of the ranks until this actor ends; returns this machine's address and the store's port."""
         import ray
+        from torch.distributed import TCPStore
 
-        address = ray.util.get_node_ip_address()
-        with socket.create_server((address, 0)) as server:
-            return address, server.getsockname()[1]
+        address: str = ray.util.get_node_ip_address()
+        # A port that is only looked up may be another program's by the time the first rank has loaded its libraries.
+        self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        return address, self.store.port
 
     def run(self, command: list[str], directory: str, variables: dict[str, str]) -> Iterator[tuple[int, bytes]]:
         """Runs the command; yields (1, line) for each line of its output, and at the end (0, exit code)."""
@@ -231,6 +232,7 @@ def _attempt(launch: Launch, attempt: int) -> int:
                 "WORLD_SIZE": str(size),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
             }
             lines = actor.run.options(num_returns="streaming").remote(list(launch.command), str(Path.cwd()), variables)

@@ -149,7 +149,8 @@ def _draw_line(axes: Axes, found: Series, **style: Any) -> None:
 
 def finish_axes(axes: Axes, title: str, x_label: str = "Step", *, has_legend: bool = True) -> None:
     """Adds title, label and grid, and a legend if there are several lines and `has_legend`."""
-    axes.set_title(title, loc="left", fontsize=11)
+    # Without a position, matplotlib lays out all ticks a second time to find one; it finds this one.
+    axes.set_title(title, loc="left", fontsize=11, y=1.0)
     axes.set_xlabel(x_label, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)

@@ -22,7 +22,6 @@ from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model import Transformer, blank_model
 from sheepop.tokenizer import CharTokenizer
 
-peft = pytest.importorskip("peft", reason="PEFT is not installed")
 transformers = pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": 130, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
@@ -77,6 +76,12 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def peft() -> Any:
+    """PEFT, which takes seconds to load, and so only where its tests run."""
+    return pytest.importorskip("peft", reason="PEFT is not installed")
+
+
+@pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Transformer]]:
     """The same weights in transformers and here."""
     found = {}
@@ -110,7 +115,7 @@ def assert_same(theirs: Any, ours: Transformer) -> None:
 
 @pytest.mark.parametrize(("name", "settings"), READ, ids=str)
 def test_what_peft_writes_is_read(
-    pairs: dict[str, tuple[Any, Transformer]], name: str, settings: dict[str, Any], tmp_path: Path
+    peft: Any, pairs: dict[str, tuple[Any, Transformer]], name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     theirs, ours = (deepcopy(model) for model in pairs[name])
     adapted = peft.get_peft_model(theirs, peft.LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
@@ -123,7 +128,7 @@ def test_what_peft_writes_is_read(
 
 @pytest.mark.parametrize(("name", "settings"), WRITTEN, ids=str)
 def test_what_is_written_peft_reads_and_so_do_we(
-    pairs: dict[str, tuple[Any, Transformer]], name: str, settings: dict[str, Any], tmp_path: Path
+    peft: Any, pairs: dict[str, tuple[Any, Transformer]], name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     theirs, ours = (deepcopy(model) for model in pairs[name])
     again = deepcopy(ours)

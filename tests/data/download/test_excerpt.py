@@ -8,6 +8,7 @@ import json
 import lzma
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,13 @@ def words(seed: int, count: int) -> str:
     return " ".join("".join(chosen.choices("abcdefghij", k=chosen.randint(1, 9))) for _ in range(count))
 
 
-TEXTS = [words(i, 12) for i in range(10_000)]
+@cache
+def texts_of(rows: int) -> list[str]:
+    return [words(i, 12) for i in range(rows)]
 
 
 def table(rows: int) -> pa.Table:
-    texts = TEXTS[:rows]
+    texts = texts_of(rows)
     return pa.table({"id": pa.array(range(rows), pa.int32()), "text": texts, "tags": [[t[:3]] for t in texts]})
 
 
@@ -120,18 +123,20 @@ def test_what_is_no_parquet_is_named(tmp_path: Path, damage: str):
         Bytes(damaged).take("a.parquet", tmp_path / "out", 10**6)
 
 
-LINES = "".join(json.dumps({"text": words(i, 20), "é": "ü"}) + "\n" for i in range(4000)).encode()
+@cache
+def lines() -> bytes:
+    return "".join(json.dumps({"text": words(i, 20), "é": "ü"}) + "\n" for i in range(4000)).encode()
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_lines_come_within_the_limit_and_are_whole(tmp_path: Path, compression: str):
-    hub = Bytes(COMPRESS[compression](LINES))
+    hub = Bytes(COMPRESS[compression](lines()))
     limit = len(hub.data) // 3
     assert hub.take(f"a.jsonl{compression}", tmp_path / "out", limit)
     found = (tmp_path / "out").read_bytes()
-    assert found.endswith(b"\n") and LINES.startswith(found)
+    assert found.endswith(b"\n") and lines().startswith(found)
     # bzip2 and zstd work on blocks of 100 and 131 kB here, of which a part is of no use.
-    assert abs(len(found) - len(LINES) // 3) < (131_072 if compression in (".bz2", ".zst") else 40_000)
+    assert abs(len(found) - len(lines()) // 3) < (131_072 if compression in (".bz2", ".zst") else 40_000)
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
@@ -157,7 +162,7 @@ def test_damaged_compression_is_named(tmp_path: Path, compression: str):
 def test_one_json_array_cannot_be_cut_but_lines_under_that_name_can(tmp_path: Path):
     with pytest.raises(DataError, match="a single JSON array"):
         Bytes(json.dumps([{"a": 1}] * 999, indent=1).encode()).take("a.json", tmp_path / "out", 1000)
-    Bytes(LINES).take("a.json", tmp_path / "out", 1000)
+    Bytes(lines()).take("a.json", tmp_path / "out", 1000)
     assert all(json.loads(line) for line in (tmp_path / "out").read_text().splitlines())
 
 
@@ -211,8 +216,8 @@ def test_what_has_no_ends_inside_is_not_cut():
 
 def test_the_first_bytes_are_decompressed():
     for compression, compress in COMPRESS.items():
-        hub = Bytes(compress(LINES[:100_000]))
+        hub = Bytes(compress(lines()[:100_000]))
         file = HubFile(f"a.jsonl{compression}", len(hub.data), None, None)
         beginning = first_bytes(hub, CONTENTS, file, 40_000)  # type: ignore[arg-type]
-        assert LINES.startswith(beginning) and hub.opened.sent <= 40_000
+        assert lines().startswith(beginning) and hub.opened.sent <= 40_000
         assert len(beginning) > 10_000
