@@ -18,6 +18,7 @@ from sheepop.model.loss import (
     linear_log_probabilities,
     score_tokens,
 )
+from sheepop.model.native_scoring import score_natively, suits_native_scoring
 
 
 class Judged(NamedTuple):
@@ -121,6 +122,11 @@ class OutputHead(nn.Linear):
         `rows_M` are ascending. All results are on the CPU.
         """
         rows = torch.arange(len(hidden_ND)) if rows_M is None else rows_M.cpu()
+        if suits_native_scoring(hidden_ND, self.weight):
+            scored = score_natively(hidden_ND, self.weight, self.bias, self.soft_cap, token_ids_M, rows)
+            best = (scored.top - scored.log_sum)[rows].float()
+            likeliest = scored.likeliest[rows] == token_ids_M
+            return Judged((scored.own - scored.log_sum[rows]).float(), scored.larger + 1, likeliest, best)
         tokens = token_ids_M.to(hidden_ND.device)
         # Results have their memory from the start: small tensors made between large ones would keep the memory of these
         # from being used again.
