@@ -64,8 +64,9 @@ def score_natively(
     top, places = torch.full((count,), -torch.inf), torch.full((count,), len(weight_VD))
     sums = torch.zeros(count, dtype=torch.float64)
     of_tokens = torch.nn.functional.embedding(tokens_M, weight_VD.detach()).contiguous()
+    bias_M = None if bias_V is None else bias_V[tokens_M]
     _kernel("own_logits", of_tokens)(
-        *_pointers(x_RD, of_tokens, None if bias_V is None else bias_V[tokens_M], bounds, own),
+        *_pointers(x_RD, of_tokens, bias_M, bounds, own),
         *(cap, count, width, threads),
     )
     for begin in range(0, len(weight_VD), _PART):

@@ -125,6 +125,7 @@ struct Panel {
   std::vector<int16_t> codes;  // (groups, 16, kPanel, 2)
   std::vector<float> scales;   // (groups, kPanel)
   float norms[kPanel], biases[kPanel];
+  int32_t present[kPanel];  // -1, or 0 after the last row
 
   Panel(const Inputs& inputs, const T* matrix, const float* added, float soft_cap, int64_t place)
       : in(inputs), weights(matrix), bias(added), cap(soft_cap), first(place), codes(in.groups * kGroup * kPanel),
@@ -142,7 +143,8 @@ struct Panel {
         for (int k = 0; k < kHalf; k++) std::memcpy(&codes[((g * kHalf + k) * kPanel + i) * 2], found + 2 * k, 4);
       }
       norms[i] = std::sqrt(squares);
-      biases[i] = !exists ? -kInfinity : bias ? bias[begin + i] : 0;
+      biases[i] = exists && bias ? bias[begin + i] : 0;
+      present[i] = -exists;
     }
   }
 
@@ -186,13 +188,16 @@ struct Panel {
       const Floats twice = z * (2 / cap), e = exponential(twice < 0 ? twice : -twice), bounded = (1 - e) / (1 + e) * cap;
       z = twice < 0 ? -bounded : bounded;
     }
+    const auto exists = load<FloatBits>(present + lane);
+    z = exists ? z : Floats{} - kInfinity;
     float top = out.tops[m];
     FloatBits needed = ~(z + error < top - kNear);
     for (int64_t t = in.starts[m]; t < in.starts[m + 1]; t++)
       needed |= (z - error <= in.own[t]) & (z + error >= in.own[t]);
+    needed &= exists;
     if (any(needed)) {
       for (int i = 0; i < kLanes; i++)
-        if (needed[i] && biases[lane + i] > -kInfinity) {
+        if (needed[i]) {
           const int64_t place = n + lane + i;
           z[i] = capped(product(in.x + m * in.K, weights + place * in.K, in.K) + (bias ? bias[place] : 0), cap);
           if (z[i] > top || (z[i] == top && first + place < out.places[m])) {
