@@ -125,3 +125,14 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     torch.set_num_threads(before)
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_head_that_computes_more_than_a_product_is_judged_by_its_logits() -> None:
+    class Doubled(OutputHead):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(hidden)
+
+    torch.manual_seed(5)
+    head, hidden, tokens = Doubled(16, 600), torch.randn(20, 16), torch.randint(600, (20,))
+    with torch.no_grad():
+        check(head.judge(hidden, tokens), head(hidden).double(), tokens, torch.arange(20))

@@ -49,7 +49,12 @@ def suits_native_scoring(hidden_RD: Tensor, weight_VD: Tensor) -> bool:
 
 
 def score_natively(
-    hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, soft_cap: float | None, tokens_M: Tensor, rows_M: Tensor
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    soft_cap: float | None,
+    tokens_M: Tensor,
+    rows_M: Tensor,
 ) -> Found:
     """Scores each token as the next one after the hidden state in its row; `rows_M` are ascending.
 
