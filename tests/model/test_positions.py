@@ -50,6 +50,23 @@ def test_yarn_keeps_the_fastest_pair_of_a_context_in_which_none_turns_often():
     assert frequencies.tolist() == pytest.approx([1.0, 0.1 / 4, 0.01 / 4, 0.001 / 4], rel=1e-12)
 
 
+def test_angles_of_a_long_context_are_computed_when_they_are_needed():
+    config = ModelConfig(d_model=8, num_heads=1, max_seq_len=10_000, position_encoding="rope")
+    positions = RotaryPositions(config)
+    whole = rotary_tables(10_000, 8)
+    assert len(positions.cos) < 10_000
+    with torch.inference_mode():
+        for found, expected in zip(positions(2, torch.tensor([[5000, 7]])), whole, strict=True):
+            assert torch.equal(found[0, 0], expected[[5000, 7]])
+    assert len(positions.cos) < 10_000
+    x = torch.ones(1, 1, 3000, 8, requires_grad=True)
+    rotate(x, *positions(3000, None)).sum().backward()
+    for found, expected in zip(positions(10_000, None), whole, strict=True):
+        assert torch.equal(found, expected)
+    with pytest.raises(IndexError):
+        positions(1, torch.tensor([[10_000]]))
+
+
 def test_given_positions_choose_the_angles():
     config = ModelConfig(d_model=8, num_heads=1, max_seq_len=32, position_encoding="rope", position_base=100.0)
     positions = torch.tensor([[3, 0, 31], [7, 7, 1]])

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from sheepop.core.native import native_library
 from sheepop.model.experts.grouped_product import grouped_product
+from sheepop.model.native_scoring import matrix_rows
 
 Format = Literal["float32", "bfloat16", "fp8", "int8", "int4"]
 GROUP = 32
@@ -197,6 +198,8 @@ class StoredWeight(Tensor):
             return weight.product(_argument(args, kwargs, 0, "input"), _argument(args, kwargs, 2, "bias"))
         if function is F.embedding and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
             return weight.rows(_argument(args, kwargs, 0, "input"))
+        if function is matrix_rows:
+            return args[0]._like(itemgetter(args[1])).rows()
         if function is grouped_product:
             rows, weight, ends = args
             return weight.grouped_product(rows, ends)

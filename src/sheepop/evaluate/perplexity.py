@@ -204,13 +204,13 @@ def evaluate_perplexity(
     if not 1 <= stride <= length:
         raise UsageError(f"stride = {stride} must be at least 1 and at most the window of {length} tokens.")
     scorer, tokenizer, found = LikelihoodScorer(generator), generator.tokenizer, _Found()
-    sizes, unknown = np.asarray(tokenizer.byte_lengths()), tokenizer.special_id("unk")
+    unknown = tokenizer.special_id("unk")
     waiting = (window for text in texts for window in windows(text, tokenizer, length, stride))
     while group := list(islice(waiting, _WINDOWS_AT_ONCE * generator.ranks.size)):
         scored = scorer.score([(window.context, window.predicted) for window in group])
         found.unknown += sum(token == unknown for window in group for token in window.predicted)
         pairs = zip(group, scored, strict=True)
-        done = sum(found.add(window, sizes[list(window.predicted)], given) for window, given in pairs)
+        done = sum(found.add(window, _byte_lengths(window, tokenizer), given) for window, given in pairs)
         if on_done is not None:
             on_done(done)
     if not sum(sums[1] for sums in found.documents.values()):
@@ -224,6 +224,10 @@ def evaluate_perplexity(
         ]
     )
     return _evaluation(name, found, shorter, {"stride": stride, "context": length})
+
+
+def _byte_lengths(window: Window, tokenizer: Tokenizer) -> NDArray[np.int64]:
+    return np.array([len(tokenizer.token_bytes(token)) for token in window.predicted], dtype=np.int64)
 
 
 def _evaluation(name: str, found: _Found, notes: list[str], settings: Mapping[str, Any]) -> Evaluation:

@@ -366,9 +366,9 @@ def score_text(model: Transformer, tokenizer: Tokenizer, text: str, *, context: 
         ranks += found.ranks.tolist()
         end = stop
     predicted = token_ids[1:]
-    sizes = tokenizer.byte_lengths()
-    pieces = [tokenizer.token_bytes(token_id).decode("utf-8", errors="replace") for token_id in predicted]
-    return Score(predicted, pieces, logprobs, ranks, int(sizes[predicted].sum()), length)
+    of_tokens = [tokenizer.token_bytes(token_id) for token_id in predicted]
+    pieces = [data.decode("utf-8", errors="replace") for data in of_tokens]
+    return Score(predicted, pieces, logprobs, ranks, sum(map(len, of_tokens)), length)
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from sheepop.model.loss import (
     linear_log_probabilities,
     score_tokens,
 )
+from sheepop.model.native_scoring import score_natively, suits_native_scoring
 
 
 class Judged(NamedTuple):
@@ -100,6 +101,11 @@ class OutputHead(nn.Linear):
         hidden, weight = _joined(hidden, self.own_weight, bias)
         return hidden, weight, parts if places is None else {**parts, "places": places}
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether logits are those of the weight and the bias alone: no adapter, no rank and no hook changes them."""
+        return type(self).forward is OutputHead.forward and not self._forward_hooks and not self._forward_pre_hooks
+
     def blocks_of_logits(self, hidden_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yields slices of the N rows with their logits (R, V), in float32 or a finer type, and forgets them after.
 
@@ -121,6 +127,11 @@ class OutputHead(nn.Linear):
         `rows_M` are ascending. All results are on the CPU.
         """
         rows = torch.arange(len(hidden_ND)) if rows_M is None else rows_M.cpu()
+        if self._is_plain and suits_native_scoring(hidden_ND, self.weight):
+            scored = score_natively(hidden_ND, self.weight, self.bias, self.soft_cap, token_ids_M, rows)
+            best = (scored.top - scored.log_sum)[rows].float()
+            likeliest = scored.likeliest[rows] == token_ids_M
+            return Judged((scored.own - scored.log_sum[rows]).float(), scored.larger + 1, likeliest, best)
         tokens = token_ids_M.to(hidden_ND.device)
         # Results have their memory from the start: small tensors made between large ones would keep the memory of these
         # from being used again.

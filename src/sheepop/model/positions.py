@@ -14,6 +14,8 @@ from sheepop.model.norms import Scaling
 from sheepop.model.rotary_frequencies import rotary_frequencies
 from sheepop.model.rotary_scaling import RotaryScaling
 
+_FIRST_POSITIONS = 2048
+
 
 def sinusoidal_table(num_positions: int, d_model: int, base: float = 10000.0) -> Tensor:
     """Returns PE (num_positions, d_model), float32, with sines in even columns and cosines in odd ones.
@@ -126,7 +128,10 @@ class AddedPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Tables of angles for `rotate`, shared by all layers with a sliding window or by all layers without."""
+    """Tables of angles for `rotate`, shared by all layers with a sliding window or by all layers without.
+
+    They have the first positions of a long context, and grow when others are needed.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -136,12 +141,29 @@ class RotaryPositions(nn.Module):
         base, scaling = config.position_base, config.rotary_scaling
         if sliding and config.sliding_position_base is not None:
             base, scaling = config.sliding_position_base, None
-        cos, sin = rotary_tables(config.max_seq_len, config.rotary_dim, base, scaling)
+        self._angles = config.rotary_dim, base, scaling
+        self._longest = config.max_seq_len
+        cos, sin = rotary_tables(min(_FIRST_POSITIONS, self._longest), *self._angles)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, num_positions: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines that broadcast against (B, H, T, R/2)."""
+        if len(self.cos) < self._longest:
+            self._grow(num_positions, positions_BT)
         if positions_BT is None:
             return self.cos[:num_positions], self.sin[:num_positions]
         return F.embedding(positions_BT, self.cos)[:, None], F.embedding(positions_BT, self.sin)[:, None]
+
+    def _grow(self, num_positions: int, positions_BT: Tensor | None) -> None:
+        if positions_BT is not None:
+            # Reading positions would wait for a GPU, so the tables there get all positions at once.
+            on_cpu = positions_BT.device.type == "cpu" and positions_BT.numel() > 0
+            num_positions = int(positions_BT.max()) + 1 if on_cpu else self._longest
+        if num_positions <= len(self.cos):
+            return
+        with torch.inference_mode(False):  # gradients need ordinary tensors
+            cos, sin = rotary_tables(min(self._longest, 1 << (num_positions - 1).bit_length()), *self._angles)
+            # Another thread that sees the longer cosines must find sines for them.
+            self.sin = sin.to(self.sin)
+            self.cos = cos.to(self.cos)

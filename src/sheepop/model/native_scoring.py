@@ -1,0 +1,101 @@
+"""What logits of a large vocabulary say about tokens, by a native kernel on a CPU that never writes the logits."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from sheepop.core.native import native_kernels_allowed, native_library
+
+_SOURCE = Path(__file__).parent / "native" / "scoring.cpp"
+_KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# With fewer rows, or a matrix that fits the processor's cache, PyTorch is as fast.
+_LEAST_ROWS, _LEAST_BYTES = 16, 16 << 20
+_PART = 1 << 14  # rows of the vocabulary at a time
+
+
+class Found(NamedTuple):
+    """Of tokens (M,): `own` logits and the numbers of `larger` ones; of rows (R,): `likeliest` and its logit, `top`.
+
+    `log_sum` (R,) is the logarithm of the sum of the exponentials of the logits, in float64.
+    """
+
+    own: Tensor
+    larger: Tensor
+    top: Tensor
+    likeliest: Tensor
+    log_sum: Tensor
+
+
+def matrix_rows(weight: Tensor, rows: slice) -> Tensor:
+    """Returns rows of a matrix as plain numbers; weights with a ``__torch_function__`` handle the call."""
+    if has_torch_function_unary(weight):
+        return handle_torch_function(matrix_rows, (weight,), weight, rows)  # type: ignore[no-any-return]
+    return weight.detach()[rows]
+
+
+def suits_native_scoring(hidden_RD: Tensor, weight_VD: Tensor) -> bool:
+    """Whether the native kernel scores tokens after these hidden states."""
+    if hidden_RD.device.type != "cpu" or hidden_RD.dtype not in _KINDS or weight_VD.dtype not in _KINDS:
+        return False
+    large = len(hidden_RD) >= _LEAST_ROWS and weight_VD.numel() * weight_VD.itemsize >= _LEAST_BYTES
+    return (native_kernels_allowed() or large) and native_library(_SOURCE) is not None
+
+
+def score_natively(
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    soft_cap: float | None,
+    tokens_M: Tensor,
+    rows_M: Tensor,
+) -> Found:
+    """Scores each token as the next one after the hidden state in its row; `rows_M` are ascending.
+
+    Results that compare logits, and logits within 4 of the largest, are those of float32; the small rest of the sum
+    comes from integers of 16 bits, see ``scoring.cpp``.
+    """
+    x_RD, threads = hidden_RD.float().contiguous(), torch.get_num_threads()
+    bias_V = None if bias_V is None else bias_V.detach().float().contiguous()
+    bounds = torch.searchsorted(rows_M, torch.arange(len(x_RD) + 1))
+    cap, (count, width) = soft_cap or 0.0, x_RD.shape
+    own, larger = torch.empty(len(tokens_M)), torch.zeros(len(tokens_M), dtype=torch.int64)
+    top, places = torch.full((count,), -torch.inf), torch.full((count,), len(weight_VD))
+    sums = torch.zeros(count, dtype=torch.float64)
+    of_tokens = torch.nn.functional.embedding(tokens_M, weight_VD.detach()).contiguous()
+    bias_M = None if bias_V is None else bias_V[tokens_M]
+    _kernel("own_logits", of_tokens)(
+        *_pointers(x_RD, of_tokens, bias_M, bounds, own),
+        *(cap, count, width, threads),
+    )
+    for begin in range(0, len(weight_VD), _PART):
+        part = matrix_rows(weight_VD, slice(begin, begin + _PART)).contiguous()
+        _kernel("score", part)(
+            *_pointers(x_RD, part, None if bias_V is None else bias_V[begin : begin + _PART], bounds, own),
+            *_pointers(top, places, sums, larger),
+            *(cap, count, width, len(part), begin, threads),
+        )
+    return Found(own, larger, top, places, top.double() + sums.log())
+
+
+def _pointers(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+@cache
+def _function(name: str, kind: str) -> Any:
+    found = getattr(native_library(_SOURCE), f"{name}_{kind}")
+    pointers, sizes = (5, 3) if name == "own_logits" else (9, 5)
+    found.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_double] + [ctypes.c_int64] * sizes
+    found.restype = None
+    return found
+
+
+def _kernel(name: str, weight: Tensor) -> Any:
+    return _function(name, _KINDS[weight.dtype])
