@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sheepop.adapt.native_products import wants_native_kernels, with_native_products
 from sheepop.adapt.stored_weight import StoredWeight, pointer
 from sheepop.core.native import native_library
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.paged_kernels import attention_kernel
+from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
+from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block, BlockInputs
@@ -114,10 +116,26 @@ class NativeBlock(Block):
             ctypes.byref(_Tokens(count, cache.block_size, table.shape[1], angles, *map(pointer, tokens))),
             *(ctypes.byref(_Stored(pointer(blocks.numbers), pointer(blocks.scales))) for blocks in (keys, values)),
             *map(pointer, (x_BTD, out_BTD)),
-            attention_kernel(keys.scales is not None),
+            *(kernel(keys.numbers.dtype) for kernel in (attention_kernel, storing_kernel)),
             torch.get_num_threads(),
         )
         return out_BTD, None
+
+
+def prepared(model: Transformer) -> tuple[Transformer, list[tuple[Tensor, Tensor]]]:
+    """A copy of the modules over the same weights, with the fastest layers for its device.
+
+    Also returns the few weights that had to be copied, to be more exact, each with its original.
+    """
+    if not wants_native_kernels(model) or is_led(model):
+        copy = model.sharing_copy().eval()
+        if copy.device.type == "cuda":
+            copy.pack_projections()
+        return copy, []
+    copy = with_native_products(model).eval()
+    both = zip(copy.parameters(), model.parameters(), strict=True)
+    copies = [(mine, own.detach()) for mine, own in both if mine.dtype != own.dtype]
+    return with_native_blocks(copy), [pair for pair in copies if not isinstance(pair[0], StoredWeight)]
 
 
 def with_native_blocks(model: Transformer) -> Transformer:
@@ -205,5 +223,5 @@ def _norm(norm: nn.Module | None) -> _Norm:
 @cache
 def _run() -> Callable[..., Any]:
     found = native_library(_SOURCE).run_block  # type: ignore[union-attr]
-    found.argtypes, found.restype = [_POINTER] * 7 + [_COUNT], None
+    found.argtypes, found.restype = [_POINTER] * 8 + [_COUNT], None
     return found
