@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
-from sheepop.core.native import native_kernels_allowed
+from sheepop.core.native import native_kernels_allowed, say_once
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts, Router
 from sheepop.model.ngrams import NgramEmbedding
@@ -46,8 +46,12 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
     the memory of the original, its other weights are copies, and its cache has the original's data type.
     """
     made = {weight: _stored(weight, weight.dtype) for weight in _matrices(model)}
-    widens = model.dtype.itemsize < 4 and model.config.latent_attention is None
+    is_half = model.dtype.itemsize < torch.float32.itemsize
+    widens = is_half and model.config.latent_attention is None
     widens = widens and all(weight.kernel is not None for weight in made.values())
+    if is_half and not widens and has_kernels():
+        lacking = "rows whose length is no multiple of 16" if model.config.latent_attention is None else "latents"
+        say_once(f"This model computes in 16 bits in PyTorch, which is slower, because SheepOp's kernels lack {lacking}.")
     replaced: dict[Tensor, Tensor] = {}
     if widens:
         tables = [weight for layer in model.modules() for weight in _tables(layer)]

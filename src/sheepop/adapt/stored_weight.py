@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from sheepop.core.native import native_library
+from sheepop.core.native import Loaded, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 
 Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
@@ -292,6 +292,11 @@ def _kernel(name: str) -> Any:
 def has_kernels() -> bool:
     """Whether this machine has, or can compile, the native kernels."""
     return native_library(_FLOATS) is not None
+
+
+def kernels_here() -> Loaded:
+    """The native kernels of this machine, compiled now if they must be, or why there are none."""
+    return load_kernel(_FLOATS)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -94,7 +94,7 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 @cache
 def say_once(message: str) -> None:
     """Logs a warning, the first time in this process."""
-    _LOG.warning("Warning: %s", message)
+    _LOG.warning("%s", message)
 
 
 @cache
