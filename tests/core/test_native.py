@@ -14,8 +14,9 @@ import pytest
 
 from sheepop.core import native
 from sheepop.core.errors import UsageError
+from sheepop.core.kernel_build import LEVELS, build
 from sheepop.core.machine import compiler_command
-from sheepop.core.native import LEVELS, build, load_kernel, native_library, say_once
+from sheepop.core.native import load_kernel, native_library, say_once
 
 SOURCE = """
 #include "native.h"
@@ -82,9 +83,7 @@ def test_a_damaged_kernel_is_compiled_again(source: Path, damage: str) -> None:
 
 @needs_compiler
 @needs_levels
-def test_a_processor_with_fewer_instructions_has_its_own_kernels(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_with_fewer_instructions_has_its_own_kernels(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same cache, as on a home directory that several machines share."""
     lowest = next(level for level in reversed(LEVELS) if level.machine == "x86_64")
     assert squares(source) == SQUARES

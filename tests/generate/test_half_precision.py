@@ -25,16 +25,29 @@ pytestmark = pytest.mark.skipif(not has_kernels(), reason="there are no native k
 NETWORKS: dict[str, dict[str, Any]] = {
     "like GPT-2": {"activation": "gelu_tanh", "tie_weights": True},
     "like Gemma": {
-        **{"norm": "rmsnorm_zero_centered", "norm_position": "sandwich", "activation": "geglu_tanh", "bias": False},
-        **{"position_encoding": "rope", "num_kv_heads": 2, "qk_norm": "head", "attention_soft_cap": 20.0},
-        **{"sliding_window": 6, "sliding_layers": [0], "sliding_position_base": 500.0, "logit_soft_cap": 30.0},
+        "norm": "rmsnorm_zero_centered",
+        "norm_position": "sandwich",
+        "activation": "geglu_tanh",
+        "bias": False,
+        "position_encoding": "rope",
+        "num_kv_heads": 2,
+        "qk_norm": "head",
+        "attention_soft_cap": 20.0,
+        "sliding_window": 6,
+        "sliding_layers": [0],
+        "sliding_position_base": 500.0,
+        "logit_soft_cap": 30.0,
     },
     "n-grams": {"ngrams": {"orders": [2, 3], "rows": 64}, "position_encoding": "alibi"},
     "experts": {"experts": {"count": 4, "per_token": 2}, "activation": "swiglu"},
     "convolutions": {"short_convolution": 3, "qk_norm": "own_head"},
     "a delta rule": {
         "gated_delta_net": {
-            **{"layers": [1], "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}
+            "layers": [1],
+            "num_key_heads": 2,
+            "num_value_heads": 4,
+            "key_head_dim": 8,
+            "value_head_dim": 8,
         }
     },
 }

@@ -51,7 +51,9 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
     widens = widens and all(weight.kernel is not None for weight in made.values())
     if is_half and not widens and has_kernels():
         lacking = "rows whose length is no multiple of 16" if model.config.latent_attention is None else "latents"
-        say_once(f"This model computes in 16 bits in PyTorch, which is slower, because SheepOp's kernels lack {lacking}.")
+        say_once(
+            f"This model computes in 16 bits in PyTorch, which is slower, because SheepOp's kernels lack {lacking}."
+        )
     replaced: dict[Tensor, Tensor] = {}
     if widens:
         tables = [weight for layer in model.modules() for weight in _tables(layer)]
