@@ -42,7 +42,7 @@ class KernelHook(BuildHookInterface[Any]):
     def _add(
         self, kernels: ModuleType, source: Path, level: Any, compiler: list[str], build_data: dict[str, Any]
     ) -> None:
-        folder = Path(self.directory, ".kernels")
+        folder = Path(self.root, "build", "kernels")  # pip asks for the metadata first, which also comes here
         built = next(kernels.intact_kernels(folder, kernels.stem_of(source, level)), None)
         for threads in (["-fopenmp"], []) if built is None else ():
             try:

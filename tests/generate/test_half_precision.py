@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from sheepop.adapt.native_products import with_native_products
 from sheepop.adapt.quantization import quantize
 from sheepop.adapt.stored_weight import StoredWeight, has_kernels
 from sheepop.core.native import say_once
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.native_block import NativeBlock
+from sheepop.generate.native_sampling import choose_natively
 from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.model import Transformer
 from sheepop.model.probe import watch
@@ -128,6 +130,48 @@ def test_what_the_kernels_lack_computes_in_16_bits_and_says_so_once(
         assert generator.model.dtype == torch.bfloat16
         assert len(generator.generate(PROMPTS, GREEDY)) == len(PROMPTS)
     assert len([message for message in caplog.messages if "computes in 16 bits in PyTorch" in message]) == 1
+
+
+def test_a_number_that_is_not_finite_ends_its_request_alone(toy_model: Build, characters: CharTokenizer) -> None:
+    """By its number; the other texts are what they would be without it."""
+    model = toy_model().bfloat16()
+    expected = [completion.token_ids for completion in Generator(model, characters).generate(PROMPTS, GREEDY)]
+    unused = next(token for token in range(128) if token not in {t for text in (*PROMPTS, *expected) for t in text})
+    with torch.no_grad():
+        model.embedding.weight[unused] = torch.nan
+    generator = Generator(model, characters)
+    with torch.inference_mode():
+        engine = generator.serving_engine(max_sequences=8, max_waiting=8)
+        requests = [
+            generator.request(prompt, GREEDY, index=index)
+            for index, prompt in enumerate([*PROMPTS[:2], [5, unused], *PROMPTS[2:]])
+        ]
+        for request in requests:
+            engine.add(request)
+        updates = []
+        while not engine.is_idle:
+            updates += engine.step()
+    failed = [update for update in updates if update.error is not None]
+    assert [update.request.index for update in failed] == [2]
+    assert "position 2 of prompt 2" in str(failed[0].error)
+    assert [request.completions()[0].token_ids for request in requests if request.index != 2] == expected
+
+
+@pytest.mark.parametrize("vocabulary", [1, 500_000])
+def test_the_smallest_and_the_largest_vocabulary(toy_model: Build, vocabulary: int) -> None:
+    """Products and choices, without a tokenizer, which has no such vocabulary."""
+    settings = {"vocab_size": vocabulary, "num_layers": 1, "d_model": 16, "num_heads": 2}
+    model = with_native_products(toy_model(**settings).bfloat16()).eval()
+    token_ids = torch.tensor([[0, vocabulary - 1, vocabulary // 2]])
+    with torch.inference_mode():
+        found = model(token_ids)[0]
+        exact = toy_model(**settings).bfloat16().double()(token_ids)[0]
+    assert torch.allclose(found.double(), exact, atol=1e-4, rtol=1e-4)
+    for config, most in ((GREEDY, 1), (GREEDY.replace(temperature=0.5, top_k=40, top_p=0.9), 40)):
+        chosen = choose_natively(found, found, [config] * 3, [1, 2, 3])
+        assert chosen[:, 5].tolist() == [1.0] * 3
+        own = exact.gather(1, chosen[:, :1].long())
+        assert ((exact > own + 1e-4).sum(1) < most).all()
 
 
 def test_rounded_weights_of_a_model_in_16_bits_have_native_blocks(toy_model: Build, characters: CharTokenizer) -> None:
