@@ -41,8 +41,8 @@ class StoredWeight(Tensor):
     """A matrix (N, K), or those of E experts (E, N, K), of data type `dtype`, stored in `numbers` and `scales`.
 
     `float32`, `bfloat16` and `float16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) store (N, K)
-    numbers, and `int4` stores (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and weight
-    i + 16 in its upper half, as integers from -8 to 7, or from 0 to 15 if there are offsets.
+    numbers, and `int4` stores (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and
+    weight i + 16 in its upper half, as integers from -8 to 7, or from 0 to 15 if there are offsets.
 
     A weight is its number times a scale, plus an offset if there are `offsets`. Scales are float32 (N,) for whole rows
     of int8 and fp8, or float32 or bfloat16 (N, groups) for groups of neighbours in a row; offsets are like scales.
