@@ -85,13 +85,9 @@ def test_a_wheel_works_outside_of_the_repository(text_folder: Path, tmp_path: Pa
     assert place.strip() == str(tmp_path / "installed" / "sheepop" / "__init__.py")
     if compiler_command() is not None:
         # Another machine has no compiler, and uses the kernels of the package.
-        kernels = [
-            sys.executable,
-            "-c",
-            "from sheepop.adapt import stored_weight; print(stored_weight.kernels_here().words)",
-        ]
+        program = [sys.executable, "-c", "from sheepop.adapt.stored_weight import kernels_here as k; print(k().words)"]
         without = {**environment, "PATH": "", "CXX": "false", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        words = subprocess.run(kernels, cwd=tmp_path, env=without, capture_output=True, text=True, check=True).stdout
+        words = subprocess.check_output(program, cwd=tmp_path, env=without, text=True)
         assert words.strip() == f"{levels()[0].name}, built into the package"
     command = ["quickstart", "--data", str(text_folder), "--minutes", "0.1", "--output", "run"]
     done = subprocess.run(

@@ -59,11 +59,6 @@ library.beyond(ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(100))
 
 def test_no_kernel_reads_or_writes_beyond_its_buffers(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *(str(ROOT / "tests" / test) for test in TESTS)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command += [str(ROOT / "tests" / test) for test in TESTS]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
