@@ -18,6 +18,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import sheepop
+from sheepop.core.machine import compiler_command
+from sheepop.core.native import levels
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,6 +83,12 @@ def test_a_wheel_works_outside_of_the_repository(text_folder: Path, tmp_path: Pa
     where = [sys.executable, "-c", "import sheepop; print(sheepop.__file__)"]
     place = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
     assert place.strip() == str(tmp_path / "installed" / "sheepop" / "__init__.py")
+    if compiler_command() is not None:
+        # Another machine has no compiler, and uses the kernels of the package.
+        program = [sys.executable, "-c", "from sheepop.adapt.stored_weight import kernels_here as k; print(k().words)"]
+        without = {**environment, "PATH": "", "CXX": "false", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        words = subprocess.check_output(program, cwd=tmp_path, env=without, text=True)
+        assert words.strip() == f"{levels()[0].name}, built into the package"
     command = ["quickstart", "--data", str(text_folder), "--minutes", "0.1", "--output", "run"]
     done = subprocess.run(
         [sys.executable, "-m", "sheepop", *command], cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -28,10 +28,8 @@ GROUPED: dict[str, tuple[Format, int, torch.dtype, bool]] = {
     "int4 in 32s with offsets": ("int4", 32, torch.float32, True),
     "int4 in 32s with halves": ("int4", 32, torch.bfloat16, False),
 }
-FORMATS = ("float32", "bfloat16", "int8", "int4", "fp8", *GROUPED)
-needs_compiler = pytest.mark.skipif(
-    stored_weight.native_library(stored_weight._SOURCE) is None, reason="there is no C++ compiler for the kernels"
-)
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", *GROUPED)
+needs_compiler = pytest.mark.skipif(not stored_weight.has_kernels(), reason="there is no C++ compiler for the kernels")
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -121,7 +119,15 @@ def test_products_agree_with_float64(form: str, num_rows: int, length: int) -> N
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "form", ["float32", "bfloat16", "int8", "int4", *(form for form, (_, group, *_) in GROUPED.items() if group > 8)]
+    "form",
+    [
+        "float32",
+        "bfloat16",
+        "float16",
+        "int8",
+        "int4",
+        *(form for form, (_, group, *_) in GROUPED.items() if group > 8),
+    ],
 )
 def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: str) -> None:
     weight, x = stored_as(drawn(101, 96), form), drawn(70, 96, seed=3)

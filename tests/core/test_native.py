@@ -1,16 +1,22 @@
-"""Kernels that are compiled when they are first used."""
+"""Kernels that come with the package or are compiled when they are first used."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
+import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sheepop.core import native
+from sheepop.core.errors import UsageError
+from sheepop.core.kernel_build import LEVELS, build
 from sheepop.core.machine import compiler_command
-from sheepop.core.native import native_library
+from sheepop.core.native import load_kernel, native_library, say_once
 
 SOURCE = """
 #include "native.h"
@@ -20,29 +26,102 @@ extern "C" void squares(int64_t* numbers, int64_t count, int64_t threads) {
   });
 }
 """
+SQUARES = [number**2 for number in range(1000)]
 needs_compiler = pytest.mark.skipif(compiler_command() is None, reason="there is no C++ compiler")
+needs_levels = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one level")
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "squares.cpp"
     path.write_text(SOURCE)
-    return path
+    say_once.cache_clear()
+    yield path
+    load_kernel.cache_clear()
+
+
+def squares(source: Path) -> list[int] | None:
+    """The numbers that the kernel computes; None if there is no kernel."""
+    load_kernel.cache_clear()
+    if (library := native_library(source)) is None:
+        return None
+    numbers = (ctypes.c_int64 * 1000)()
+    library.squares(numbers, ctypes.c_int64(1000), ctypes.c_int64(3))
+    return list(numbers)
+
+
+def in_cache(source: Path) -> list[Path]:
+    return sorted((source.parent / "cache").rglob("*.so"))
 
 
 @needs_compiler
 def test_a_kernel_is_compiled_once_and_shares_its_work(source: Path) -> None:
-    library = native_library(source)
-    assert library is not None
-    numbers = (ctypes.c_int64 * 1000)()
-    library.squares(numbers, ctypes.c_int64(1000), ctypes.c_int64(3))
-    assert list(numbers) == [number**2 for number in range(1000)]
-    (kept,) = (source.parent / "cache").rglob("*.*")
+    assert squares(source) == SQUARES
+    (kept,) = in_cache(source)
     changed = kept.stat().st_mtime_ns
-    native_library.cache_clear()
-    assert native_library(source) is not None
+    assert squares(source) == SQUARES
     assert kept.stat().st_mtime_ns == changed
+    assert load_kernel(source).words.endswith(f"compiled here by {native.find_compiler()}")
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["empty", "cut", "a bit", "another machine"])
+def test_a_damaged_kernel_is_compiled_again(source: Path, damage: str) -> None:
+    """Before it is loaded, which could end the process."""
+    program = f"import pathlib, sheepop.core.native as n; print(n.native_library(pathlib.Path({str(source)!r})))"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
+    (kept,) = in_cache(source)
+    whole = kept.read_bytes()
+    bit, other = bytearray(whole), bytearray(whole)
+    bit[len(whole) // 2] ^= 1
+    other[18:20] = (243).to_bytes(2, "little")  # RISC-V, in the header of an ELF file
+    kept.write_bytes({"empty": b"", "cut": whole[:3000], "a bit": bit, "another machine": other}[damage])
+    assert squares(source) == SQUARES
+    assert whole in [path.read_bytes() for path in in_cache(source)]
+
+
+@needs_compiler
+@needs_levels
+def test_a_processor_with_fewer_instructions_has_its_own_kernels(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same cache, as on a home directory that several machines share."""
+    lowest = next(level for level in reversed(LEVELS) if level.machine == "x86_64")
+    assert squares(source) == SQUARES
+    before = in_cache(source)
+    monkeypatch.setattr(native, "instruction_sets", frozenset)
+    assert squares(source) == SQUARES
+    assert load_kernel(source).words.startswith(f"{lowest.name}, ")
+    assert len(in_cache(source)) == len(before) + 1
+    monkeypatch.setenv("SHEEPOP_NATIVE", "avx2")
+    assert squares(source) is None
+    assert "has no avx2 instructions" in load_kernel(source).words
+
+
+@needs_compiler
+@needs_levels
+def test_a_level_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHEEPOP_NATIVE", "sse2")
+    assert squares(source) == SQUARES
+    assert load_kernel(source).words.startswith("sse2, ")
+    monkeypatch.setenv("SHEEPOP_NATIVE", "avx3")
+    with pytest.raises(UsageError, match="SHEEPOP_NATIVE = avx3 is unknown"):
+        squares(source)
+
+
+@needs_compiler
+def test_a_kernel_of_the_package_needs_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used if it was built from this source, and is whole."""
+    command = compiler_command()
+    assert command is not None
+    built = build(source, native.levels()[0], command, ("-fopenmp",), source.parent / "prebuilt")
+    monkeypatch.setattr(native, "compiler_command", lambda: None)
+    assert squares(source) == SQUARES
+    assert load_kernel(source).words == f"{native.levels()[0].name}, built into the package"
+    source.write_text(SOURCE + "\n")
+    assert squares(source) is None
+    source.write_text(SOURCE)
+    built.write_bytes(built.read_bytes()[:3000])
+    assert squares(source) is None
 
 
 @needs_compiler
@@ -62,16 +141,22 @@ print({{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line}} 
     assert found.stdout.strip() == "set()"
 
 
-def test_without_a_compiler_or_where_it_must_not_be_there_is_none(
-    source: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_there_is_none_this_is_said_once(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, value in (("SHEEPOP_NATIVE", "0"), ("CXX", "false")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            if name == "CXX":
-                patch.setenv("PATH", "")
-            native_library.cache_clear()
-            assert native_library(source) is None
-    native_library.cache_clear()
-    source.write_text("not C++")
-    assert native_library(source) is None
+    """Unless the user forbids kernels."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setenv("SHEEPOP_NATIVE", "0")
+    assert squares(source) is None
+    assert not caplog.messages
+    monkeypatch.delenv("SHEEPOP_NATIVE")
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", "false")
+        patch.setenv("PATH", "")
+        assert squares(source) is squares(source) is None
+    assert len(caplog.messages) == 1
+    assert "there is no C++ compiler" in caplog.messages[0]
+    if compiler_command() is not None:
+        source.write_text("not C++")
+        assert squares(source) is None
+        assert "squares.cpp:1" in caplog.messages[1]

@@ -271,7 +271,7 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
     if "gated_delta_net" in NETWORKS[kind]:
         pytest.skip("chunks of a delta rule depend on how a text was read, which Generator refuses")
     rounded = kind % 2 == 1
-    model = toy_model(max_seq_len=32, **NETWORKS[kind])
+    model = toy_model(max_seq_len=32, **NETWORKS[kind]).to(torch.bfloat16 if kind % 3 == 2 else torch.float32)
     network = with_native_blocks(with_native_products(quantize(model, "int8") if rounded else model, always=True))
     same = {"num_blocks": 80, "batch_invariant": True, "cache_in_int8": rounded}
     together = build_engine(network, max_tokens=max_tokens, max_sequences=8, drafts=drafts, **same)

@@ -1,18 +1,27 @@
-"""Products of float weights by the project's own kernels, faster than PyTorch for a few rows on a CPU."""
+"""Products of float weights by the project's own kernels, faster than PyTorch for a few rows on a CPU.
+
+Weights of 16 bits stay as they are stored; the kernels widen them, which is exact, and compute in float32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
-from sheepop.core.native import native_kernels_allowed
+from sheepop.core.native import native_kernels_allowed, say_once
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts, Router
+from sheepop.model.ngrams import NgramEmbedding
 
-_FORMATS: dict[torch.dtype, Format] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_FORMATS: dict[torch.dtype, Format] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 # Matrices that fit the processor's cache gain little, and compiling takes seconds.
 _LEAST_BYTES = 16 * 2**20
 
@@ -32,16 +41,31 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
     """Returns a copy that shares memory and whose matrices use the native kernels; it is not for training.
 
     Products of many rows use PyTorch's kernels, which are faster for them, unless `always` is set.
+
+    If all matrices of a model in 16 bits have kernels, the copy computes in float32: its matrices and embeddings share
+    the memory of the original, its other weights are copies, and its cache has the original's data type.
     """
-    replaced = {}
-    for weight in _matrices(model):
-        if isinstance(weight, StoredWeight):
-            made = StoredWeight(weight.stored, weight.numbers, weight.scales, weight.dtype, weight.offsets)
-        else:
-            made = StoredWeight(_FORMATS[weight.dtype], weight.detach(), None, weight.dtype)
-        made.always_native = always
-        replaced[weight] = nn.Parameter(made, requires_grad=False)
-    return model.sharing_copy(replaced)
+    made = {weight: _stored(weight, weight.dtype) for weight in _matrices(model)}
+    is_half = model.dtype.itemsize < torch.float32.itemsize
+    widens = is_half and model.config.latent_attention is None
+    widens = widens and all(weight.kernel is not None for weight in made.values())
+    if is_half and not widens and has_kernels():
+        lacking = "rows whose length is no multiple of 16" if model.config.latent_attention is None else "latents"
+        say_once(
+            f"This model computes in 16 bits in PyTorch, which is slower, because SheepOp's kernels lack {lacking}."
+        )
+    replaced: dict[Tensor, Tensor] = {}
+    if widens:
+        tables = [weight for layer in model.modules() for weight in _tables(layer)]
+        made = {weight: _stored(weight, torch.float32) for weight in (*made, *tables)}
+        replaced = {tensor: _widened(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for weight, stored in made.items():
+        stored.always_native = always
+        replaced[weight] = nn.Parameter(stored, requires_grad=False)
+    copy = model.sharing_copy(replaced)
+    if widens:
+        copy.cache_dtype = model.dtype
+    return copy
 
 
 def can_be_batch_invariant(model: Transformer) -> bool:
@@ -50,6 +74,26 @@ def can_be_batch_invariant(model: Transformer) -> bool:
     if model.device.type != "cpu" or model.dtype != torch.float32 or has_latents or not has_kernels():
         return False
     return all(cast(StoredWeight, weight).kernel is not None for weight in _matrices(with_native_products(model)))
+
+
+def _stored(weight: Tensor, dtype: torch.dtype) -> StoredWeight:
+    if isinstance(weight, StoredWeight):
+        return StoredWeight(weight.stored, weight.numbers, weight.scales, dtype, weight.offsets)
+    return StoredWeight(_FORMATS[weight.dtype], weight.detach(), None, dtype)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """A copy in float32 of a tensor in 16 bits; others as they are."""
+    if tensor.dtype not in _FORMATS or tensor.dtype.itemsize == 4:
+        return tensor
+    wide = tensor.detach().float()
+    return nn.Parameter(wide, requires_grad=False) if isinstance(tensor, nn.Parameter) else wide
+
+
+def _tables(layer: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights of an embedding, of which only some rows are read."""
+    if isinstance(layer, nn.Embedding | NgramEmbedding):
+        yield from (weight for weight in layer.parameters(recurse=False) if weight.dtype in _FORMATS)
 
 
 def _matrices(model: Transformer) -> list[nn.Parameter]:

@@ -19,16 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from sheepop.core.native import native_library
+from sheepop.core.native import Loaded, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.native_scoring import matrix_rows
 
-Format = Literal["float32", "bfloat16", "fp8", "int8", "int4"]
+Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 GROUP = 32
 """Number of int4 weights that share 16 bytes."""
 
 _NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
-_SOURCE = Path(__file__).parent / "native" / "linear.cpp"
+_FOLDER = Path(__file__).parent / "native"
+_INTEGERS, _FLOATS = _FOLDER / "linear.cpp", _FOLDER / "floating.cpp"
 # For more rows PyTorch's kernels are faster, unless the weights are integers with one scale a row.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
@@ -40,9 +41,9 @@ _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-b
 class StoredWeight(Tensor):
     """A matrix (N, K), or those of E experts (E, N, K), of data type `dtype`, stored in `numbers` and `scales`.
 
-    `float32` and `bfloat16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) store (N, K) numbers, and
-    `int4` stores (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and weight i + 16 in
-    its upper half, as integers from -8 to 7, or from 0 to 15 if there are offsets.
+    `float32`, `bfloat16` and `float16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) store (N, K)
+    numbers, and `int4` stores (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and
+    weight i + 16 in its upper half, as integers from -8 to 7, or from 0 to 15 if there are offsets.
 
     A weight is its number times a scale, plus an offset if there are `offsets`. Scales are float32 (N,) for whole rows
     of int8 and fp8, or float32 or bfloat16 (N, groups) for groups of neighbours in a row; offsets are like scales.
@@ -123,7 +124,7 @@ class StoredWeight(Tensor):
     def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
         size = max(1, _PIECE // self.row_length)
-        if x.device.type != "cpu" or self.scales is None or size >= self.num_rows:
+        if x.device.type != "cpu" or self.numbers.dtype == x.dtype or size >= self.num_rows:
             return F.linear(x, self.rows().to(x.dtype), bias)
         out = x.new_empty(*x.shape[:-1], self.num_rows)
         for begin in range(0, self.num_rows, size):
@@ -179,7 +180,7 @@ class StoredWeight(Tensor):
 
     @property
     def kernel(self) -> Any:
-        """The native CPU function for the stored format, or None; ``linear.cpp`` documents its arguments."""
+        """The native CPU function for the stored format, or None; ``native/*.cpp`` document its arguments."""
         if self.row_length % _ALIGNED or self.stored == "fp8":
             return None
         scaling = "" if self.scales is None or self.group is None else f"_{self.group}_{name_of(self.scales.dtype)}"
@@ -284,7 +285,8 @@ def _unpacked(codes: Tensor, *, is_signed: bool) -> Tensor:
 @cache
 def _kernel(name: str) -> Any:
     """The native function for a stored format and the form of its scales, or None if there is none."""
-    found = getattr(native_library(_SOURCE), f"linear_{name}", None)
+    source = _FLOATS if "float" in name.partition("_")[0] else _INTEGERS
+    found = getattr(native_library(source), f"linear_{name}", None)
     if found is not None:
         found.argtypes, found.restype = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 4, None
     return found
@@ -292,7 +294,12 @@ def _kernel(name: str) -> Any:
 
 def has_kernels() -> bool:
     """Whether this machine has, or can compile, the native kernels."""
-    return native_library(_SOURCE) is not None
+    return native_library(_FLOATS) is not None
+
+
+def kernels_here() -> Loaded:
+    """The native kernels of this machine, compiled now if they must be, or why there are none."""
+    return load_kernel(_FLOATS)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -216,6 +216,15 @@ def processor_flags(cpuinfo: str) -> str:
     return next((line for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))), "")
 
 
+def instruction_sets() -> frozenset[str]:
+    """The instruction sets of this processor, by the names that Linux gives them."""
+    if sys.platform == "darwin":
+        named = " ".join(_sysctl(f"machdep.cpu.{kind}") for kind in ("features", "leaf7_features")).lower().split()
+        # Of AVX-512 macOS names the parts without an underscore.
+        return frozenset(named) | {"avx512_vnni" for name in named if name == "avx512vnni"}
+    return frozenset(processor_flags(system_text("/proc/cpuinfo")).partition(":")[2].split())
+
+
 def _accelerators() -> tuple[Accelerator, ...]:
     import torch
 

@@ -1,73 +1,125 @@
-"""Compiles kernels in C++ on first use, if the machine has a compiler.
+"""Kernels in C++: built into the package, or compiled on first use if the machine has a compiler.
 
 A kernel is a file of C functions on plain pointers, with OpenMP threads from PyTorch's own library, because the threads
-of a second library would compete with them. Compiled kernels are cached by source, compiler, processor and that
-library, so each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids the kernels; ``SHEEPOP_NATIVE=1`` uses them
-for the smallest network too.
+of a second library would compete with them. It is compiled for one of a few levels of instructions, and each machine
+uses the highest level that its processor has. A built kernel is named after its level and the hashes of its source and
+of itself, so one that is damaged, outdated or made for other instructions is not loaded.
+
+``SHEEPOP_NATIVE=0`` forbids the kernels; ``SHEEPOP_NATIVE=1`` uses them for the smallest network too, as does the name
+of a level, which is then the one used. ``SHEEPOP_NATIVE_FLAGS`` are more arguments for the compiler.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.util
+import logging
 import os
+import platform
+import shlex
 import subprocess
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sheepop.core.errors import UsageError
 from sheepop.core.files import cache_directory
-from sheepop.core.machine import compiler_command, find_compiler, processor_flags, system_text
+from sheepop.core.kernel_build import LEVELS, Level, build, intact_kernels, stem_of
+from sheepop.core.machine import compiler_command, find_compiler, instruction_sets
 
-_HEADER = Path(__file__).with_name("native.h")
-# No contraction: sums of products are rounded as in the source, not depending on the compiler's choices.
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-std=c++20", "-fPIC", "-fopenmp")
 _OPENMP = ("libgomp*", "libiomp*", "libomp*")
-_SECONDS = 120
+_LOG = logging.getLogger("sheepop.native")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel's functions, or None if there are none, and in words which kernel it is, or why there is none."""
+
+    library: ctypes.CDLL | None
+    words: str
 
 
 def native_kernels_allowed() -> bool | None:
-    """Returns the choice of ``SHEEPOP_NATIVE``, or None if it is not set to 0 or 1."""
-    return {"0": False, "1": True}.get(os.environ.get("SHEEPOP_NATIVE", ""))
+    """Returns the choice of ``SHEEPOP_NATIVE``, or None if it is not set; raises `UsageError` if it is unknown."""
+    chosen = os.environ.get("SHEEPOP_NATIVE", "")
+    names = [level.name for level in LEVELS]
+    if chosen not in ("", "0", "1", *names):
+        raise UsageError(f"SHEEPOP_NATIVE = {chosen} is unknown. It can be 0, 1 or one of {', '.join(names)}.")
+    return chosen != "0" if chosen else None
+
+
+def native_library(source: Path) -> ctypes.CDLL | None:
+    """Returns the functions of a C++ file, or None if there are none; why is said once if they were wanted."""
+    loaded = load_kernel(source)
+    if loaded.library is None and native_kernels_allowed() is not False:
+        say_once(
+            f"SheepOp's own kernels are not used: {loaded.words}. PyTorch computes instead, which is slower, with int8 "
+            "and int4 weights many times. Install a C++ compiler (sheepop doctor names one), or set SHEEPOP_NATIVE=0."
+        )
+    return loaded.library
 
 
 @cache
-def native_library(source: Path) -> ctypes.CDLL | None:
-    """Returns the functions of a C++ file, or None if it cannot or must not be compiled."""
+def say_once(message: str) -> None:
+    """Logs a warning, the first time in this process."""
+    _LOG.warning("%s", message)
+
+
+@cache
+def load_kernel(source: Path) -> Loaded:
+    """Loads the kernel of a C++ file: the one of the package for the highest level that fits, or one compiled here."""
+    if native_kernels_allowed() is False:
+        return Loaded(None, "SHEEPOP_NATIVE=0 forbids them")
+    fitting = levels()
+    if not fitting:
+        return Loaded(None, f"this processor ({platform.machine()}) has no {os.environ['SHEEPOP_NATIVE']} instructions")
+    extra = tuple(shlex.split(os.environ.get("SHEEPOP_NATIVE_FLAGS", "")))
+    _load_openmp()
+    for level in fitting if not extra else ():
+        for path in intact_kernels(source.parent / "prebuilt", stem_of(source, level)):
+            with suppress(OSError):
+                return Loaded(ctypes.CDLL(str(path)), f"{level.name}, built into the package")
     compiler = compiler_command()
-    if compiler is None or native_kernels_allowed() is False:
-        return None
-    try:
-        return ctypes.CDLL(str(_compiled(source, compiler)))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    if compiler is None:
+        return Loaded(None, "the package has none for this machine, and there is no C++ compiler")
+    version, problem = find_compiler() or "", ""
+    for level in fitting:
+        for threads in (("-fopenmp",), ()):
+            try:
+                library = ctypes.CDLL(str(_compiled(source, level, compiler, version, (*threads, *extra))))
+            except subprocess.CalledProcessError as error:
+                problem = error.stderr.decode(errors="replace").strip().partition("\n")[0]
+            except (OSError, subprocess.SubprocessError) as error:
+                problem = str(error)
+            else:
+                alone = "" if threads else ", without threads"
+                return Loaded(library, f"{level.name}{alone}, compiled here by {version}")
+    return Loaded(None, f"{version} cannot build them ({problem})")
 
 
-def _compiled(source: Path, compiler: Sequence[str]) -> Path:
-    content = source.read_bytes() + _HEADER.read_bytes()
-    threads, flags = _openmp(), processor_flags(system_text("/proc/cpuinfo"))
-    key = repr((content, compiler, find_compiler(), _FLAGS, flags, threads)).encode()
-    folder = cache_directory() / "native"
-    target = folder / f"{source.stem}-{hashlib.sha256(key).hexdigest()[:24]}.so"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            part, built = Path(work) / "part.o", Path(work) / target.name
-            for command in (
-                [*compiler, *_FLAGS, f"-I{_HEADER.parent}", "-c", str(source), "-o", str(part)],
-                [*compiler, "-shared", str(part), threads, "-o", str(built)],
-            ):
-                subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-            built.replace(target)
-    return target
+def _compiled(source: Path, level: Level, compiler: Sequence[str], version: str, flags: tuple[str, ...]) -> Path:
+    """The kernel in the cache, compiled if it is not there or damaged."""
+    folder, stem = cache_directory() / "native", stem_of(source, level, (*compiler, version, *flags))
+    return next(intact_kernels(folder, stem), None) or build(source, level, compiler, flags, folder, stem)
 
 
-def _openmp() -> str:
-    """Returns the OpenMP library to link: the one that came with PyTorch, whatever its name, or the compiler's flag."""
+def levels() -> list[Level]:
+    """The levels that this processor has, the highest first, or the one that ``SHEEPOP_NATIVE`` names."""
+    machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower())
+    chosen, present = os.environ.get("SHEEPOP_NATIVE", ""), instruction_sets()
+    fitting = [level for level in LEVELS if level.machine == machine and level.needs <= present]
+    fitting = fitting or [Level(machine, machine, frozenset(), ())]
+    return [level for level in fitting if chosen in ("", "1", level.name)]
+
+
+@cache
+def _load_openmp() -> None:
+    """Loads the OpenMP library that came with PyTorch, whatever its name, or the system's, for all kernels."""
     found = importlib.util.find_spec("torch")
     folders = (found and found.submodule_search_locations) or []
     beside = [Path(folder) / part for folder in folders for part in ("lib", "../torch.libs")]
     libraries = sorted(path.resolve() for folder in beside for name in _OPENMP for path in folder.glob(name))
-    return str(libraries[0]) if libraries else "-fopenmp"
+    with suppress(OSError):
+        ctypes.CDLL(str(libraries[0]) if libraries else "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)

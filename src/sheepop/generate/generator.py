@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from sheepop.adapt.lora import adapted_layers
-from sheepop.adapt.native_products import can_be_batch_invariant, wants_native_kernels, with_native_products
+from sheepop.adapt.native_products import can_be_batch_invariant, with_native_products
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import BLOCK_SIZE, Engine, Update
-from sheepop.generate.native_block import with_native_blocks
+from sheepop.generate.native_block import prepared, with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
 from sheepop.generate.runner import is_led
@@ -50,7 +50,9 @@ class _KeptEngine:
 
 
 class Generator:
-    """Generates continuations in the data type of the model's parameters; with an encoder-decoder, targets of sources.
+    """Generates continuations; with an encoder-decoder, targets of sources.
+
+    It computes in the data type of the model's parameters, but on a CPU whose kernels read 16 bits in float32.
 
     The engine stays between calls, so that a prompt which begins like an earlier one, such as the next turn of a
     conversation, is read from there on only. It is built anew after the weights have changed; `close` frees its memory.
@@ -86,7 +88,7 @@ class Generator:
         if max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
         # A copy of the modules, in evaluation mode, so that a model in training keeps its own mode.
-        self.model = _prepared(model if device is None else model.to(device))
+        self._model, self._copies = prepared(model if device is None else model.to(device))
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.ranks = ranks
@@ -96,11 +98,19 @@ class Generator:
         self._sampler = Sampler.of(self.tokenizer, self.model, self._end_ids)
         self._draft: tuple[Transformer, Sampler] | None = None
         if draft_model is not None:
-            small = _prepared(draft_model.to(self.model.device))
+            small, copies = prepared(draft_model.to(self._model.device))
+            self._copies += copies
             self._draft = small, Sampler.of(self.tokenizer, small, self._end_ids)
         networks = (model,) if draft_model is None else (model, draft_model)
         self._weights = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         self._kept: _KeptEngine | None = None
+
+    @property
+    def model(self) -> Transformer:
+        """The network over the weights of the given model, with the fastest layers for its device."""
+        for copy, original in self._copies:
+            copy.copy_(original)
+        return self._model
 
     @property
     def continues_prompts(self) -> bool:
@@ -178,7 +188,7 @@ class Generator:
                     yield from engine.abort_all()
                     return
                 # The caller, who runs between the updates, must not inherit these modes.
-                with torch.inference_mode(), torch.autocast(self.model.device.type, enabled=False):
+                with torch.inference_mode(), torch.autocast(self._model.device.type, enabled=False):
                     updates = engine.step()
                 for update in updates:
                     if update.error is not None:
@@ -351,8 +361,8 @@ class Generator:
             )
         if self.model.config.architecture != "decoder" or not can_be_batch_invariant(self.model):
             raise UsageError(
-                "batch_invariant needs a decoder without latent attention, in float32 or integers, whose matrices have "
-                "rows of a multiple of 16, on a CPU of a machine with a C++ compiler. Leave it out."
+                "batch_invariant needs a decoder without latent attention, whose matrices have rows of a multiple of "
+                "16, on a CPU for which there are native kernels (see sheepop doctor). Leave it out."
             )
         return with_native_blocks(with_native_products(self.model, always=True).eval())
 
@@ -382,16 +392,6 @@ class TextStream:
         if self._request.writing:
             raise UsageError("The text is still being written: read the stream to its end first.")
         return self._request.completions()[0]
-
-
-def _prepared(model: Transformer) -> Transformer:
-    """A copy of the modules over the same weights, with the fastest layers for its device."""
-    if wants_native_kernels(model) and not is_led(model):
-        return with_native_blocks(with_native_products(model).eval())
-    copy = model.sharing_copy().eval()
-    if copy.device.type == "cuda":
-        copy.pack_projections()
-    return copy
 
 
 def free_memory(device: torch.device) -> int:

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sheepop.adapt.native_products import wants_native_kernels, with_native_products
 from sheepop.adapt.stored_weight import StoredWeight, pointer
-from sheepop.core.native import native_library
+from sheepop.core.native import native_library, say_once
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.paged_kernels import attention_kernel
+from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
+from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block, BlockInputs
@@ -114,42 +116,64 @@ class NativeBlock(Block):
             ctypes.byref(_Tokens(count, cache.block_size, table.shape[1], angles, *map(pointer, tokens))),
             *(ctypes.byref(_Stored(pointer(blocks.numbers), pointer(blocks.scales))) for blocks in (keys, values)),
             *map(pointer, (x_BTD, out_BTD)),
-            attention_kernel(keys.scales is not None),
+            *(kernel(keys.numbers.dtype) for kernel in (attention_kernel, storing_kernel)),
             torch.get_num_threads(),
         )
         return out_BTD, None
 
 
+def prepared(model: Transformer) -> tuple[Transformer, list[tuple[Tensor, Tensor]]]:
+    """A copy of the modules over the same weights, with the fastest layers for its device.
+
+    Also returns the few weights that had to be copied, to be more exact, each with its original.
+    """
+    if not wants_native_kernels(model) or is_led(model):
+        copy = model.sharing_copy().eval()
+        if copy.device.type == "cuda":
+            copy.pack_projections()
+        return copy, []
+    copy = with_native_products(model).eval()
+    both = zip(copy.parameters(), model.parameters(), strict=True)
+    copies = [(mine, own.detach()) for mine, own in both if mine.dtype != own.dtype]
+    return with_native_blocks(copy), [pair for pair in copies if not isinstance(pair[0], StoredWeight)]
+
+
 def with_native_blocks(model: Transformer) -> Transformer:
-    """Replaces each supported block of `model`, whose weights are in the kernels' format, and returns the model."""
-    supported = model.architecture == "decoder" and model.config.activation in _ACTIVATIONS
-    if supported and native_library(_SOURCE) is not None:
-        for layer, block in enumerate(model.layers):
-            if _is_supported(block):
-                model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)
+    """Replaces each supported block of `model`, whose weights are in the kernels' format, and returns the model.
+
+    Why other blocks stay as they are is said once.
+    """
+    if native_library(_SOURCE) is None:
+        return model
+    for layer, block in enumerate(model.layers):
+        if (lacking := _lacking(model, block)) is None:
+            model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)
+        else:
+            say_once(f"Blocks of this model run in PyTorch, step by step, because the native block lacks {lacking}.")
     return model
 
 
-def _is_supported(block: Block) -> bool:
-    """Whether the native block computes everything that `block` does."""
-    attention, feed_forward = block.attention, block.feed_forward
-    if attention is None:
-        return False
-    norms = [module for module in block.modules() if type(module) in _NORMS]
-    linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
+def _lacking(model: Transformer, block: Block) -> str | None:
+    """What `block` has and the native block does not compute; None if it computes everything."""
+    attention, modules = block.attention, list(block.modules())
+    linear = [module for module in modules if isinstance(module, nn.Linear)]
     known = {Block, Attention, FeedForward, nn.Dropout, nn.Linear, *_NORMS}
-    return (
-        all(type(module) in known for module in block.modules())
-        and isinstance(feed_forward, FeedForward)
-        and block.cross_attention is None
-        and not block.shared_norm
-        and block.residual_scale == 1.0
-        and attention.convolutions is None
-        and attention.gate_proj is None
-        and all(isinstance(layer.weight, StoredWeight) and layer.weight.kernel is not None for layer in linear)
-        and all(parameter.dtype == torch.float32 for parameter in block.parameters())
-        and all(norm.weight is not None for norm in norms)
-    )
+    unknown = sorted({type(module).__name__ for module in modules if type(module) not in known})
+    weights = [layer.weight for layer in linear]
+    lacking = {
+        "encoders and decoders": model.architecture != "decoder",
+        f"{', '.join(unknown)}": bool(unknown) or attention is None,
+        f"the activation {model.config.activation}": model.config.activation not in _ACTIVATIONS,
+        "a norm that branches share, and scaled branches": block.shared_norm or block.residual_scale != 1.0,
+        "gates and convolutions of attention": attention is not None
+        and (attention.gate_proj is not None or attention.convolutions is not None),
+        "rows whose length is no multiple of 16": not all(
+            isinstance(weight, StoredWeight) and weight.kernel is not None for weight in weights
+        ),
+        "other data types than float32": any(parameter.dtype != torch.float32 for parameter in block.parameters()),
+        "norms without weights": any(type(module) in _NORMS and module.weight is None for module in modules),
+    }
+    return next((part for part, found in lacking.items() if found), None)
 
 
 def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
@@ -205,5 +229,5 @@ def _norm(norm: nn.Module | None) -> _Norm:
 @cache
 def _run() -> Callable[..., Any]:
     found = native_library(_SOURCE).run_block  # type: ignore[union-attr]
-    found.argtypes, found.restype = [_POINTER] * 7 + [_COUNT], None
+    found.argtypes, found.restype = [_POINTER] * 8 + [_COUNT], None
     return found

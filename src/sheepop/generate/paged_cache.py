@@ -70,7 +70,8 @@ def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, 
     config = model.config
     heads, *widths = config.cached_heads
     numbers = sum(widths)
-    per_head = numbers + 2 * torch.float32.itemsize if in_int8 else numbers * model.dtype.itemsize
+    stored = model.cache_dtype or model.dtype
+    per_head = numbers + 2 * torch.float32.itemsize if in_int8 else numbers * stored.itemsize
     per_token = len(model.windows) * heads * per_head
     return block_size * per_token + _bytes_of_tails(model, block_size, lookahead)
 
@@ -101,7 +102,7 @@ class PagedCache(LatentCache):
 
     Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
     `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. Keys and
-    values are stored in int8 if `in_int8`, else in the model's data type. If `batch_invariant`, each token attends
+    values are stored in int8 if `in_int8`, else in the model's `cache_dtype`. If `batch_invariant`, each token attends
     alone.
     """
 
@@ -127,7 +128,8 @@ class PagedCache(LatentCache):
         def allocated(width: int) -> list[KVBlocks]:
             counts = [0 if kind is None else num_blocks[kind] + 1 for kind in self._kind_of_layer]
             shapes = [(count, heads, block_size, width) for count in counts]
-            return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8) for shape in shapes]
+            stored = model.cache_dtype
+            return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8, stored=stored) for shape in shapes]
 
         heads, *widths = model.config.cached_heads
         self.keys, self.values = map(allocated, widths)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sheepop.adapt.stored_weight import pointer
+from sheepop.adapt.stored_weight import name_of, pointer
 from sheepop.core.native import native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.fused import fuses, power_of_two
@@ -29,13 +29,22 @@ _LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
 
 
 class KVBlocks:
-    """Keys or values of a layer in blocks (blocks, K, S, C): floats, or int8 with a scale for each head of a token."""
+    """Keys or values of a layer in blocks (blocks, K, S, C): floats, or int8 with a scale for each head of a token.
+
+    They are read in `dtype`; floats are stored in the data type `stored`, by default the same.
+    """
 
     def __init__(
-        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, in_int8: bool
+        self,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        in_int8: bool,
+        stored: torch.dtype | None = None,
     ) -> None:
         self.dtype = dtype
-        self.numbers = _zeros(shape, torch.int8 if in_int8 else dtype, device)
+        self.numbers = _zeros(shape, torch.int8 if in_int8 else stored or dtype, device)
         self.scales = _zeros(shape[:3], torch.float32, device) if in_int8 else None
 
     @property
@@ -49,9 +58,10 @@ class KVBlocks:
         if self.scales is None:
             if fuses(x_NKC.device.type):
                 self.store_by_triton(slot_mapping, x_NKC)
-            else:
-                self.numbers[blocks, :, offsets] = x_NKC.to(self.dtype)  # x_NKC has another dtype under autocast
-            return x_NKC
+                return x_NKC
+            rounded_NKC = x_NKC.to(self.numbers.dtype)
+            self.numbers[blocks, :, offsets] = rounded_NKC
+            return rounded_NKC.to(x_NKC.dtype)
         scales_NK = x_NKC.abs().amax(-1).float().clamp(min=torch.finfo(torch.float32).tiny) / 127
         rounded_NKC = (x_NKC / scales_NK[..., None]).round().to(torch.int8)
         self.numbers[blocks, :, offsets], self.scales[blocks, :, offsets] = rounded_NKC, scales_NK
@@ -78,7 +88,7 @@ class KVBlocks:
         found, *scales = (
             stored[block_table[:, None, :], heads].flatten(2, 3)[:, :, :num_keys] for stored in self.tensors
         )
-        return (found * scales[0][..., None]).to(self.dtype) if scales else found
+        return (found * scales[0][..., None] if scales else found).to(self.dtype)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copies whole blocks."""
@@ -122,13 +132,19 @@ def attends_natively(kind: AttentionKind) -> bool:
 
 
 @cache
-def attention_kernel(in_int8: bool) -> Callable[..., None]:
-    """The CPU's kernel for keys and values in int8 or float32; ``attention.cpp`` describes its arguments."""
-    found = getattr(native_library(_SOURCE), "attend_int8" if in_int8 else "attend_float32")
+def attention_kernel(stored: torch.dtype) -> Callable[..., None]:
+    """The CPU's kernel for stored keys and values; ``attention.cpp`` describes its arguments."""
+    found = getattr(native_library(_SOURCE), f"attend_{name_of(stored)}")
     pointers, sizes, factors = [ctypes.c_void_p] * 9, [ctypes.c_int64] * 7, [ctypes.c_float] * 2
     found.argtypes = [*pointers, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     found.restype = None
     return found
+
+
+@cache
+def storing_kernel(stored: torch.dtype) -> Callable[..., None]:
+    """The CPU's function that stores a key or value; ``attention.cpp`` describes its arguments."""
+    return getattr(native_library(_SOURCE), f"write_{name_of(stored)}")
 
 
 def attend_natively(
@@ -141,7 +157,7 @@ def attend_natively(
     sinks = None if score.sinks is None else score.sinks.float().contiguous()
     stored = keys.numbers, values.numbers, keys.scales, values.scales
     table = metadata.block_table
-    attention_kernel(keys.scales is not None)(
+    attention_kernel(keys.numbers.dtype)(
         *map(pointer, (q_RHC, *stored, table, metadata.first_positions, metadata.last_positions, out)),
         *(rows, heads, kv_heads, size, width, value_width, table.shape[1]),
         width**-0.5 if score.scale is None else score.scale,

@@ -21,6 +21,7 @@ Status = Literal["ok", "warning", "missing"]
 GB = 1e9
 _QUICKSTART_MEMORY = 4 * GB
 _QUICKSTART_DISK = 2 * GB
+_COMPILER_REMEDY = "Debian and Ubuntu: apt install g++. macOS: xcode-select --install."
 _MARKS: dict[Status, str] = {"ok": "ok", "warning": "warn", "missing": "none"}
 # Optional packages, each with its extra and what does not work without it.
 _OPTIONAL_PACKAGES = {
@@ -79,6 +80,7 @@ def doctor(directory: str | Path = ".") -> DoctorReport:
         *(check(machine) for check in _MACHINE_CHECKS),
         check_headers(has_python_headers()),
         _check_torch(),
+        check_kernels(),
         check_bfloat16(peaks),
         check_sandbox(),
         *(_check_package(name, "parts of SheepOp do not work", "pip install sheepop") for name in LIBRARIES),
@@ -218,9 +220,9 @@ def check_compiler(machine: Machine) -> Check:
         "C++ compiler",
         "missing",
         "none",
-        "On the CPU, training is not compiled (training.compile has no effect) and text is generated without SheepOp's "
-        "own kernels; both are slower.",
-        "Debian and Ubuntu: apt install g++. macOS: xcode-select --install.",
+        "On the CPU, training is not compiled (training.compile has no effect), which is slower. SheepOp's own kernels "
+        "need it where the package has none for the machine.",
+        _COMPILER_REMEDY,
     )
 
 
@@ -258,6 +260,17 @@ def _check_torch() -> Check:
         remedy = "Unset ATEN_CPU_CAPABILITY if it is set; otherwise a newer processor is needed."
         return Check("torch kernels", "warning", value, consequence, remedy)
     return Check("torch kernels", "ok", value)
+
+
+def check_kernels() -> Check:
+    """SheepOp's own kernels for a CPU, compiled now if they are not there."""
+    from sheepop.adapt.stored_weight import kernels_here
+
+    found = kernels_here()
+    if found.library is not None:
+        return Check("native kernels", "ok", found.words)
+    consequence = "Text is generated on the CPU by PyTorch's kernels, slower, and many times slower with int8 and int4."
+    return Check("native kernels", "missing", f"none: {found.words}", consequence, _COMPILER_REMEDY)
 
 
 def _check_package(name: str, consequence: str, remedy: str) -> Check:

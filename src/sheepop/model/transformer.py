@@ -70,6 +70,8 @@ class Transformer(nn.Module):
             for layer in range(config.num_layers)
         )
         self.compiled = False
+        # Of keys and values in a cache; None is `dtype`.
+        self.cache_dtype: torch.dtype | None = None
         self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
         self.tie()
 

@@ -1,9 +1,9 @@
 // y = x W^T + b on a CPU for the few rows of x that writing text has, where the time goes into reading W.
 //
-// W (N, K) is float32, bfloat16, int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset,
-// for every 16 or 32 neighbours: weight = scale * code + offset. Beside integers x is rounded, to 16 bits a row for rows
-// with one scale and to 30 bits for groups, so that products within a row or a group are exact sums of integers. A row of
-// y is the same to the last bit whatever the other rows of x are, and however many threads share the work.
+// W (N, K) is int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset, for every 16 or 32
+// neighbours: weight = scale * code + offset. x is rounded, to 16 bits a row for rows with one scale and to 30 bits for
+// groups, so that products within a row or a group are exact sums of integers. A row of y is the same to the last bit
+// whatever the other rows of x are, and however many threads share the work.
 
 #include <algorithm>
 #include <cmath>
@@ -41,27 +41,6 @@ inline Ints add_pairs(Ints total, Shorts a, Shorts b) {
 // Kinds of weights. `kStep` of them, at place k of row n, are multiplied by as many inputs at a time; a tile has `kRows`
 // rows of weights and `kInputs` rows of inputs, or `kFewRows` and all inputs where these are fewer. Where sums are exact,
 // `kStreams` neighbouring steps of a row may then be added apart. `kFetches` where reading takes longer than computing.
-
-inline Floats wide(const float* weights) { return load<Floats>(weights); }
-inline Floats wide(const uint16_t* bfloat16) {
-  return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(bfloat16), FloatBits) << 16);
-}
-
-template <class T, int rows, int inputs, int few_rows>
-struct Floating {
-  using Input = float;
-  using Total = Floats;
-  using Weights = Floats;
-  static constexpr int kStep = kLanes, kRows = rows, kInputs = inputs, kFewRows = few_rows, kStreams = 1;
-  static constexpr bool kFetches = true;
-  const T* weights;
-  const void* address(int64_t place) const { return weights + place; }
-  Weights read(int64_t place) const { return wide(weights + place); }
-  static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w, load<Floats>(x)); }
-  float finish(Total total, int64_t) const { return sum(total); }
-};
-using Float32 = Floating<float, 6, 2, 6>;
-using BFloat16 = Floating<uint16_t, 3, 4, 4>;
 
 struct Int8 {
   using Input = int16_t;
@@ -333,10 +312,6 @@ void product_of_groups(const W& weights, const float* x, const float* bias, floa
 #define INT4_32_BFLOAT16(has_offset) Int4Groups<uint16_t, 32, has_offset>
 
 extern "C" {
-
-LINEAR(float32, float, void) { Product<Float32>{{w}, x, nullptr, bias, y, M, K, N}.run(threads); }
-
-LINEAR(bfloat16, uint16_t, void) { Product<BFloat16>{{w}, x, nullptr, bias, y, M, K, N}.run(threads); }
 
 LINEAR(int8, int8_t, float) { product_of_rows({w, scales}, x, bias, y, M, K, N, threads); }
 

@@ -1,31 +1,18 @@
 // Paged attention of single tokens, on a CPU in float32.
 //
 // Token r attends to positions `first[r]` to `last[r]`; position p of its sequence is entry p % S of block
-// table[r][p / S]. Keys and values are float32, or int8 with a scale for each head of a token.
+// table[r][p / S]. Keys and values are float32, bfloat16 or float16, or int8 with a scale for each head of a token.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "native.h"
+#include "numbers.h"
 
 namespace {
 
 constexpr int64_t kWork = 1 << 14;  // the fewest numbers to read that are worth a thread
-
-typedef int8_t FewBytes __attribute__((vector_size(kLanes)));
-
-inline Floats read(const float* from) { return load<Floats>(from); }
-inline Floats read(const int8_t* from) {
-#if defined(__AVX512F__)
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#elif defined(__AVX2__)
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-#else
-  return __builtin_convertvector(load<FewBytes>(from), Floats);
-#endif
-}
 
 // The dot products of q with several adjacent keys of `width` numbers.
 template <int keys, class T>
@@ -38,7 +25,7 @@ inline void dots(const float* q, const T* key, int64_t width, float* out) {
   }
   for (int j = 0; j < keys; j++) {
     out[j] = sum(totals[j]);
-    for (int64_t rest = i; rest < width; rest++) out[j] += q[rest] * static_cast<float>(key[j * width + rest]);
+    for (int64_t rest = i; rest < width; rest++) out[j] += q[rest] * widened(key[j * width + rest]);
   }
 }
 
@@ -132,7 +119,7 @@ struct Attention {
     for (; i + 8 * kLanes <= width; i += 8 * kLanes) add_values<8>(to + i, weights, from + i, width, count);
     for (; i + kLanes <= width; i += kLanes) add_values<1>(to + i, weights, from + i, width, count);
     for (; i < width; i++)
-      for (int64_t j = 0; j < count; j++) to[i] += weights[j] * static_cast<float>(from[j * width + i]);
+      for (int64_t j = 0; j < count; j++) to[i] += weights[j] * widened(from[j * width + i]);
   }
 
   // A sink adds a score to the sum, but no value.
@@ -159,25 +146,39 @@ void run(const Attention<T>& attention, int64_t threads) {
   });
 }
 
+// Stores the key or value of a head of a token as entry `entry`.
+template <class T>
+void write(T* numbers, float*, int64_t entry, const float* x, int64_t width) {
+  for (int64_t i = 0; i < width; i++) narrow(x[i], numbers + entry * width + i);
+}
+
+void write(int8_t* numbers, float* scales, int64_t entry, const float* x, int64_t width) {
+  float top = std::numeric_limits<float>::min();
+  for (int64_t i = 0; i < width; i++) top = x[i] == x[i] ? std::max(top, std::abs(x[i])) : x[i];
+  const float scale = scales[entry] = top / 127;
+  for (int64_t i = 0; i < width; i++)
+    numbers[entry * width + i] = std::isfinite(top) ? static_cast<int8_t>(std::nearbyint(x[i] / scale)) : 1;
+}
+
 }  // namespace
+
+#define FORMAT(name, T)                                                                                             \
+  void attend_##name(const float* queries, const T* keys, const T* values, const float* key_scales,                 \
+                     const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,    \
+                     float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,       \
+                     float scale, float cap, const float* slopes, const float* sinks, int64_t threads) {            \
+    run<T>({queries, {keys, key_scales, C}, {values, value_scales, D}, table, first, last, out, R, H, K, S, M, scale, \
+            cap, slopes, sinks},                                                                                    \
+           threads);                                                                                                \
+  }                                                                                                                 \
+  void write_##name(T* numbers, float* scales, int64_t entry, const float* x, int64_t width) {                      \
+    write(numbers, scales, entry, x, width);                                                                        \
+  }
 
 extern "C" {
 
-void attend_float32(const float* queries, const float* keys, const float* values, const void*, const void*,
-                    const int64_t* table, const int64_t* first, const int64_t* last, float* out, int64_t R, int64_t H,
-                    int64_t K, int64_t S, int64_t C, int64_t D, int64_t M, float scale, float cap, const float* slopes,
-                    const float* sinks, int64_t threads) {
-  run<float>({queries, {keys, nullptr, C}, {values, nullptr, D}, table, first, last, out, R, H, K, S, M, scale, cap,
-              slopes, sinks},
-             threads);
-}
-
-void attend_int8(const float* queries, const int8_t* keys, const int8_t* values, const float* key_scales,
-                 const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last, float* out,
-                 int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M, float scale, float cap,
-                 const float* slopes, const float* sinks, int64_t threads) {
-  run<int8_t>({queries, {keys, key_scales, C}, {values, value_scales, D}, table, first, last, out, R, H, K, S, M, scale,
-               cap, slopes, sinks},
-              threads);
-}
+FORMAT(float32, float)
+FORMAT(bfloat16, BFloat16)
+FORMAT(float16, Float16)
+FORMAT(int8, int8_t)
 }

@@ -1,11 +1,10 @@
 // A transformer block for single tokens of many texts, on a CPU in float32: norms, projections, attention to blocks of
 // keys and values, and the feed-forward network, without a return to Python between them.
 //
-// Products and attention are function pointers, because each format of weights and keys has its own kernels.
+// Products, attention and its storage are function pointers, because each format of weights and keys has its own kernels.
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "native.h"
@@ -18,6 +17,7 @@ typedef void (*Attend)(const float* queries, const void* keys, const void* value
                        const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,
                        float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,
                        float scale, float cap, const float* slopes, const float* sinks, int64_t threads);
+typedef void (*Write)(void* numbers, float* scales, int64_t entry, const float* x, int64_t width);
 
 struct Linear {
   Product product;  // null if the block has no such layer
@@ -141,19 +141,6 @@ void rotate(float* x, const float* cos, const float* sin, int64_t count) {
   }
 }
 
-void write(const Stored& stored, int64_t entry, const float* x, int64_t width) {
-  if (!stored.scales) {
-    std::copy_n(x, width, static_cast<float*>(stored.numbers) + entry * width);
-    return;
-  }
-  float top = std::numeric_limits<float>::min();
-  for (int64_t i = 0; i < width; i++) top = x[i] == x[i] ? std::max(top, std::abs(x[i])) : x[i];
-  const float scale = stored.scales[entry] = top / 127;
-  int8_t* numbers = static_cast<int8_t*>(stored.numbers) + entry * width;
-  for (int64_t i = 0; i < width; i++)
-    numbers[i] = std::isfinite(top) ? static_cast<int8_t>(std::nearbyint(x[i] / scale)) : 1;
-}
-
 // Memory that grows to the needs of the largest pass and is reused.
 class Scratch {
  public:
@@ -176,6 +163,7 @@ struct Block {
   const Tokens& tokens;
   const Stored &keys, &values;
   Attend attend;
+  Write write;
   int64_t threads;
   float *normed, *q, *k, *v, *attended, *found, *hidden, *gate;
 
@@ -225,8 +213,9 @@ struct Block {
       norm_and_rotate(layer.key, k + r * layer.k.N, layer.kv_heads, r);
       for (int64_t head = 0; head < layer.kv_heads; head++) {
         const int64_t entry = (tokens.block[r] * layer.kv_heads + head) * tokens.block_size + tokens.offset[r];
-        write(keys, entry, k + r * layer.k.N + head * layer.key_width, layer.key_width);
-        write(values, entry, v + r * layer.v.N + head * layer.value_width, layer.value_width);
+        const float *key = k + r * layer.k.N + head * layer.key_width, *value = v + r * layer.v.N + head * layer.value_width;
+        write(keys.numbers, keys.scales, entry, key, layer.key_width);
+        write(values.numbers, values.scales, entry, value, layer.value_width);
       }
     });
     attend(q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.first, tokens.last, attended,
@@ -261,7 +250,7 @@ extern "C" {
 
 // out = the residual stream x (R, D) after the block.
 void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, const Stored* values, const float* x,
-               float* out, Attend attend, int64_t threads) {
+               float* out, Attend attend, Write write, int64_t threads) {
   thread_local std::vector<float> memory;
   Scratch scratch(memory);
   const int64_t widths[] = {layer->width, layer->q.N, layer->k.N, layer->v.N, layer->o.K, layer->width, layer->up.N,
@@ -269,7 +258,8 @@ void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, con
   int64_t offsets[8];
   for (int i = 0; i < 8; i++) offsets[i] = scratch.reserve(tokens->count * widths[i]);
   auto at = [&](int i) { return scratch.at(offsets[i]); };
-  Block{*layer, *tokens, *keys, *values, attend, threads, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)}.run(x,
-                                                                                                                   out);
+  Block{*layer, *tokens, *keys, *values, attend, write, threads,
+        at(0), at(1),   at(2), at(3),   at(4),  at(5), at(6),   at(7)}
+      .run(x, out);
 }
 }

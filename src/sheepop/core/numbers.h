@@ -1,0 +1,83 @@
+// Numbers of 16 and 8 bits, which are exact in float32. Floats are written rounded to the nearest, ties to even.
+
+#pragma once
+
+#include "native.h"
+
+// Half of a float32: 8 bits of exponent and 7 of fraction.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// IEEE 754 binary16: 5 bits of exponent and 10 of fraction.
+struct Float16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+inline To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline Floats read(const float* from) { return load<Floats>(from); }
+
+inline Floats read(const BFloat16* from) {
+  return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(from), FloatBits) << 16);
+}
+
+inline Floats read(const Float16* from) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  const FloatBits bits = __builtin_convertvector(load<HighBits>(from), FloatBits), size = (bits & 0x7fff) << 13;
+  // A product with 2^112 moves the exponent, also that of subnormal numbers.
+  const Floats found = reinterpret_cast<Floats>(size) * 0x1p112f;
+  const FloatBits special = size >= 0x0f800000 ? FloatBits{} + 0x7f800000 : FloatBits{};
+  return reinterpret_cast<Floats>(reinterpret_cast<FloatBits>(found) | special | (bits & 0x8000) << 16);
+#endif
+}
+
+typedef int8_t FewBytes __attribute__((vector_size(kLanes)));
+
+inline Floats read(const int8_t* from) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  return __builtin_convertvector(load<FewBytes>(from), Floats);
+#endif
+}
+
+inline float widened(float x) { return x; }
+inline float widened(int8_t x) { return x; }
+inline float widened(BFloat16 x) { return single(x.bits); }
+inline float widened(Float16 x) {
+  Float16 numbers[kLanes] = {x};
+  return read(numbers)[0];
+}
+
+inline void narrow(float x, float* to) { *to = x; }
+
+inline void narrow(float x, BFloat16* to) {
+  const auto bits = same_bits<uint32_t>(x);
+  to->bits = static_cast<uint16_t>(x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : bits >> 16 | 0x40);
+}
+
+inline void narrow(float x, Float16* to) {
+  const auto all = same_bits<uint32_t>(x), bits = all & 0x7fffffff;
+  uint32_t found;
+  if (bits >= 0x47800000) {  // 2^16
+    found = x == x ? 0x7c00 : 0x7e00;
+  } else if (bits < 0x38800000) {  // below 2^-14 it is subnormal: a sum with 0.5 has its bits at the end
+    found = same_bits<uint32_t>(same_bits<float>(bits) + 0.5f) - 0x3f000000;
+  } else {
+    found = (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13;
+  }
+  to->bits = static_cast<uint16_t>(found | (all >> 16 & 0x8000));
+}
