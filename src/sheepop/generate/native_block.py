@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.stored_weight import StoredWeight, pointer
+from sheepop.adapt.stored_weight import Linear, StoredWeight, pointer
 from sheepop.core.native import native_library
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attention_kernel
@@ -35,14 +35,6 @@ _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh"
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        *((name, _POINTER) for name in ("product", "weights", "scales", "offsets", "bias")),
-        ("inputs", _COUNT),
-        ("outputs", _COUNT),
-    ]
-
-
 class _Norm(ctypes.Structure):
     _fields_ = [("kind", _COUNT), ("weight", _POINTER), ("bias", _POINTER), ("width", _COUNT), ("eps", _NUMBER)]
 
@@ -55,7 +47,7 @@ class _Layer(ctypes.Structure):
     _fields_ = [
         *((name, _Branch) for name in ("attention", "feed_forward")),
         *((name, _Norm) for name in ("query", "key")),
-        *((name, _Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, _COUNT) for name in ("width", "heads", "kv_heads", "key_width", "value_width", "parallel")),
         ("activation", _COUNT),
         *((name, _NUMBER) for name in ("scale", "cap")),
@@ -184,13 +176,11 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
     )
 
 
-def _linear(layer: nn.Linear | None) -> _Linear:
+def _linear(layer: nn.Linear | None) -> Linear:
     if layer is None:
-        return _Linear()
-    weight = layer.weight
-    assert isinstance(weight, StoredWeight)
-    numbers = map(pointer, (weight.numbers, weight.scales, weight.offsets, layer.bias))
-    return _Linear(ctypes.cast(weight.kernel, _POINTER), *numbers, weight.row_length, weight.num_rows)
+        return Linear()
+    assert isinstance(layer.weight, StoredWeight)
+    return layer.weight.described(layer.bias)
 
 
 def _norm(norm: nn.Module | None) -> _Norm:

@@ -100,7 +100,7 @@ def attention_kernel(in_int8: bool) -> Callable[..., None]:
     """The CPU's kernel for keys and values in int8 or float32; ``attention.cpp`` describes its arguments."""
     found = getattr(native_library(_SOURCE), "attend_int8" if in_int8 else "attend_float32")
     pointers, sizes, factors = [ctypes.c_void_p] * 9, [ctypes.c_int64] * 7, [ctypes.c_float] * 2
-    found.argtypes = [*pointers, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    found.argtypes = [*pointers, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3]
     found.restype = None
     return found
 
@@ -122,7 +122,7 @@ def attend_natively(
         score.soft_cap or 0.0,
         pointer(slopes),
         pointer(sinks),
-        torch.get_num_threads(),
+        *(0, rows * kv_heads, torch.get_num_threads()),
     )
     return out
 
