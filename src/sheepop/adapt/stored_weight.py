@@ -120,9 +120,9 @@ class StoredWeight(Tensor):
             return x.new_empty(*x.shape[:-1], self.num_rows)
         if x.device.type == "cuda" and count <= _MOST_ROWS_ON_GPU and self.is_for_triton():
             return self.product_by_triton(x, bias)
-        kernel = self.kernel
-        if kernel is None or not self.suits_kernel(x, count):
+        if not self.suits_kernel(x, count):
             return self.product_by_torch(x, bias)
+        assert x.shape[-1] == self.row_length and (bias is None or len(bias) == self.num_rows)
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
         described = ctypes.byref(self.described(single_bias))
@@ -131,7 +131,7 @@ class StoredWeight(Tensor):
 
     def described(self, bias: Tensor | None) -> Linear:
         """Describes the product with this matrix, which must have a kernel, to native code."""
-        assert self.kernel is not None
+        assert self.kernel is not None and all(part is None or part.is_contiguous() for part in self.parts)
         parts = map(pointer, (*self.parts, bias))
         return Linear(*self.kernel, *parts, self.row_length, self.num_rows)
 

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -122,15 +120,16 @@ class Worker {
     expected_ += count;
     for (int64_t i = take(count); i < count; i = take(count)) {
       work(i);
-      team_.done.fetch_add(1, std::memory_order_release);
+      if (team_.done.fetch_add(1, std::memory_order_acq_rel) + 1 == expected_) team_.done.notify_all();
     }
-    for (int turns = 0; team_.done.load(std::memory_order_acquire) < expected_; turns++) {
-      if (turns >= kTurns) sched_yield();
+    int64_t seen = team_.done.load(std::memory_order_acquire);
+    for (int turns = 0; seen < expected_; seen = team_.done.load(std::memory_order_acquire)) {
+      if (++turns > kTurns) team_.done.wait(seen);
     }
   }
 
  private:
-  static constexpr int kTurns = 1000;  // to wait before other processes may run
+  static constexpr int kTurns = 4000;  // before a thread that waits leaves its processor to others
   Team& team_;
   uint64_t loop_ = 0;
   int64_t expected_ = 0;

@@ -3,7 +3,8 @@
 A kernel is a file of C functions on plain pointers, with OpenMP threads from PyTorch's own library, because the threads
 of a second library would compete with them. Compiled kernels are cached by source, compiler, processor and that
 library, so each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids the kernels; ``SHEEPOP_NATIVE=1`` uses them
-for the smallest network too.
+for the smallest network too. ``SHEEPOP_NATIVE_ARCH`` is the compiler's ``-march``, such as ``x86-64-v3`` for AVX2 on a
+processor that has AVX-512 too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sheepop.core.machine import compiler_command, find_compiler, processor_flag
 
 _HEADER = Path(__file__).with_name("native.h")
 # No contraction: sums of products are rounded as in the source, not depending on the compiler's choices.
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-std=c++20", "-fPIC", "-fopenmp")
+_FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-std=c++20", "-fPIC", "-fopenmp")
 _OPENMP = ("libgomp*", "libiomp*", "libomp*")
 _SECONDS = 120
 
@@ -48,7 +49,8 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 def _compiled(source: Path, compiler: Sequence[str]) -> Path:
     content = source.read_bytes() + _HEADER.read_bytes()
     threads, flags = _openmp(), processor_flags(system_text("/proc/cpuinfo"))
-    key = repr((content, compiler, find_compiler(), _FLAGS, flags, threads)).encode()
+    options = (*_FLAGS, f"-march={os.environ.get('SHEEPOP_NATIVE_ARCH') or 'native'}")
+    key = repr((content, compiler, find_compiler(), options, flags, threads)).encode()
     folder = cache_directory() / "native"
     target = folder / f"{source.stem}-{hashlib.sha256(key).hexdigest()[:24]}.so"
     if not target.exists():
@@ -56,7 +58,7 @@ def _compiled(source: Path, compiler: Sequence[str]) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as work:
             part, built = Path(work) / "part.o", Path(work) / target.name
             for command in (
-                [*compiler, *_FLAGS, f"-I{_HEADER.parent}", "-c", str(source), "-o", str(part)],
+                [*compiler, *options, f"-I{_HEADER.parent}", "-c", str(source), "-o", str(part)],
                 [*compiler, "-shared", str(part), threads, "-o", str(built)],
             ):
                 subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
