@@ -189,18 +189,21 @@ void round_row(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
 template <class T>
 struct Rows {
   const char* starts[kLanes];
-  Rows(const T* first, int64_t length, int64_t n, int64_t N) {
+  int64_t bytes;  // from a row to the next
+  Rows(const void* matrix, int64_t length, int64_t n, int64_t N) : bytes(length * static_cast<int64_t>(sizeof(T))) {
+    const T* first = static_cast<const T*>(matrix);
     for (int r = 0; r < kLanes; r++) starts[r] = reinterpret_cast<const char*>(first + std::min(n + r, N - 1) * length);
   }
-  // Fetches, of the rows after these, the numbers that lie as far from their beginning as these bytes.
-  void fetch_next(int64_t length, int64_t at, int64_t count) const {
-    const char* next = starts[0] + kLanes * (length * static_cast<int64_t>(sizeof(T)) + at);
+  // While `count` bytes at `at` of each row are read, as many of the next tile are fetched, in the order of memory.
+  void fetch_next(int64_t at, int64_t count) const {
+    const char* next = starts[0] + kLanes * (bytes + at);
     for (int64_t i = 0; i < kLanes * count; i += 64) __builtin_prefetch(next + i, 0, 2);
   }
 };
 
 // Scales or offsets of `count` groups from `at` on.
 inline void read_groups(const Rows<float>& rows, int64_t at, int64_t count, Floats* to) {
+  rows.fetch_next(at * sizeof(float), count * sizeof(float));
   int64_t g = 0;
   for (; g + 4 <= count; g += 4) {
     const Columns columns(rows.starts, (at + g) * sizeof(float));
@@ -210,6 +213,7 @@ inline void read_groups(const Rows<float>& rows, int64_t at, int64_t count, Floa
     for (int r = 0; r < kLanes; r++) to[g][r] = reinterpret_cast<const float*>(rows.starts[r])[at + g];
 }
 inline void read_groups(const Rows<uint16_t>& rows, int64_t at, int64_t count, Floats* to) {
+  rows.fetch_next(at * sizeof(uint16_t), count * sizeof(uint16_t));
   for (int64_t g = 0; g < count; g++)
     for (int r = 0; r < kLanes; r++) to[g][r] = single(reinterpret_cast<const uint16_t*>(rows.starts[r])[at + g]);
 }
@@ -221,13 +225,11 @@ struct Groups {
   static constexpr int64_t kPanel = 2048;  // columns whose scales stay in the cache
   Rows<uint8_t> codes;
   Rows<Scale> scales, offsets;
-  int64_t row_bytes;
 
   Groups(const Linear& linear, int64_t n)
-      : codes(static_cast<const uint8_t*>(linear.weights), linear.K * kBytes / Codes::kCodes, n, linear.N),
-        scales(static_cast<const Scale*>(linear.scales), linear.K / group, n, linear.N),
-        offsets(static_cast<const Scale*>(has_offset ? linear.offsets : linear.scales), linear.K / group, n, linear.N),
-        row_bytes(linear.K * kBytes / Codes::kCodes) {}
+      : codes(linear.weights, linear.K * kBytes / Codes::kCodes, n, linear.N),
+        scales(linear.scales, linear.K / group, n, linear.N),
+        offsets(has_offset ? linear.offsets : linear.scales, linear.K / group, n, linear.N) {}
 
   void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end, Floats* totals) const {
     Floats panel_scales[kPanel / group], panel_offsets[has_offset ? kPanel / group : 1];
@@ -236,7 +238,7 @@ struct Groups {
     for (int64_t k = begin; k < end; k += kStep) {
       Pairs weights[kStep / 2];
       const int64_t at = k * kBytes / Codes::kCodes;
-      if (first == 0) codes.fetch_next(row_bytes, at, kReads * kBytes);
+      if (first == 0) codes.fetch_next(at, kReads * kBytes);
       for (int i = 0; i < kReads; i++)
         Codes::unpack(Columns(codes.starts, at + i * kBytes), weights + i * Codes::kCodes / 2);
       for (int g = 0; g < kStep / group; g++) {
@@ -273,21 +275,24 @@ struct Groups {
 struct WholeRows {
   static constexpr int kPlanes = 1;
   static constexpr int64_t kPanel = 256;  // products of 8 and 16 bits whose sum cannot overflow
-  Rows<uint8_t> codes;
-  int64_t row_bytes;
+  Rows<int8_t> codes;
 
-  WholeRows(const Linear& linear, int64_t n)
-      : codes(static_cast<const uint8_t*>(linear.weights), linear.K, n, linear.N), row_bytes(linear.K) {}
+  WholeRows(const Linear& linear, int64_t n) : codes(linear.weights, linear.K, n, linear.N) {}
 
   void add(const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end, Floats* totals) const {
     Lanes sums[kInputs] = {};
     for (int64_t k = begin; k < end; k += kColumns) {
       Pairs weights[kPairs];
-      if (first == 0) codes.fetch_next(row_bytes, k, kBytes);
+      if (first == 0) codes.fetch_next(k, kBytes);
       Bytes::unpack(Columns(codes.starts, k), weights);
       for (int64_t i = 0; i < count; i++) {
         const int16_t* x = inputs.parts(k, first + i);
-        for (int pair = 0; pair < kPairs; pair++) sums[i] = add_pairs(sums[i], weights[pair], spread_pair(x + 2 * pair));
+        Lanes other = {};  // so that not every sum waits for the one before
+        for (int pair = 0; pair < kPairs; pair += 2) {
+          sums[i] = add_pairs(sums[i], weights[pair], spread_pair(x + 2 * pair));
+          other = add_pairs(other, weights[pair + 1], spread_pair(x + 2 * pair + 2));
+        }
+        sums[i] += other;
       }
     }
     for (int64_t i = 0; i < count; i++) totals[i] += floats(sums[i]);
