@@ -123,9 +123,7 @@ def test_products_agree_with_float64(form: str, num_rows: int, length: int) -> N
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "form", ["float32", "bfloat16", *INTEGERS]
-)
+@pytest.mark.parametrize("form", ["float32", "bfloat16", *INTEGERS])
 def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: str) -> None:
     weight, x = stored_as(drawn(101, 96), form), drawn(70, 96, seed=3)
     together = F.linear(x, weight)

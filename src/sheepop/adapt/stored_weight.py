@@ -6,6 +6,7 @@ Matrix products and row look-ups read the stored format directly; every other op
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -202,9 +203,14 @@ class StoredWeight(Tensor):
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
         """Whether to use the native kernel for a product with the `count` rows of `x`."""
-        if x.device.type != "cpu" or x.dtype == torch.float64 or self.kernel is None:
-            return False
-        return (self.scales is not None and self.group is None) or count <= _MOST_ROWS or self.always_native
+        return x.device.type == "cpu" and x.dtype != torch.float64 and count <= self.most_native_rows
+
+    @property
+    def most_native_rows(self) -> float:
+        """How many rows a product with the native kernel may have."""
+        if self.kernel is None:
+            return 0
+        return math.inf if self.always_native or (self.scales is not None and self.group is None) else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

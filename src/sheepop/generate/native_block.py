@@ -73,13 +73,14 @@ class NativeBlock(Block):
         nn.Module.__init__(self)
         self.__dict__.update(block.__dict__)
         self._layer = _layer(block, activation, slopes)
-        self._weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
+        weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
+        self._most_rows = min(weight.most_native_rows for weight in weights)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         """Returns a plain block, because the native structures point to the weights of the original."""
         block = memo[id(self)] = Block.__new__(Block)
         nn.Module.__init__(block)
-        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_weights")}
+        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_most_rows")}
         block.__dict__.update(copy.deepcopy(kept, memo))
         return block
 
@@ -87,11 +88,7 @@ class NativeBlock(Block):
         """See `Block.forward`."""
         metadata = cache.metadata(inputs.attending) if isinstance(cache, PagedCache) else None
         count = x_BTD.numel() // self._layer.width
-        if (
-            metadata is None
-            or someone_watches()
-            or not all(weight.suits_kernel(x_BTD, count) for weight in self._weights)
-        ):
+        if metadata is None or someone_watches() or count > self._most_rows:
             return super().forward(x_BTD, inputs, cache)
         assert isinstance(cache, PagedCache) and metadata is not None and self.attention is not None
         keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]

@@ -1,9 +1,9 @@
-// y = x W^T + b on a CPU for weights that are integers of 8 or 4 bits; `docs/kernels.md` explains the method.
+// y = x W^T + b on a CPU for weights that are integers of 8 or 4 bits; docs/generation.md explains the method.
 //
-// W (N, K) has int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset, for every 16 or 32
-// neighbours: weight = scale * code + offset. x becomes integers, of 16 bits for rows with one scale and of 30 bits for
-// groups, so that the products within a group are exact sums of integers. A row of y is the same to the last bit whatever
-// the other rows of x are, however many threads share the work, and however wide the processor's vectors are.
+// W (N, K) has int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset, for every 16 or
+// 32 neighbours: weight = scale * code + offset. x becomes integers, of 16 bits for rows with one scale and of 30 bits
+// for groups, so that the products within a group are exact sums of integers. A row of y is the same to the last bit
+// whatever the other rows of x are, however many threads share the work, and however wide the vectors are.
 
 #include <algorithm>
 #include <cmath>
@@ -201,21 +201,24 @@ struct Rows {
   }
 };
 
-// Scales or offsets of `count` groups from `at` on.
-inline void read_groups(const Rows<float>& rows, int64_t at, int64_t count, Floats* to) {
-  rows.fetch_next(at * sizeof(float), count * sizeof(float));
+inline float number(float value) { return value; }
+inline float number(uint16_t bfloat16) { return single(bfloat16); }
+
+// Reads scales or offsets of `count` groups from `at` on.
+template <class Scale>
+void read_groups(const Rows<Scale>& rows, int64_t at, int64_t count, Floats* to) {
+  rows.fetch_next(at * sizeof(Scale), count * sizeof(Scale));
+  constexpr int kMany = kBytes / sizeof(Scale);
   int64_t g = 0;
-  for (; g + 4 <= count; g += 4) {
-    const Columns columns(rows.starts, (at + g) * sizeof(float));
-    std::memcpy(to + g, columns.parts, sizeof(columns.parts));
+  for (; g + kMany <= count; g += kMany) {
+    const Columns columns(rows.starts, (at + g) * sizeof(Scale));
+    for (const Lanes part : columns.parts) {
+      if constexpr (kMany == 8) *to++ = reinterpret_cast<Floats>(part << 16);  // the first of two bfloat16
+      *to++ = reinterpret_cast<Floats>(kMany == 8 ? part & static_cast<int32_t>(0xffff0000) : part);
+    }
   }
-  for (; g < count; g++)
-    for (int r = 0; r < kLanes; r++) to[g][r] = reinterpret_cast<const float*>(rows.starts[r])[at + g];
-}
-inline void read_groups(const Rows<uint16_t>& rows, int64_t at, int64_t count, Floats* to) {
-  rows.fetch_next(at * sizeof(uint16_t), count * sizeof(uint16_t));
-  for (int64_t g = 0; g < count; g++)
-    for (int r = 0; r < kLanes; r++) to[g][r] = single(reinterpret_cast<const uint16_t*>(rows.starts[r])[at + g]);
+  for (; g < count; g++, to++)
+    for (int r = 0; r < kLanes; r++) (*to)[r] = number(reinterpret_cast<const Scale*>(rows.starts[r])[at + g]);
 }
 
 // Integers in groups: total = the sum of scale * sum(codes * inputs) + offset * sum(inputs).

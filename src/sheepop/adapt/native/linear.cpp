@@ -1,7 +1,7 @@
 // y = x W^T + b on a CPU for the few rows of x that writing text has, where the time goes into reading W.
 //
-// W (N, K) is float32 or bfloat16 here; `integers.cpp` has the integers. A row of y is the same to the last bit whatever the
-// other rows of x are, and however many threads share the work.
+// W (N, K) is float32 or bfloat16 here; `integers.cpp` has the integers. A row of y is the same to the last bit whatever
+// the other rows of x are, and however many threads share the work.
 
 #include <algorithm>
 #include <cmath>
