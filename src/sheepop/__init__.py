@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from sheepop.language_model import LanguageModel, load, load_tokenizer, tune
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
+
+# OpenMP's threads read this when torch is loaded. After a parallel region they would wait for the next for milliseconds
+# without leaving their processor, which another program, or a thread that they wait for, may need.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"
 __all__ = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "register", "train", "tune"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from sheepop.adapt import stored_weight
 from sheepop.adapt.quantization import quantized
 from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.core.native import levels, load_kernel
 from sheepop.model.experts.grouped_product import grouped_product
 
 # A format; a group of neighbours that share a scale; the type of the scales; and whether there are offsets.
@@ -29,6 +30,7 @@ GROUPED: dict[str, tuple[Format, int, torch.dtype, bool]] = {
     "int4 in 32s with halves": ("int4", 32, torch.bfloat16, False),
 }
 FORMATS = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", *GROUPED)
+INTEGERS = ("int8", "int4", *(form for form, (_, group, *_) in GROUPED.items() if group > 8))
 needs_compiler = pytest.mark.skipif(not stored_weight.has_kernels(), reason="there is no C++ compiler for the kernels")
 
 
@@ -118,17 +120,7 @@ def test_products_agree_with_float64(form: str, num_rows: int, length: int) -> N
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "form",
-    [
-        "float32",
-        "bfloat16",
-        "float16",
-        "int8",
-        "int4",
-        *(form for form, (_, group, *_) in GROUPED.items() if group > 8),
-    ],
-)
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "float16", *INTEGERS])
 def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: str) -> None:
     weight, x = stored_as(drawn(101, 96), form), drawn(70, 96, seed=3)
     together = F.linear(x, weight)
@@ -145,6 +137,36 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: str) -> None:
 def _single(form: str) -> Tensor:
     torch.set_num_threads(1)
     return F.linear(drawn(4, 4096, seed=5), stored_as(drawn(64, 4096), form))
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", INTEGERS)
+def test_long_rows_agree_with_float64(form: str) -> None:
+    """Rows longer than what a kernel sums at a time, and more inputs than it keeps sums of."""
+    weight, x = stored_as(drawn(19, 4128), form), drawn(66, 4128, seed=3)
+    exact = weight.rows().double()
+    allowed = 1e-6 * x.double().abs() @ exact.abs().t()
+    if weight.group is None:
+        allowed += (x.double().abs().amax(1, keepdim=True) / 65534 * exact.square().sum(1).sqrt()) * 6 / 3**0.5
+    assert ((F.linear(x, weight).double() - x.double() @ exact.t()).abs() <= allowed).all()
+
+
+@needs_compiler
+def test_products_do_not_depend_on_the_width_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of AVX2 give what those of this processor do, to the last bit."""
+    if "avx2" not in [level.name for level in levels()]:
+        pytest.skip("this processor has no AVX2")
+    weights = [stored_as(drawn(50, 96), form) for form in INTEGERS]
+    x = drawn(5, 96, seed=3)
+    expected = [F.linear(x, weight) for weight in weights]
+    monkeypatch.setenv("SHEEPOP_NATIVE", "avx2")
+    narrow = load_kernel.__wrapped__(stored_weight._SOURCE_OF_INTEGERS).library
+    monkeypatch.setattr(stored_weight, "native_library", lambda source: narrow)
+    for weight, wanted in zip(weights, expected, strict=True):
+        stored_weight._kernel.cache_clear()
+        assert weight.kernel is not None
+        assert torch.equal(F.linear(x, weight), wanted)
+    stored_weight._kernel.cache_clear()
 
 
 @needs_compiler

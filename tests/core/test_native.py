@@ -27,6 +27,22 @@ extern "C" void squares(int64_t* numbers, int64_t count, int64_t threads) {
 }
 """
 SQUARES = [number**2 for number in range(1000)]
+# Each loop needs the whole of the loop before: item i of the next is the sum of the first i + 1 items.
+SUMS = """
+#include "native.h"
+extern "C" void sum(int64_t* numbers, int64_t count, int64_t loops, int64_t threads) {
+  together(threads, [&](Worker& worker) {
+    for (int64_t loop = 0; loop < loops; loop++) {
+      const int64_t* before = numbers + loop * count;
+      worker.share(count, [&](int64_t i) {
+        int64_t total = 0;
+        for (int64_t j = 0; j <= i; j++) total += before[j];
+        numbers[(loop + 1) * count + i] += total;
+      });
+    }
+  });
+}
+"""
 needs_compiler = pytest.mark.skipif(compiler_command() is None, reason="there is no C++ compiler")
 needs_levels = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one level")
 
@@ -122,6 +138,22 @@ def test_a_kernel_of_the_package_needs_no_compiler(source: Path, monkeypatch: py
     source.write_text(SOURCE)
     built.write_bytes(built.read_bytes()[:3000])
     assert squares(source) is None
+
+
+@needs_compiler
+def test_threads_share_loops_and_wait_for_their_items(source: Path) -> None:
+    """With more threads than processors, some come late."""
+    source.write_text(SUMS)
+    library = native_library(source)
+    assert library is not None
+    count, loops = 7, 300
+    expected = [[1] * count]
+    for _ in range(loops):
+        expected.append([sum(expected[-1][: i + 1]) % 2**64 for i in range(count)])
+    for threads in (1, 2, 5):
+        numbers = (ctypes.c_uint64 * ((loops + 1) * count))(*expected[0])
+        library.sum(numbers, *map(ctypes.c_int64, (count, loops, threads)))
+        assert list(numbers) == [number for row in expected for number in row]
 
 
 @needs_compiler

@@ -16,8 +16,8 @@ from sheepop.adapt.stored_weight import StoredWeight, has_kernels
 from sheepop.core.native import say_once
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.native_block import NativeBlock
-from sheepop.generate.native_sampling import choose_natively
 from sheepop.generate.paged_cache import bytes_per_block
+from sheepop.generate.sampling_kernels import choose_natively
 from sheepop.model import Transformer
 from sheepop.model.probe import watch
 from sheepop.tokenizer import CharTokenizer

@@ -6,6 +6,7 @@ Matrix products and row look-ups read the stored format directly; every other op
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -28,14 +29,23 @@ GROUP = 32
 """Number of int4 weights that share 16 bytes."""
 
 _NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
-_FOLDER = Path(__file__).parent / "native"
-_INTEGERS, _FLOATS = _FOLDER / "linear.cpp", _FOLDER / "floating.cpp"
+_SOURCE = Path(__file__).parent / "native" / "linear.cpp"
+_SOURCE_OF_INTEGERS = _SOURCE.with_name("integers.cpp")
 # For more rows PyTorch's kernels are faster, unless the weights are integers with one scale a row.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
 _ALIGNED = 16  # the native kernels process this many numbers of a row at a time
 _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
+
+
+class Linear(ctypes.Structure):
+    """A product with a stored matrix as native code sees it; ``native.h`` describes the fields."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("round", "multiply", "weights", "scales", "offsets", "bias")),
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs")),
+    ]
 
 
 class StoredWeight(Tensor):
@@ -112,14 +122,20 @@ class StoredWeight(Tensor):
             return x.new_empty(*x.shape[:-1], self.num_rows)
         if x.device.type == "cuda" and count <= _MOST_ROWS_ON_GPU and self.is_for_triton():
             return self.product_by_triton(x, bias)
-        kernel = self.kernel
-        if kernel is None or not self.suits_kernel(x, count):
+        if not self.suits_kernel(x, count):
             return self.product_by_torch(x, bias)
+        assert x.shape[-1] == self.row_length and (bias is None or len(bias) == self.num_rows)
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
-        sizes = (count, self.row_length, self.num_rows, torch.get_num_threads())
-        kernel(*map(pointer, (rows_MK, *self.parts, single_bias, out_MN)), *sizes)
+        described = ctypes.byref(self.described(single_bias))
+        _run()(described, *map(pointer, (rows_MK, out_MN)), count, torch.get_num_threads())
         return out_MN.to(x.dtype)
+
+    def described(self, bias: Tensor | None) -> Linear:
+        """Describes the product with this matrix, which must have a kernel, to native code."""
+        assert self.kernel is not None and all(part is None or part.is_contiguous() for part in self.parts)
+        parts = map(pointer, (*self.parts, bias))
+        return Linear(*self.kernel, *parts, self.row_length, self.num_rows)
 
     def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
@@ -179,8 +195,8 @@ class StoredWeight(Tensor):
         return self.scales is not None and known and _has_triton()
 
     @property
-    def kernel(self) -> Any:
-        """The native CPU function for the stored format, or None; ``native/*.cpp`` document its arguments."""
+    def kernel(self) -> tuple[int | None, int] | None:
+        """The native functions `round`, or None, and `multiply` for the stored format (see ``native.h``), or None."""
         if self.row_length % _ALIGNED or self.stored == "fp8":
             return None
         scaling = "" if self.scales is None or self.group is None else f"_{self.group}_{name_of(self.scales.dtype)}"
@@ -188,9 +204,14 @@ class StoredWeight(Tensor):
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
         """Whether to use the native kernel for a product with the `count` rows of `x`."""
-        if x.device.type != "cpu" or x.dtype == torch.float64 or self.kernel is None:
-            return False
-        return (self.scales is not None and self.group is None) or count <= _MOST_ROWS or self.always_native
+        return x.device.type == "cpu" and x.dtype != torch.float64 and count <= self.most_native_rows
+
+    @property
+    def most_native_rows(self) -> float:
+        """How many rows a product with the native kernel may have."""
+        if self.kernel is None:
+            return 0
+        return math.inf if self.always_native or (self.scales is not None and self.group is None) else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -283,23 +304,29 @@ def _unpacked(codes: Tensor, *, is_signed: bool) -> Tensor:
 
 
 @cache
-def _kernel(name: str) -> Any:
-    """The native function for a stored format and the form of its scales, or None if there is none."""
-    source = _FLOATS if "float" in name.partition("_")[0] else _INTEGERS
-    found = getattr(native_library(source), f"linear_{name}", None)
-    if found is not None:
-        found.argtypes, found.restype = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 4, None
+def _kernel(name: str) -> tuple[int | None, int] | None:
+    """The native functions for a stored format and the form of its scales, or None if there are none."""
+    library = native_library(_SOURCE_OF_INTEGERS if name.startswith("int") else _SOURCE)
+    found = (getattr(library, f"{kind}_{name}", None) for kind in ("round", "multiply"))
+    rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
+    return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)
+
+
+@cache
+def _run() -> Any:
+    found = native_library(_SOURCE).run_linear  # type: ignore[union-attr]
+    found.argtypes, found.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2, None
     return found
 
 
 def has_kernels() -> bool:
     """Whether this machine has, or can compile, the native kernels."""
-    return native_library(_FLOATS) is not None
+    return native_library(_SOURCE) is not None
 
 
 def kernels_here() -> Loaded:
     """The native kernels of this machine, compiled now if they must be, or why there are none."""
-    return load_kernel(_FLOATS)
+    return load_kernel(_SOURCE)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #ifdef __AVX2__
@@ -97,4 +99,95 @@ inline void share(int64_t count, int64_t least, int64_t threads, const Work& wor
   }
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int64_t i = 0; i < threads; i++) work(count * i / threads, count * (i + 1) / threads);
+}
+
+// Threads that call the same functions and share the loops in them. No thread waits for another, only for the items of
+// a loop that others have taken: one that comes late, because another process has its processor, finds the loops before
+// finished and joins the current one. So outside of shared loops the threads only compute what all of them need.
+struct Team {
+  alignas(64) std::atomic<uint64_t> next{0};  // the current loop in the upper half, its next item in the lower one
+  alignas(64) std::atomic<int64_t> done{0};   // items of all loops
+};
+
+class Worker {
+ public:
+  explicit Worker(Team& team) : team_(team) {}
+
+  // Calls `work(i)` for the items 0 to `count`, each in one of the threads, and returns when all are done.
+  template <class Work>
+  void share(int64_t count, const Work& work) {
+    loop_++;
+    expected_ += count;
+    for (int64_t i = take(count); i < count; i = take(count)) {
+      work(i);
+      if (team_.done.fetch_add(1, std::memory_order_acq_rel) + 1 == expected_) team_.done.notify_all();
+    }
+    int64_t seen = team_.done.load(std::memory_order_acquire);
+    for (int turns = 0; seen < expected_; seen = team_.done.load(std::memory_order_acquire)) {
+      if (++turns > kTurns) team_.done.wait(seen);
+    }
+  }
+
+ private:
+  static constexpr int kTurns = 4000;  // before a thread that waits leaves its processor to others
+  Team& team_;
+  uint64_t loop_ = 0;
+  int64_t expected_ = 0;
+
+  int64_t take(int64_t count) {
+    uint64_t seen = team_.next.load(std::memory_order_acquire);
+    while (seen >> 32 <= loop_) {
+      const int64_t item = seen >> 32 == loop_ ? static_cast<int64_t>(seen & 0xffffffff) : 0;
+      if (item >= count) break;
+      if (team_.next.compare_exchange_weak(seen, loop_ << 32 | (item + 1), std::memory_order_acq_rel)) return item;
+    }
+    return count;
+  }
+};
+
+// Calls `work(worker)` in each thread of a team.
+template <class Work>
+inline void together(int64_t threads, const Work& work) {
+  Team team;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    Worker worker(team);
+    work(worker);
+  }
+}
+
+// A matrix W (N, K) in a stored format, and the functions that multiply with it.
+struct Linear {
+  // Rounds row m of x (M, K) into memory of `rounded_floats(M, K)`; null if x is used as it is.
+  void (*round)(const float* x, int64_t m, void* memory, int64_t M, int64_t K);
+  // y (M, N) = x W^T + b for rows `begin` to `end` of W; `inputs` is x or what `round` made of it.
+  void (*multiply)(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end);
+  const void *weights, *scales, *offsets;  // the latter two may be null
+  const float* bias;                       // (N,), or null
+  int64_t K, N;
+};
+
+inline int64_t rounded_floats(int64_t M, int64_t K) { return M * (K + K / 16 + 1); }
+
+// One of several products of the same x, whose rows are shared out together.
+struct Product {
+  const Linear* linear;
+  const void* inputs;
+  float* y;
+};
+
+template <int count>
+inline void multiply(Worker& worker, const Product (&products)[count], int64_t M, int64_t threads) {
+  constexpr int64_t kRows = 48, kMost = 16;  // whole tiles of every kernel; tiles at a time
+  int64_t total = 0, ends[count];
+  for (const Product& product : products) total += product.linear->N;
+  const int64_t rows = kRows * std::clamp<int64_t>(total / (kRows * 4 * threads), 1, kMost);
+  for (int i = 0; i < count; i++) ends[i] = (i ? ends[i - 1] : 0) + (products[i].linear->N + rows - 1) / rows;
+  worker.share(ends[count - 1], [&](int64_t item) {
+    int i = 0;
+    while (item >= ends[i]) i++;
+    const auto& [linear, inputs, y] = products[i];
+    const int64_t begin = (item - (i ? ends[i - 1] : 0)) * rows;
+    linear->multiply(linear, inputs, y, M, begin, std::min(linear->N, begin + rows));
+  });
 }

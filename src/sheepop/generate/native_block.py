@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.native_products import wants_native_kernels, with_native_products
-from sheepop.adapt.stored_weight import StoredWeight, pointer
+from sheepop.adapt.stored_weight import Linear, StoredWeight, pointer
 from sheepop.core.native import native_library, say_once
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
@@ -37,14 +37,6 @@ _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh"
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        *((name, _POINTER) for name in ("product", "weights", "scales", "offsets", "bias")),
-        ("inputs", _COUNT),
-        ("outputs", _COUNT),
-    ]
-
-
 class _Norm(ctypes.Structure):
     _fields_ = [("kind", _COUNT), ("weight", _POINTER), ("bias", _POINTER), ("width", _COUNT), ("eps", _NUMBER)]
 
@@ -57,7 +49,7 @@ class _Layer(ctypes.Structure):
     _fields_ = [
         *((name, _Branch) for name in ("attention", "feed_forward")),
         *((name, _Norm) for name in ("query", "key")),
-        *((name, _Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, _COUNT) for name in ("width", "heads", "kv_heads", "key_width", "value_width", "parallel")),
         ("activation", _COUNT),
         *((name, _NUMBER) for name in ("scale", "cap")),
@@ -83,13 +75,14 @@ class NativeBlock(Block):
         nn.Module.__init__(self)
         self.__dict__.update(block.__dict__)
         self._layer = _layer(block, activation, slopes)
-        self._weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
+        weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
+        self._most_rows = min(weight.most_native_rows for weight in weights)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         """Returns a plain block, because the native structures point to the weights of the original."""
         block = memo[id(self)] = Block.__new__(Block)
         nn.Module.__init__(block)
-        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_weights")}
+        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_most_rows")}
         block.__dict__.update(copy.deepcopy(kept, memo))
         return block
 
@@ -97,11 +90,7 @@ class NativeBlock(Block):
         """See `Block.forward`."""
         metadata = cache.metadata(inputs.attending) if isinstance(cache, PagedCache) else None
         count = x_BTD.numel() // self._layer.width
-        if (
-            metadata is None
-            or someone_watches()
-            or not all(weight.suits_kernel(x_BTD, count) for weight in self._weights)
-        ):
+        if metadata is None or someone_watches() or count > self._most_rows:
             return super().forward(x_BTD, inputs, cache)
         assert isinstance(cache, PagedCache) and metadata is not None and self.attention is not None
         keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
@@ -208,13 +197,11 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
     )
 
 
-def _linear(layer: nn.Linear | None) -> _Linear:
+def _linear(layer: nn.Linear | None) -> Linear:
     if layer is None:
-        return _Linear()
-    weight = layer.weight
-    assert isinstance(weight, StoredWeight)
-    numbers = map(pointer, (weight.numbers, weight.scales, weight.offsets, layer.bias))
-    return _Linear(ctypes.cast(weight.kernel, _POINTER), *numbers, weight.row_length, weight.num_rows)
+        return Linear()
+    assert isinstance(layer.weight, StoredWeight)
+    return layer.weight.described(layer.bias)
 
 
 def _norm(norm: nn.Module | None) -> _Norm:

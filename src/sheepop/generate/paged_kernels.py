@@ -136,7 +136,7 @@ def attention_kernel(stored: torch.dtype) -> Callable[..., None]:
     """The CPU's kernel for stored keys and values; ``attention.cpp`` describes its arguments."""
     found = getattr(native_library(_SOURCE), f"attend_{name_of(stored)}")
     pointers, sizes, factors = [ctypes.c_void_p] * 9, [ctypes.c_int64] * 7, [ctypes.c_float] * 2
-    found.argtypes = [*pointers, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    found.argtypes = [*pointers, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3]
     found.restype = None
     return found
 
@@ -164,7 +164,7 @@ def attend_natively(
         score.soft_cap or 0.0,
         pointer(slopes),
         pointer(sinks),
-        torch.get_num_threads(),
+        *(0, rows * kv_heads, torch.get_num_threads()),
     )
     return out
 

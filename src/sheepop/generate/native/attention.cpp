@@ -137,12 +137,13 @@ struct Attention {
   }
 };
 
+// Computes the pairs `begin` to `end` of a token and a key-value head.
 template <class T>
-void run(const Attention<T>& attention, int64_t threads) {
+void run(const Attention<T>& attention, int64_t begin, int64_t end, int64_t threads) {
   const int64_t numbers = attention.S * (attention.keys.width + attention.values.width);
-  share(attention.R * attention.K, 1 + kWork / numbers, threads, [&](int64_t begin, int64_t end) {
+  share(end - begin, 1 + kWork / numbers, threads, [&](int64_t from, int64_t to) {
     std::vector<float> memory;
-    for (int64_t i = begin; i < end; i++) attention.group(i / attention.K, i % attention.K, memory);
+    for (int64_t i = begin + from; i < begin + to; i++) attention.group(i / attention.K, i % attention.K, memory);
   });
 }
 
@@ -166,10 +167,11 @@ void write(int8_t* numbers, float* scales, int64_t entry, const float* x, int64_
   void attend_##name(const float* queries, const T* keys, const T* values, const float* key_scales,                 \
                      const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,    \
                      float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,       \
-                     float scale, float cap, const float* slopes, const float* sinks, int64_t threads) {            \
+                     float scale, float cap, const float* slopes, const float* sinks, int64_t begin, int64_t end,   \
+                     int64_t threads) {                                                                             \
     run<T>({queries, {keys, key_scales, C}, {values, value_scales, D}, table, first, last, out, R, H, K, S, M, scale, \
             cap, slopes, sinks},                                                                                    \
-           threads);                                                                                                \
+           begin, end, threads);                                                                                    \
   }                                                                                                                 \
   void write_##name(T* numbers, float* scales, int64_t entry, const float* x, int64_t width) {                      \
     write(numbers, scales, entry, x, width);                                                                        \

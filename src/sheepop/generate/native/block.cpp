@@ -11,20 +11,12 @@
 
 extern "C" {
 
-typedef void (*Product)(const float* x, const void* weights, const void* scales, const void* offsets, const float* bias,
-                        float* y, int64_t M, int64_t K, int64_t N, int64_t threads);
 typedef void (*Attend)(const float* queries, const void* keys, const void* values, const float* key_scales,
                        const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,
                        float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,
-                       float scale, float cap, const float* slopes, const float* sinks, int64_t threads);
+                       float scale, float cap, const float* slopes, const float* sinks, int64_t begin, int64_t end,
+                       int64_t threads);
 typedef void (*Write)(void* numbers, float* scales, int64_t entry, const float* x, int64_t width);
-
-struct Linear {
-  Product product;  // null if the block has no such layer
-  const void *weights, *scales, *offsets;
-  const float* bias;
-  int64_t K, N;
-};
 
 enum NormKind : int64_t { kNone, kLayerNorm, kRMSNorm, kZeroCenteredRMSNorm };
 
@@ -68,7 +60,7 @@ struct Tokens {
 
 namespace {
 
-constexpr int64_t kWork = 1 << 14;  // the fewest numbers to change that are worth a thread
+constexpr int64_t kWork = 1 << 15;  // weights that are worth a thread
 
 template <class Term>
 float total(int64_t count, const Term& term) {
@@ -158,41 +150,56 @@ class Scratch {
   int64_t used_ = 0;
 };
 
+// Memory of a pass: rows of R tokens each.
+struct Buffers {
+  float *normed, *q, *k, *v, *attended, *found, *hidden, *gate;
+  float* rounded[3];  // inputs of products, in the forms that up to three different kinds of weights need
+};
+
 struct Block {
   const Layer& layer;
   const Tokens& tokens;
   const Stored &keys, &values;
   Attend attend;
   Write write;
+  const Buffers& at;
   int64_t threads;
-  float *normed, *q, *k, *v, *attended, *found, *hidden, *gate;
+  Worker& worker;
 
-  template <class Work>
-  void by_row(int64_t width, const Work& work) const {
-    share(tokens.count, 1 + kWork / width, threads, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; r++) work(r);
-    });
+  // Prepares row r of x for products with these matrices; those that round in the same way share the result.
+  template <class... Linears>
+  void round(const float* x, int64_t r, const Linears&... linears) const {
+    const Linear* all[] = {&linears...};
+    for (int i = 0; i < static_cast<int>(sizeof...(linears)); i++)
+      if (all[i]->round && shared(all, i) == i) all[i]->round(x + r * all[i]->K, r, at.rounded[i], tokens.count, all[i]->K);
   }
 
-  void product(const Linear& linear, const float* x, float* y) const {
-    linear.product(x, linear.weights, linear.scales, linear.offsets, linear.bias, y, tokens.count, linear.K, linear.N,
-                   threads);
+  static int shared(const Linear* const* all, int i) {
+    return static_cast<int>(std::find_if(all, all + i, [&](auto* one) { return one->round == all[i]->round; }) - all);
   }
 
-  const float* before(const Norm& norm, const float* x) const {
+  // Multiplies x, whose rows are prepared, with these matrices.
+  template <int count>
+  void products(const float* x, const Linear* const (&all)[count], float* const (&to)[count]) const {
+    Product found[count];
+    for (int i = 0; i < count; i++)
+      found[i] = {all[i], all[i]->round ? at.rounded[shared(all, i)] : x, to[i]};
+    multiply(worker, found, tokens.count, threads);
+  }
+
+  // Applies the norm before a branch, if any, to row r of x; returns the rows.
+  const float* before(const Norm& norm, const float* x, int64_t r) const {
     if (norm.kind == kNone) return x;
-    by_row(layer.width, [&](int64_t r) { normalise(norm, x + r * layer.width, normed + r * layer.width); });
-    return normed;
+    normalise(norm, x + r * layer.width, at.normed + r * layer.width);
+    return at.normed;
   }
 
-  // x += the output of a branch, with the norms after it.
-  void add(const Branch& branch, float* x) const {
-    by_row(layer.width, [&](int64_t r) {
-      float *from = found + r * layer.width, *to = x + r * layer.width;
-      if (branch.after.kind != kNone) normalise(branch.after, from, from);
-      for (int64_t i = 0; i < layer.width; i++) to[i] += from[i];
-      if (branch.sum.kind != kNone) normalise(branch.sum, to, to);
-    });
+  // x += row r of the output of a branch, with the norms after it.
+  void add(const Branch& branch, float* x, int64_t r) const {
+    float *from = at.found + r * layer.width, *to = x + r * layer.width;
+    if (branch.after.kind != kNone) normalise(branch.after, from, from);
+    for (int64_t i = 0; i < layer.width; i++) to[i] += from[i];
+    if (branch.sum.kind != kNone) normalise(branch.sum, to, to);
   }
 
   // Normalises and rotates the heads of row r of queries or keys.
@@ -204,43 +211,63 @@ struct Block {
       rotate(x + h * layer.key_width, tokens.cos + angle, tokens.sin + angle, tokens.angles);
   }
 
-  void attention(const float* x) const {
-    product(layer.q, x, q);
-    product(layer.k, x, k);
-    product(layer.v, x, v);
-    by_row(layer.q.N + layer.k.N + layer.v.N, [&](int64_t r) {
-      norm_and_rotate(layer.query, q + r * layer.q.N, layer.heads, r);
-      norm_and_rotate(layer.key, k + r * layer.k.N, layer.kv_heads, r);
-      for (int64_t head = 0; head < layer.kv_heads; head++) {
-        const int64_t entry = (tokens.block[r] * layer.kv_heads + head) * tokens.block_size + tokens.offset[r];
-        const float *key = k + r * layer.k.N + head * layer.key_width, *value = v + r * layer.v.N + head * layer.value_width;
-        write(keys.numbers, keys.scales, entry, key, layer.key_width);
-        write(values.numbers, values.scales, entry, value, layer.value_width);
-      }
-    });
-    attend(q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.first, tokens.last, attended,
-           tokens.count, layer.heads, layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width,
-           tokens.table_width, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks,
-           threads);
-    product(layer.o, attended, found);
+  void store_keys(int64_t r) const {
+    norm_and_rotate(layer.query, at.q + r * layer.q.N, layer.heads, r);
+    norm_and_rotate(layer.key, at.k + r * layer.k.N, layer.kv_heads, r);
+    for (int64_t head = 0; head < layer.kv_heads; head++) {
+      const int64_t entry = (tokens.block[r] * layer.kv_heads + head) * tokens.block_size + tokens.offset[r];
+      write(keys.numbers, keys.scales, entry, at.k + r * layer.k.N + head * layer.key_width, layer.key_width);
+      write(values.numbers, values.scales, entry, at.v + r * layer.v.N + head * layer.value_width, layer.value_width);
+    }
   }
 
-  void feed_forward(const float* x) const {
-    const int64_t width = layer.up.N;
-    product(layer.up, x, hidden);
-    if (layer.gate.product) product(layer.gate, x, gate);
-    by_row(4 * width, [&](int64_t r) {
-      activate(layer.activation, hidden + r * width, layer.gate.product ? gate + r * width : nullptr, width);
-    });
-    product(layer.down, hidden, found);
+  void attend_item(int64_t item) const {
+    attend(at.q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.first, tokens.last,
+           at.attended, tokens.count, layer.heads, layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width,
+           tokens.table_width, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks,
+           item, item + 1, 1);
+  }
+
+  template <class Work>
+  void by_row(const Work& work) const {
+    worker.share(tokens.count, work);
   }
 
   void run(const float* x, float* out) const {
-    std::copy_n(x, tokens.count * layer.width, out);
-    attention(before(layer.attention.before, x));
-    add(layer.attention, out);
-    feed_forward(before(layer.feed_forward.before, layer.parallel ? x : out));
-    add(layer.feed_forward, out);
+    const float* input = layer.attention.before.kind == kNone ? x : at.normed;
+    by_row([&](int64_t r) {
+      std::copy_n(x + r * layer.width, layer.width, out + r * layer.width);
+      round(before(layer.attention.before, x, r), r, layer.q, layer.k, layer.v);
+    });
+    products(input, {&layer.q, &layer.k, &layer.v}, {at.q, at.k, at.v});
+    by_row([&](int64_t r) { store_keys(r); });
+    worker.share(tokens.count * layer.kv_heads, [&](int64_t item) { attend_item(item); });
+    by_row([&](int64_t r) { round(at.attended, r, layer.o); });
+    products(at.attended, {&layer.o}, {at.found});
+    feed_forward(layer.parallel ? x : out, out);
+  }
+
+  // Adds the output of attention to `out`, and that of the feed-forward network for `x`.
+  void feed_forward(const float* x, float* out) const {
+    const int64_t width = layer.up.N;
+    const bool is_gated = layer.gate.multiply;
+    by_row([&](int64_t r) {
+      add(layer.attention, out, r);
+      const float* normed = before(layer.feed_forward.before, x, r);
+      is_gated ? round(normed, r, layer.up, layer.gate) : round(normed, r, layer.up);
+    });
+    const float* input = layer.feed_forward.before.kind == kNone ? x : at.normed;
+    if (is_gated) {
+      products(input, {&layer.up, &layer.gate}, {at.hidden, at.gate});
+    } else {
+      products(input, {&layer.up}, {at.hidden});
+    }
+    by_row([&](int64_t r) {
+      activate(layer.activation, at.hidden + r * width, is_gated ? at.gate + r * width : nullptr, width);
+      round(at.hidden, r, layer.down);
+    });
+    products(at.hidden, {&layer.down}, {at.found});
+    by_row([&](int64_t r) { add(layer.feed_forward, out, r); });
   }
 };
 
@@ -253,13 +280,16 @@ void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, con
                float* out, Attend attend, Write write, int64_t threads) {
   thread_local std::vector<float> memory;
   Scratch scratch(memory);
-  const int64_t widths[] = {layer->width, layer->q.N, layer->k.N, layer->v.N, layer->o.K, layer->width, layer->up.N,
-                            layer->gate.N};
-  int64_t offsets[8];
-  for (int i = 0; i < 8; i++) offsets[i] = scratch.reserve(tokens->count * widths[i]);
+  const int64_t rounded = rounded_floats(1, std::max({layer->width, layer->o.K, layer->up.N}));
+  const int64_t widths[] = {layer->width, layer->q.N,  layer->k.N,   layer->v.N, layer->o.K, layer->width,
+                            layer->up.N,  layer->gate.N, rounded, rounded,     rounded};
+  int64_t offsets[std::size(widths)];
+  for (size_t i = 0; i < std::size(widths); i++) offsets[i] = scratch.reserve(tokens->count * widths[i]);
   auto at = [&](int i) { return scratch.at(offsets[i]); };
-  Block{*layer, *tokens, *keys, *values, attend, write, threads,
-        at(0), at(1),   at(2), at(3),   at(4),  at(5), at(6),   at(7)}
-      .run(x, out);
+  const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}};
+  const int64_t weights = layer->width * (layer->q.N + layer->up.N);
+  together(std::min(threads, 1 + weights / kWork), [&](Worker& worker) {
+    Block{*layer, *tokens, *keys, *values, attend, write, buffers, threads, worker}.run(x, out);
+  });
 }
 }
