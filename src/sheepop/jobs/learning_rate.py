@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
@@ -17,10 +16,9 @@ from sheepop.data import BatchSchedule, RowSource, SampleOrder
 from sheepop.data.batch_schedule import Stages
 from sheepop.jobs.bench import training_speed
 from sheepop.jobs.recipe import complete
-from sheepop.jobs.run.network import build_network, bytes_of_a_step
 from sheepop.jobs.run.open import task_of
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.resolve import prepare_process
+from sheepop.jobs.run.resolve import build_network, bytes_of_a_step, prepare_process
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_evaluation_weights, build_optimizers
@@ -58,8 +56,7 @@ def find_rate(request: RunRequest) -> FoundRate:
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
     if request.uses_recipe:
         config = complete(request.given, training_speed, console).config
-    device = resolve_device(config.device)
-    prepare_process(config, device)
+    device = prepare_process(config)
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")

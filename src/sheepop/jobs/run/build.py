@@ -17,9 +17,10 @@ import torch
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
-from sheepop.jobs.run.network import build_network, costs, place_network
+from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import resume_command, write_run_config
+from sheepop.jobs.run.resolve import build_network
 from sheepop.jobs.task.interface import with_training
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
@@ -38,7 +39,7 @@ from sheepop.train.agenda import SAMPLE, Agenda
 from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines, NoLines
 from sheepop.train.objective import Objective
-from sheepop.train.placement import Placement
+from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
 from sheepop.train.schedule import Deadline, Pace
@@ -138,7 +139,7 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     is_given = bool(ranks.told(begins))
     optimizers = build_optimizers(model, config.training)
     form = task.form(model, run.record.generation)
-    placement = place_network(model, optimizers, config, layout, device)
+    placement = _place(model, optimizers, config, layout, device)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     objective = task.objective()
     with ranks.first_ahead():  # the others read what it stores, such as the log-probabilities of a reference
@@ -162,6 +163,28 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
         pieces,
     )
     return _Parts(model, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
+
+
+def _place(
+    model: Transformer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    config: SheepOpConfig,
+    layout: Layout | None,
+    device: str,
+) -> Placement:
+    """Places the model and its optimizers on this device, or with a `layout` over its ranks."""
+    settings = config.training.resolved()
+    precision, compiled = settings.precision, settings.compile
+    if layout is None:
+        return OneDevice(model, precision=precision, device=device, compiled=compiled)
+    # These load what one device does not need.
+    if config.parallel.pipeline > 1:
+        from sheepop.train.pipelined import PipelinedModel as Placed
+    else:
+        from sheepop.train.sharded import ShardedModel as Placed  # type: ignore[assignment]
+    placement = Placed(model, layout, precision=precision, device=device, compiled=compiled)
+    placement.take_over(optimizers)
+    return placement
 
 
 def _sampler(run: OpenRun, model: Transformer) -> Callable[[int], list[dict[str, Any]]] | None:
@@ -258,15 +281,14 @@ def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layo
     """Writes the layout of the run into its record and plots, or removes an earlier one if there is none now."""
     if layout is None and run.record.layout is None:
         return
-    from sheepop.jobs.run.layout_picture import SharedStep, forget_layout, keep_layout
+    from sheepop.jobs.run.plan import Planned, forget_layout, keep_layout
 
     if layout is None:
         forget_layout(run.directory, run.record)
     elif run.request.ranks.is_first:
-        length = run.task.schedule.max_length
-        words = str(costs(run.config, optimizers, layout, length, run.device))
-        run.console.info(f"Layout: {words}")
-        keep_layout(run.directory, run.record, words, SharedStep.of(run.config, layout, length))
+        planned = Planned.of(run.config, optimizers, layout, run.task.schedule.max_length, run.device)
+        run.console.info(f"Layout: {planned.plan}")
+        keep_layout(run.directory, run.record, str(planned.plan), planned.step)
 
 
 def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:

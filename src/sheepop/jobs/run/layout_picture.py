@@ -7,23 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sheepop.checkpoint import RunDirectory
 from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import RunRecord
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, layers_of, timeline, waiting
 from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.tensor import divides_vocabulary
-from sheepop.report import Page, save_png
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LAYOUT = "layout.png"
 # Most columns and rows of cells that stay readable, most rows if some are left out, and fewest entries of an axis.
 _ACROSS, _DOWN, _DOWN_OF_MORE, _FEWEST = 8, 16, 8, 2
 _MOST_STAGES, _MOST_MICRO_BATCHES, _SHOWN_UNITS = 16, 64, 48.0
@@ -175,30 +171,6 @@ def draw_layout(step: SharedStep) -> Figure:
         "Lower square: its rows of a step (top to bottom) and its tokens of these rows (left to right)."
     )
     return layout_figure(_title(layout), grid, talks, [_KEPT[layout.config.zero], squares], _order(step))
-
-
-def keep_layout(run: RunDirectory, record: RunRecord, words: str, step: SharedStep) -> None:
-    """Saves the picture among the plots of a run, and the `words` of its plan in its record."""
-    save_png(draw_layout(step), run.plots / LAYOUT)
-    replace(record, layout=words).write(run)
-
-
-def forget_layout(run: RunDirectory, record: RunRecord) -> None:
-    """Removes the layout of a run that resumes on one rank."""
-    if record.layout is not None:
-        (run.plots / LAYOUT).unlink(missing_ok=True)
-        replace(record, layout=None).write(run)
-
-
-def add_layout(page: Page, run: RunDirectory, record: RunRecord) -> None:
-    """Adds words and picture of the layout at the last start of a run, if it had several ranks."""
-    if record.layout is None:
-        return
-    page.add_section("Layout")
-    page.add_text(record.layout)
-    picture = run.plots / LAYOUT
-    if picture.is_file():
-        page.add_picture(picture.read_bytes(), "What each rank holds, and which ranks communicate")
 
 
 @dataclass(frozen=True)

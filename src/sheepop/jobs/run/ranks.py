@@ -60,21 +60,21 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     from sheepop.parallel.tensor import check_split
     from sheepop.parallel.ulysses import check_context
 
-    layout = Layout(ranks, config.parallel)
-    check_split(config.model, config.parallel.tensor)
-    check_context(config.model, config.parallel)
-    check_experts(config.model, config.parallel.expert)
-    check_ring(config.model, config.parallel)
-    check_pipeline(config.model, config.parallel)
     _check_training(config)
-    training = config.training
+    layout, training, parallel = Layout(ranks, config.parallel), config.training, config.parallel
     sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
     if is_open:
-        rows = layout.micro_batch_rows(math.gcd(*sizes))
-        return config.replace(training={**training.model_dump(), **_chosen(config), "micro_batch_size": rows})
-    assert training.micro_batch_size is not None
+        chosen = {**_chosen(config), "micro_batch_size": layout.micro_batch_rows(math.gcd(*sizes))}
+        config = config.replace(training={**training.model_dump(), **chosen})
+    check_split(config.model, parallel.tensor)
+    check_context(config.model, parallel)
+    check_experts(config.model, parallel.expert)
+    check_ring(config.model, parallel)
+    check_pipeline(config.model, parallel)
+    rows = config.training.micro_batch_size
+    assert rows is not None
     for size in sizes:
-        layout.check_micro_batches(size, training.micro_batch_size)
+        layout.check_micro_batches(size, rows)
     return config
 
 

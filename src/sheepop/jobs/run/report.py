@@ -29,6 +29,7 @@ from sheepop.jobs.run.record import (
 )
 from sheepop.jobs.run.report_facts import (
     add_data,
+    add_layout,
     add_machine,
     add_model,
     add_request,
@@ -114,10 +115,7 @@ def write_run_report(
     _add_training_samples(page, samples)
     add_model(page, config)
     add_data(page, run, config)
-    if record.layout is not None:
-        from sheepop.jobs.run.layout_picture import add_layout  # which loads what a run on one device does not need
-
-        add_layout(page, run, record)
+    add_layout(page, run, record)
     add_stages(page, record)
     add_machine(page, record)
     add_request(page, record)
