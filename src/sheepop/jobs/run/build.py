@@ -72,7 +72,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
     training, settings = config.training, config.training.resolved()
     layout = Layout(ranks, config.parallel) if ranks.are_several else None
     parts = _build_parts(run, layout)
-    sample = _sampler(run, parts.model)
+    sample = run.task.samples(parts.model, run.device)
     evaluate = run.task.evaluations(parts.model, run.device, ranks)
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
     state = _restored(run, parts.checkpointer, fresh) if run.resumes else fresh
@@ -185,16 +185,6 @@ def _place(
     placement = Placed(model, layout, precision=precision, device=device, compiled=compiled)
     placement.take_over(optimizers)
     return placement
-
-
-def _sampler(run: OpenRun, model: Transformer) -> Callable[[int], list[dict[str, Any]]] | None:
-    """Writes samples, and traces if `trace.prompt` is set."""
-    sample, trace = run.task.samples(model, run.device), run.config.trace
-    if trace.prompt is None:
-        return sample
-    from sheepop.jobs.task.samples import TrainingTraces
-
-    return TrainingTraces(model, run.task.tokenizer(), trace, run.directory.traces, sample)
 
 
 def _evaluation_interval(run: OpenRun) -> int:

@@ -58,11 +58,7 @@ class Planned:
         assumed: Sequence[str] = (),
     ) -> Self:
         """Predicts memory, messages and computation of the rank that needs most memory, for rows of `num_tokens`."""
-        settings, training, shared = (
-            config.training.resolved(),
-            config.training,
-            SharedStep.of(config, layout, num_tokens),
-        )
+        training, settings = config.training, config.training.resolved()
         step = StepShape(
             rows=settings.micro_batch_size,
             num_tokens=num_tokens,

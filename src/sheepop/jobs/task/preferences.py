@@ -17,7 +17,6 @@ from sheepop.core.program import typed
 from sheepop.data import Batches
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.examples import ExampleTask
-from sheepop.jobs.task.interface import Samples
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import REFERENCE_FREE
@@ -196,13 +195,9 @@ class RewardTask(PreferenceTask):
         """The share of pairs in the right order, and how well the model is calibrated."""
         return reward_scores(found)
 
-    def samples(self, model: Transformer, device: str) -> Samples | None:
+    def sample_prompts(self) -> list[list[int]]:
         """A reward model writes nothing."""
-        return None
-
-    def check(self) -> None:
-        """A reward model has no prompts to check."""
-        return
+        return []
 
     def try_out(self) -> str:
         """Training a policy with the reward model."""
