@@ -277,7 +277,7 @@ class ExampleTask(Task):
         return generate_command(self.run.path, self.tokenizer().decode(prompts[0]) if prompts else None)
 
     def sample_prompts(self) -> list[list[int]]:
-        """The prompts as tokens, by default of held-out examples. In a conversation, a given one is a user's message."""
+        """The prompts as tokens, by default of held-out examples. A given one is a user's message in a conversation."""
         given, tokenizer = self.config.training.sample_prompts, self.tokenizer()
         if given is None:
             return self._held_out_prompts(self.config.model.max_seq_len // 2)
