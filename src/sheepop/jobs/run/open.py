@@ -18,7 +18,6 @@ from sheepop.core.keys import may_change
 from sheepop.core.plugins import require_plugins
 from sheepop.jobs import task as tasks
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.recipe import Completed, complete
 from sheepop.jobs.run.ranks import FollowedRun, check_layout
 from sheepop.jobs.run.record import RunRecord, StageTimes, StoredRun, read_run_config, write_run_config
 from sheepop.jobs.run.request import RunRequest, why_no_run
@@ -103,11 +102,7 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     if request.fork is not None:
         resolve_model_directory(request.fork, console)  # which fetches a published model
     replaces = request.replaces or request.resumes
-    completed = Completed(request.settings, {})
-    if request.uses_recipe:
-        from sheepop.jobs.bench import training_speed
-
-        completed = complete(request.given, training_speed, console, fork=request.fork)
+    completed = request.completed()
     requested = completed.config.model_copy(update={"output_dir": str(path)})
     origin = None if request.fork is None else Fork(request.fork)
     task = task_of(requested, RunDirectory(path), console, origin)
@@ -189,7 +184,6 @@ def find_resumable(path: Path) -> StoredRun | None:
             )
         return None
     if not run.record_file.exists():
-        read_run_config(run)
         raise CheckpointError(
             f"{run.record_file} is missing, so the run cannot be resumed. Restore that file. {_how_to_fork(path)}"
         )

@@ -17,7 +17,6 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
 from sheepop.data import Corpus, is_corpus
-from sheepop.jobs.bench import training_speed
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.layout_picture import SharedStep, draw_layout
@@ -184,7 +183,7 @@ def _chosen(request: RunRequest) -> SheepOpConfig:
     )
     if slow.config == fast.config:
         return slow.config
-    return complete(request.given, training_speed, request.console, fork=request.fork).config
+    return request.completed().config
 
 
 def _vocabulary(settings: SheepOpConfig) -> int | None:
