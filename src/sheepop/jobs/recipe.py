@@ -10,7 +10,6 @@ from typing import Any
 
 from sheepop.core.config import leaves, merge, validate, value_text
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.facts import plural
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import Entry, discover
@@ -136,7 +135,7 @@ def _for_text(
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The choices for a run on text, and what they are based on."""
     num_bytes, training = text_bytes(requested.data), requested.training
-    flops_per_second = speed(resolve_device(requested.device))
+    flops_per_second = speed(requested.device)
     size = choose_size(flops_per_second, training, num_bytes)
     passes = _passes(flops_per_second, training, size, num_bytes)
     minutes = training.max_minutes

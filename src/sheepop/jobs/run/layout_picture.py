@@ -12,7 +12,6 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, layers_of, timeline, waiting
-from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.tensor import divides_vocabulary
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
@@ -61,7 +60,7 @@ class SharedStep:
 
     def of_rank(self, rank: int) -> Cell:
         """A rank's share of the network, of the batch and of the training state."""
-        layout = replace(self.layout, ranks=Ranks(rank, self.layout.ranks.size))
+        layout = self.layout.at(rank)
         config, model = layout.config, self.model
         stages = config.stages_of(layout.pipeline_rank)
         layers = [layers_of(stage, config.num_stages, model.num_layers) for stage in stages]
@@ -170,7 +169,8 @@ def draw_layout(step: SharedStep) -> Figure:
         "Upper square of a rank: its layers (top to bottom) and its share of their features (left to right). "
         "Lower square: its rows of a step (top to bottom) and its tokens of these rows (left to right)."
     )
-    return layout_figure(_title(layout), grid, talks, [_KEPT[layout.config.zero], squares], _order(step))
+    title, order = _title(layout), _order(step)
+    return layout_figure(title, grid, talks, [_KEPT[layout.config.zero], squares], order)
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,7 @@ def _row_names(
         return {}
     ranks = {place: rank for rank, place in places.items()}
     first = {block[0][0]: ranks[block[0]] for block in blocks if block[0][1] == 0}
-    size = layout.ranks.size
-    return {row: f"data rank {replace(layout, ranks=Ranks(rank, size)).data_rank:,}" for row, rank in first.items()}
+    return {row: f"data rank {layout.at(rank).data_rank:,}" for row, rank in first.items()}
 
 
 def _column_names(layout: Layout, blocks: Sequence[tuple[Place, Place]], places: Mapping[int, Place]) -> dict[int, str]:

@@ -176,9 +176,8 @@ def _resolved(training: TrainingConfig, device: str) -> tuple[TrainingConfig, li
 
 def _chosen(request: RunRequest) -> SheepOpConfig:
     """The settings with the recipe's choices; this machine is measured only if its speed makes a difference."""
-    anywhere = {**request.given, "device": "cpu"}
     slow, fast = (
-        complete(anywhere, lambda device, speed=speed: speed, Console.silent(), fork=request.fork)  # type: ignore[misc]
+        complete(request.given, lambda device, speed=speed: speed, Console.silent(), fork=request.fork)  # type: ignore[misc]
         for speed in (_SLOWEST, _FASTEST)
     )
     if slow.config == fast.config:

@@ -22,7 +22,7 @@ from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.parallel.ring import check_ring_here
+from sheepop.parallel.requirements import check_ring_here
 from sheepop.train import TrainingConfig, check_layers
 from sheepop.train.activation_checkpointing import (
     StepBytes,
