@@ -167,6 +167,7 @@ def test_a_plan_says_what_a_run_would_be_and_starts_nothing(tmp_path: Path, monk
     assert done.code == 0, done.err
     assert done.out.startswith("Layout: 8 ranks: 4 data times 2 tensor; every copy whole. Each holds ")
     assert "The vocabulary is still to be trained; tokenizer.vocab_size = 512 is assumed.\n" in done.out
+    assert "training.precision = bf16 is assumed.\n" in done.out  # that of the device named
     assert done.out.endswith("Picture: plan/layout.png\n")
     assert Path("plan/layout.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in Path().iterdir()) == ["notes", "plan", "run.yaml"]

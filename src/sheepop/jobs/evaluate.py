@@ -20,7 +20,7 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, OutputError, StorageError, UsageError
 from sheepop.core.files import storage_errors
-from sheepop.data import Corpus, is_corpus
+from sheepop.data import Corpus
 from sheepop.evaluate.answers import answers_of
 from sheepop.evaluate.endpoint import Endpoint
 from sheepop.evaluate.judge import Judge, LocalJudge, judge_pairs, read_prompts
@@ -28,6 +28,7 @@ from sheepop.evaluate.report import ModelResults, read_report, write_report
 from sheepop.evaluate.results import Compared, Evaluation, compare, scores_of
 from sheepop.evaluate.verdicts import judged
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.jobs.data import find_corpus
 from sheepop.jobs.generate import Loader, load_generator
 from sheepop.jobs.run.record import view_run_config
 from sheepop.parallel.ranks import ALONE, Ranks
@@ -50,13 +51,12 @@ class Place:
         """The corpus that its run was trained on, if it still exists."""
         if self.run is None:
             return None
-        if is_corpus(self.run.corpus):
-            return Corpus.open(self.run.corpus, verify=False)
         try:
-            paths = view_run_config(self.run).data.paths
+            config = view_run_config(self.run)
         except (ConfigError, OSError):
-            return None
-        return Corpus.open(paths[0], verify=False) if len(paths) == 1 and is_corpus(paths[0]) else None
+            config = None
+        found = find_corpus(self.run, config)
+        return None if found is None else Corpus.open(found, verify=False)
 
     def about(self) -> dict[str, Any]:
         """The facts about the model that the report shows."""

@@ -40,7 +40,7 @@ from sheepop.train.metrics import read_json_lines
 # Limits of one response: bytes of metrics, samples, documents of a step, and characters of each document.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
 _OPEN_TRACES, _LAST_LINES = 64, 1024
-_REPORTS = ("run", "corpus")
+_PAGES = ("run", "corpus")
 
 
 def serve(
@@ -178,13 +178,7 @@ class WatchedRuns:
         """State, size, steps and scores of a run, and the pages that it has."""
         run = self._run(name)
         found = read_run(run.path)
-        corpus = find_corpus(run, view_run_config(run))
-        pages = {"run": run.report, "corpus": None if corpus is None else corpus / REPORT_HTML}
-        return {
-            **found.summary.to_dict(),
-            "name": name,
-            "pages": [kind for kind, page in pages.items() if page is not None and page.is_file()],
-        }
+        return {**found.summary.to_dict(), "name": name, "pages": [kind for kind in _PAGES if _page(run, kind)]}
 
     def metrics(self, name: str, offset: int) -> dict[str, Any]:
         """Complete rows after byte `offset`; starts at 0 if a resumed run has cut the file.
@@ -275,13 +269,10 @@ class WatchedRuns:
     def report(self, name: str, kind: str) -> bytes:
         """The HTML report of a run (``run``) or of its corpus (``corpus``)."""
         run = self._run(name)
-        if kind not in _REPORTS:
-            raise UsageError(f"A run has no page {kind!r}. Its pages are {', '.join(_REPORTS)}.")
-        page: Path | None = run.report
-        if kind == "corpus":
-            corpus = find_corpus(run, view_run_config(run))
-            page = None if corpus is None else corpus / REPORT_HTML
-        if page is None or not page.is_file():
+        if kind not in _PAGES:
+            raise UsageError(f"A run has no page {kind!r}. Its pages are {', '.join(_PAGES)}.")
+        page = _page(run, kind)
+        if page is None:
             raise DataError(f"{run.path} has no {kind} report yet.")
         return page.read_bytes()
 
@@ -289,3 +280,10 @@ class WatchedRuns:
         if name not in self._runs:
             raise CheckpointError(f"There is no run {name!r}. Runs: {', '.join(self._runs) or 'none'}.")
         return self._runs[name]
+
+
+def _page(run: RunDirectory, kind: str) -> Path | None:
+    """The report of a run or of its corpus; None if it does not exist."""
+    corpus = find_corpus(run, view_run_config(run)) if kind == "corpus" else None
+    page = run.report if kind == "run" else corpus and corpus / REPORT_HTML
+    return page if page is not None and page.is_file() else None
