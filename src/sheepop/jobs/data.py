@@ -21,7 +21,7 @@ from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.run.record import view_run_config
+from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.jobs.task.corpus_batches import build_schedule, reads_pairs
 
 if TYPE_CHECKING:
@@ -138,12 +138,6 @@ def _open(directory: Path) -> Corpus:
         f"{directory} is neither a corpus nor a run. Make a corpus with: sheepop data build INPUT --output "
         f"{shlex.quote(str(directory))}"
     )
-
-
-def find_corpus(run: RunDirectory, config: SheepOpConfig | None) -> Path | None:
-    """The directory of the corpus that the run built, else of the first corpus in `data.paths`, else None."""
-    given = [Path(path) for path in config.data.paths] if config else []
-    return next((path for path in (run.corpus, *given) if is_corpus(path)), None)
 
 
 def corpus_of_run(run: RunDirectory, config: SheepOpConfig) -> Corpus:

@@ -28,9 +28,8 @@ from sheepop.evaluate.report import ModelResults, read_report, write_report
 from sheepop.evaluate.results import Compared, Evaluation, compare, scores_of
 from sheepop.evaluate.verdicts import judged
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.jobs.data import find_corpus
 from sheepop.jobs.generate import Loader, load_generator
-from sheepop.jobs.run.record import view_run_config
+from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import ChatTemplate
 from sheepop.train.metrics import read_json_lines

@@ -25,9 +25,9 @@ from sheepop.core.facts import counted
 from sheepop.data.report import REPORT_HTML
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.data import find_corpus, show_step
+from sheepop.jobs.data import show_step
 from sheepop.jobs.run.listing import Comparison, Listing, differing_settings, find_runs, read_run
-from sheepop.jobs.run.record import view_run_config
+from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.posttrain.rows import Prompt, read_rows
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app

@@ -24,6 +24,7 @@ from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
 from sheepop.core.program import typed
 from sheepop.core.version_control import git_state
+from sheepop.data import is_corpus
 from sheepop.jobs.config import SheepOpConfig, stored_config, with_current_keys
 from sheepop.report import number, shown
 
@@ -184,6 +185,12 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
 def view_run_config(run: RunDirectory) -> SheepOpConfig:
     """The configuration in the run directory, to look at; raises `ConfigError` if it is not valid."""
     return stored_config(read_config_file(run.config_file))
+
+
+def find_corpus(run: RunDirectory, config: SheepOpConfig | None) -> Path | None:
+    """The directory of the corpus that the run built, else of the first corpus in `data.paths`, else None."""
+    given = [Path(path) for path in config.data.paths] if config else []
+    return next((path for path in (run.corpus, *given) if is_corpus(path)), None)
 
 
 def repeat_command(path: Path, record: RunRecord) -> str:

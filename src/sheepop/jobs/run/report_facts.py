@@ -10,8 +10,7 @@ from sheepop.core.config import value_text
 from sheepop.core.errors import DataError
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.data import find_corpus
-from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, text
+from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, find_corpus, text
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.posttrain.example_store import TOKENS, read_example_manifest
 from sheepop.report import Page, data_size, duration, flops, number, shown, stage_times_chart

@@ -138,16 +138,9 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
     try:
         record = RunRecord.read(run.directory).with_times(run.times.seconds)
         record.write(run.directory)
-        if outcome is None:
-            write_run_report(run.directory, None, record)
-        else:
-            write_run_report(
-                run.directory,
-                outcome.scores,
-                record,
-                baselines=outcome.baselines,
-                completions=outcome.completions,
-            )
+        scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
+        completions = outcome.completions if outcome else ()
+        write_run_report(run.directory, scores, record, baselines=baselines, completions=completions)
     except StorageError as error:
         if outcome is None:
             raise
