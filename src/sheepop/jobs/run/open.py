@@ -24,7 +24,9 @@ from sheepop.jobs.run.request import RunRequest, why_no_run
 from sheepop.jobs.run.resolve import fitted, prepare_process, require_arithmetic, resolved
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.fork import Fork, is_origin
+from sheepop.jobs.task.interface import with_training
 from sheepop.posttrain.config import Method
+from sheepop.train.schedule import Pace
 from sheepop.train.sinks import require_sinks
 
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
@@ -54,6 +56,11 @@ class OpenRun:
     def console(self) -> Console:
         """The console of the first rank; the others are silent."""
         return self.request.console if self.request.ranks.is_first else Console.silent()
+
+    def write_pace(self, pace: Pace) -> None:
+        """Writes a changed number of steps into the settings of the run."""
+        if self.request.ranks.is_first:
+            write_run_config(self.directory, with_training(self.config, self.config.training.at_pace(pace)))
 
 
 def open_run(request: RunRequest) -> OpenRun:

@@ -42,7 +42,7 @@ _SLOWEST, _FASTEST = 1e6, 1e18
 class Planned:
     """What each rank would hold, send and compute, and the assumptions behind it."""
 
-    plan: Plan
+    words: str
     step: SharedStep
     assumed: Sequence[str] = ()
 
@@ -79,11 +79,16 @@ class Planned:
         with torch.device("meta"):
             whole = blank_model(config.model)
         plan = Plan.largest(whole, layout, step, state=kept / max(1, numbers) + averages)
-        return cls(plan, SharedStep.of(config, layout, num_tokens), assumed)
+        return cls(str(plan), SharedStep.of(config, layout, num_tokens), assumed)
 
     def draw(self, path: Path) -> None:
         """Writes the picture."""
         save_png(draw_layout(self.step), path)
+
+    def keep(self, run: RunDirectory, record: RunRecord) -> None:
+        """Saves the picture among the plots of a run, and the words in its record."""
+        self.draw(run.plots / LAYOUT)
+        replace(record, layout=self.words).write(run)
 
 
 def plan_run(request: RunRequest) -> Planned:
@@ -112,12 +117,6 @@ def plan_run(request: RunRequest) -> Planned:
     # Kernels are those of this machine, whatever the run will have.
     device = "cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
     return Planned.of(config, optimizers, layout, num_tokens, device, assumed)
-
-
-def keep_layout(run: RunDirectory, record: RunRecord, words: str, step: SharedStep) -> None:
-    """Saves the picture among the plots of a run, and the `words` of its plan in its record."""
-    save_png(draw_layout(step), run.plots / LAYOUT)
-    replace(record, layout=words).write(run)
 
 
 def forget_layout(run: RunDirectory, record: RunRecord) -> None:
