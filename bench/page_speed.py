@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, sync_playwright
 from record import add_json_option, write_record
 from sheepop.checkpoint import LoadedModel
 from sheepop.core.config import validate
-from sheepop.jobs.watched_runs import WatchedRuns
+from sheepop.jobs.serve import WatchedRuns
 from sheepop.model import ModelConfig, build_model
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig

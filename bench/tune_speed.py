@@ -103,9 +103,8 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
     from sheepop.core.console import Console
     from sheepop.core.random import seed_torch
     from sheepop.jobs.config import load_config
-    from sheepop.jobs.run.network import build_network
     from sheepop.jobs.run.open import task_of
-    from sheepop.jobs.run.resolve import prepare_process
+    from sheepop.jobs.run.resolve import build_network, prepare_process
     from sheepop.jobs.task.fork import Fork
     from sheepop.train import build_optimizers
     from sheepop.train.evaluation_weights import TrainedWeights
@@ -129,7 +128,7 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
     with tempfile.TemporaryDirectory() as output:
         asked = load_config(options={**settings, "output_dir": output})
         run = RunDirectory(Path(output))
-        prepare_process(asked, "cpu")
+        prepare_process(asked)
         task_here = task_of(asked, run, Console.silent(), Fork(Path(model))).prepared({})
         network = build_network(task_here, "cpu")
         placement = OneDevice(network, precision="fp32", device="cpu")

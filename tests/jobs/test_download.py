@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import Interrupted, UsageError
-from sheepop.jobs import download as module
-from sheepop.jobs.download import download, parse_size
+from sheepop.data.download import download as module
+from sheepop.jobs.data import download, parse_size
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.layout_picture import LAYOUT, SharedStep, add_layout, draw_layout, exchanges, keep_layout
+from sheepop.jobs.run.layout_picture import SharedStep, draw_layout, exchanges
+from sheepop.jobs.run.plan import Planned
 from sheepop.jobs.run.ranks import check_layout, shared_steps
-from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.record import LAYOUT, RunRecord
+from sheepop.jobs.run.report_facts import add_layout
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
@@ -146,7 +148,7 @@ def test_a_picture_has_a_cell_for_every_rank_or_says_how_many_are_alike(
 def test_a_run_keeps_picture_and_words_for_its_page(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     record = RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, 0.1, {}, {})
-    keep_layout(run, record, "2 ranks: 2 data.", step(2))
+    Planned("2 ranks: 2 data.", step(2)).keep(run, record)
     page = Page("run")
     add_layout(page, run, RunRecord.read(run))
     html = page.to_html()
@@ -165,6 +167,7 @@ def test_a_plan_says_what_a_run_would_be_and_starts_nothing(tmp_path: Path, monk
     assert done.code == 0, done.err
     assert done.out.startswith("Layout: 8 ranks: 4 data times 2 tensor; every copy whole. Each holds ")
     assert "The vocabulary is still to be trained; tokenizer.vocab_size = 512 is assumed.\n" in done.out
+    assert "training.precision = bf16 is assumed.\n" in done.out  # that of the device named
     assert done.out.endswith("Picture: plan/layout.png\n")
     assert Path("plan/layout.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in Path().iterdir()) == ["notes", "plan", "run.yaml"]

@@ -23,11 +23,10 @@ from sheepop.data.documents import Pair
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import load_config
-from sheepop.jobs.data import build
+from sheepop.jobs.data import build, show_step
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.steps import show_step
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.trace import trace_prompt
 from sheepop.model import EncoderDecoder, ModelConfig, build_model

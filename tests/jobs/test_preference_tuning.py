@@ -16,10 +16,10 @@ from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, UsageError
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.data import show_step
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.record import RunRecord, repeat_command
-from sheepop.jobs.run.steps import show_step
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.language_model import LanguageModel
 from sheepop.posttrain.preference import PreferenceScores, answer_rewards

@@ -19,9 +19,9 @@ from sheepop.core.errors import CheckpointError, ConfigError, DataError, DeviceE
 from sheepop.core.keys import may_change
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.run.network import bytes_of_a_step
 from sheepop.jobs.run.open import find_resumable, with_changes
 from sheepop.jobs.run.record import write_run_config
+from sheepop.jobs.run.resolve import bytes_of_a_step
 from sheepop.jobs.task.corpus import require_text
 from sheepop.train.metrics import read_json_lines
 

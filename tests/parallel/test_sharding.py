@@ -13,13 +13,10 @@ from sheepop.checkpoint.training_state import optimizer_state
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, LossTerms, ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.experts import check_experts
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.ring import check_ring, check_ring_here
+from sheepop.parallel.requirements import check_context, check_experts, check_ring, check_ring_here, check_split
 from sheepop.parallel.sharding import Pieces
-from sheepop.parallel.tensor import check_split
-from sheepop.parallel.ulysses import check_context
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, with_experts

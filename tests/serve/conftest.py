@@ -19,7 +19,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from sheepop.checkpoint import LoadedModel
-from sheepop.jobs.watched_runs import WatchedRuns
+from sheepop.jobs.serve import WatchedRuns
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig

@@ -16,8 +16,8 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import CheckpointError
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import load_config
-from sheepop.jobs.run.steps import show_step
-from sheepop.jobs.watched_runs import WatchedRuns
+from sheepop.jobs.data import show_step
+from sheepop.jobs.serve import WatchedRuns
 from sheepop.posttrain.rows import Preference, read_rows
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry

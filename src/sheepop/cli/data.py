@@ -121,7 +121,7 @@ def show(
     if tokens is not None:
         records = [asdict(origin) for origin in show_tokens(directory, tokens, split or "train")]
     else:
-        from sheepop.jobs.run.steps import show_step
+        from sheepop.jobs.data import show_step
 
         rows = show_step(directory, step or 0, make_console(quiet=False))
         records = [{"row": row, **asdict(origin)} for row, origin in rows]
@@ -153,7 +153,7 @@ def download(
 
     Example:  sheepop data download tinystories --output data --limit 50MB
     """
-    from sheepop.jobs.download import download
+    from sheepop.jobs.data import download
 
     result = download(name, output, limit=limit, console=make_console(quiet))
     if as_json:

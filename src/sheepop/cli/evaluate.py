@@ -179,8 +179,8 @@ def tasks(
 
     def kind(console: Console) -> Evaluate:
         from sheepop.evaluate.questions import is_own
+        from sheepop.jobs.evaluate import open_judge
         from sheepop.jobs.evaluation_kinds import Harness, Tasks
-        from sheepop.jobs.judging import open_judge
 
         if by is None and judge_model is not None:
             raise UsageError("--judge-model needs a judge. Name one with --by.")
@@ -311,7 +311,7 @@ def judge(
 
       sheepop eval judge runs/a runs/b runs/c --data prompts.jsonl --by models/judge --output evaluations/judged
     """
-    from sheepop.jobs.judging import Judging, judge_models
+    from sheepop.jobs.evaluate import Judging, judge_models
 
     how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
     variables = template_variables(chat_template_kwargs)

@@ -130,7 +130,7 @@ def _plan(launch: Launch, picture: Path) -> None:
         )
     )
     found.draw(picture)
-    typer.echo(f"Layout: {found.plan}")
+    typer.echo(f"Layout: {found.words}")
     for words in found.assumed:
         typer.echo(words)
     typer.echo(f"Picture: {picture}")

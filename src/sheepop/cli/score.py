@@ -62,7 +62,7 @@ def score(
     if file == "-" and sys.stdin.isatty():
         make_console(quiet).info("Type a text; Ctrl-D at the beginning of a line ends it.")
     text = _read(file)
-    from sheepop.jobs.score import score as score_with
+    from sheepop.jobs.generate import score as score_with
 
     found = score_with(model, text, context=context, device=device or "auto", dtype=dtype, adapters=adapter or ())
     summary = {

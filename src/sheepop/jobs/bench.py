@@ -127,6 +127,7 @@ def training_speed(device: str) -> float:
 
     A speed that an earlier start measured is used again.
     """
+    device = resolve_device(device)
     sizes = {"d_model": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 256, "vocab_size": 4096}
     probe = validate(ModelConfig, {**ARCHITECTURE, **sizes})
     key = measurement_key("training speed", device, probe.model_dump_json())

@@ -122,6 +122,12 @@ def read_settings(
     return apply_overrides(tree, overrides)
 
 
+def stored_config(tree: Mapping[str, Any]) -> SheepOpConfig:
+    """The validated configuration in a stored tree, which may have the old names of renamed keys."""
+    current = with_current_keys(tree)
+    return validate(SheepOpConfig, current)
+
+
 def with_current_keys(tree: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     """A copy of a stored configuration with the present names of keys and values that were renamed."""
     renamed, result = _RENAMED.get(section, {}), {}

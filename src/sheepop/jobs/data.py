@@ -1,7 +1,8 @@
-"""Builds corpus directories, and answers questions about them."""
+"""Downloads data, builds corpus directories, and says which text tokens and training steps come from."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from sheepop import data as corpora  # loads the builder only when it is called
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.facts import counted
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, is_corpus
@@ -19,13 +21,20 @@ from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.run.record import view_run_config
-from sheepop.jobs.task.corpus_batches import reads_pairs
+from sheepop.jobs.run.record import find_corpus, view_run_config
+from sheepop.jobs.task.corpus_batches import build_schedule, reads_pairs
 
 if TYPE_CHECKING:
     from sheepop.data import Query
+    from sheepop.jobs.task.examples import ExampleTask
 
 EngineName = Literal["local", "ray"]
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,9})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{rest}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for rest, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
 
 
 def build(
@@ -131,15 +140,99 @@ def _open(directory: Path) -> Corpus:
     )
 
 
-def find_corpus(run: RunDirectory, config: SheepOpConfig | None) -> Path | None:
-    """The directory of the corpus that the run built, else of the first corpus in `data.paths`, else None."""
-    given = [Path(path) for path in config.data.paths] if config else []
-    return next((path for path in (run.corpus, *given) if is_corpus(path)), None)
-
-
 def corpus_of_run(run: RunDirectory, config: SheepOpConfig) -> Corpus:
     """Opens the corpus that `find_corpus` finds; raises `DataError` if it no longer exists."""
     path = find_corpus(run, config)
     if path is not None:
         return Corpus.open(path, verify=False)
     raise DataError(f"The corpus that {run.path} was trained on is no longer at {', '.join(config.data.paths)}.")
+
+
+def download(
+    name: str,
+    output: str | Path,
+    limit: str | int | None = None,
+    token: str | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Downloads the dataset `name` to a folder below `output`; returns the content of its ``download.json``.
+
+    `limit` bounds the transfer: bytes, or a size such as ``100MB``. `token` is an access token of the Hugging Face hub;
+    None uses ``HF_TOKEN`` or a saved login. The result also has the folder as `path`, and as `next` the command that
+    builds a corpus from it.
+    """
+    num_bytes = limit if limit is None or isinstance(limit, int) else parse_size(limit)
+    if num_bytes is not None and num_bytes <= 0:
+        raise UsageError(f"A limit of {num_bytes} bytes downloads nothing. Give a size such as 100MB.")
+    from sheepop.data.download.download import download_dataset
+
+    with interrupts_advise("What was downloaded is kept; run the same command again to resume."):
+        return download_dataset(name, Path(output), limit=num_bytes, token=token, console=console)
+
+
+def parse_size(text: str) -> int:
+    """A size such as ``100MB``, ``1.5 GiB`` or ``4096`` in bytes; raises `UsageError` for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _UNITS.get(match["unit"].lower()) if match is not None else None
+    if match is None or factor is None:
+        raise UsageError(f"{text!r} is not a size. Write it as 100MB, 1.5GB, 64MiB or a number of bytes.")
+    return round(float(match["number"]) * factor)
+
+
+def show_step(directory: Path, step: int, console: Console | None = None) -> Iterator[tuple[int, Origin]]:
+    """Each sequence of a training step, by its row in the batch, with the origins of its tokens.
+
+    For a step after the latest checkpoint it says that this may still change. Raises `UsageError` for a step that the
+    run does not have, and for a run that learns from answers it writes itself.
+    """
+    # These load torch.
+    from sheepop.checkpoint.counters import read_counters
+    from sheepop.jobs.run.open import task_of
+    from sheepop.jobs.task.examples import ExampleTask
+    from sheepop.train import TrainingState
+
+    run = RunDirectory.open(directory)
+    config = view_run_config(run)
+    if step < 1:
+        raise UsageError(f"--step counts from 1, got {step}.")
+    total = config.training.resolved().total_steps
+    if step > total:
+        raise UsageError(f"The run in {run.path} has {counted(total, 'step')}, but --step is {step:,}.")
+    if config.tuning.method in ("ppo", "grpo"):
+        raise UsageError(
+            f"The run in {run.path} learns from answers that the model writes during training, not from stored text. "
+            f"{run.samples_file.name} has samples of them."
+        )
+    task = task_of(config, run, Console.silent())
+    latest = run.pointer("latest")
+    state = TrainingState() if latest is None else TrainingState.from_record(read_counters(run.checkpoint(latest)))
+    if step > state.step and console is not None:
+        console.info(
+            f"The latest checkpoint is from step {state.step:,}. Step {step:,} will read this unless batches before it "
+            "are left out."
+        )
+    # Batches that the run left out after trouble are skipped here too.
+    number = state.after(step=step - 1).batch_number
+    if isinstance(task, ExampleTask):
+        yield from _of_examples(task, number)
+        return
+    corpus = corpus_of_run(run, config)
+    schedule = build_schedule(config, corpus, run, Console.silent(), store=False)
+    for row, ranges in enumerate(schedule.token_ranges(number)):
+        for start, stop in ranges:
+            for origin in trace_tokens(corpus, "train", start, stop):
+                yield row, origin
+
+
+def _of_examples(task: ExampleTask, number: int) -> Iterator[tuple[int, Origin]]:
+    """The examples in batch `number` of the schedule; their tokens are counted in the stored split."""
+    split, tokenizer, rows = task.store.train, task.tokenizer(), task.rows(task.store.train)
+    for row, sample in enumerate(task.schedule.rows(number).samples.tolist()):
+        for example in rows.examples(sample):
+            ids = split.example(example).ids
+            stop = int(split.ends[example])
+            place, text = f"example {example + 1}", tokenizer.decode(ids.tolist())
+            yield (
+                row,
+                Origin("train", stop - len(ids), stop, example, "examples", 0, place, (), "example", "", {}, text),
+            )

@@ -1,4 +1,4 @@
-"""Generates text with a model from disk."""
+"""Generates and scores text with a model from disk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import model_defaults
+from sheepop.generate.likelihood import Score, score_text
 from sheepop.model import EncoderDecoder, Transformer
 
 
@@ -116,3 +117,17 @@ def write_texts(
     if pending:
         forward(0, "")
     return completions
+
+
+def score(
+    model: str | Path,
+    text: str,
+    *,
+    context: int | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    adapters: Sequence[str | Path] = (),
+) -> Score:
+    """Loads a model with `adapters` and scores how well it predicts `text`, token by token; see `score_text`."""
+    loaded = load_adapted(model, adapters, device=device, dtype=dtype)
+    return score_text(loaded.model, loaded.tokenizer, text, context=context)

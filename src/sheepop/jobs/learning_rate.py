@@ -9,18 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
 from sheepop.data import BatchSchedule, RowSource, SampleOrder
 from sheepop.data.batch_schedule import Stages
-from sheepop.jobs.bench import training_speed
-from sheepop.jobs.recipe import complete
-from sheepop.jobs.run.network import build_network, bytes_of_a_step
 from sheepop.jobs.run.open import task_of
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.resolve import prepare_process
+from sheepop.jobs.run.resolve import build_network, bytes_of_a_step, prepare_process
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_evaluation_weights, build_optimizers
@@ -51,20 +47,18 @@ def find_rate(request: RunRequest) -> FoundRate:
     if request.ranks.are_several:
         raise UsageError("--find-learning-rate runs in one process. Start it without sheepop launch or torchrun.")
     request.check()
-    console, config = request.console, request.settings
-    now = datetime.now(UTC).astimezone()
-    directory = request.path if config.output_dir else Path("runs") / now.strftime("learning-rate-%Y-%m-%d-%H%M%S")
+    directory = Path("runs") / datetime.now(UTC).astimezone().strftime("learning-rate-%Y-%m-%d-%H%M%S")
+    if request.settings.output_dir is not None:
+        directory = request.path
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
-    if request.uses_recipe:
-        config = complete(request.given, training_speed, console).config
-    device = resolve_device(config.device)
-    prepare_process(config, device)
+    config = request.completed().config
+    device = prepare_process(config)
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")
     with scratch as temporary:
-        task = task_of(config, RunDirectory(Path(temporary)), console).prepared(request.given).settled()
+        task = task_of(config, RunDirectory(Path(temporary)), request.console).prepared(request.given).settled()
         test = _test(task, device)
     write_json(directory / RESULT, test.to_dict())
     figure = range_test_figure(test.rates, test.losses, test.smoothed, test.suggestion, test.lowest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
-from sheepop.generate import Completion, GenerationConfig
-from sheepop.jobs.baselines import Baselines, compress_validation
+from sheepop.generate import GenerationConfig
+from sheepop.jobs.baselines import compress_validation
 from sheepop.jobs.config import read_settings
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.run.open import OpenRun
@@ -47,21 +47,6 @@ LIBRARY_PROMPTS = (
 )
 
 
-@dataclass(frozen=True)
-class QuickstartOutcome:
-    """The run, scores, samples and times of a quickstart."""
-
-    run: Path
-    scores: TokenScores
-    baselines: Baselines
-    completions: list[Completion]
-    seconds: dict[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The outcome as plain data."""
-        return {**asdict(self), "run": str(self.run)}
-
-
 def quickstart(
     output: str | Path,
     *,
@@ -74,7 +59,7 @@ def quickstart(
     overwrite: bool = False,
     console: Console | None = None,
     command: str | None = None,
-) -> QuickstartOutcome:
+) -> TrainOutcome:
     """Trains a model on `paths`, or on the standard library of this Python, for `minutes`.
 
     `overrides` are ``key=value`` settings that win over those of the quickstart. The defaults are five minutes and seed
@@ -103,24 +88,16 @@ def quickstart(
     )
     if request.settings.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
-    seconds: dict[str, float] = {}
-
-    def conclude(run: OpenRun, outcome: TrainOutcome) -> TrainOutcome:
-        found = _concluded(run, outcome)
-        seconds.update(run.times.seconds)
-        return found
-
-    outcome = train(request, conclude)
-    assert isinstance(outcome.scores, TokenScores) and outcome.baselines is not None
-    return QuickstartOutcome(outcome.run, outcome.scores, outcome.baselines, list(outcome.completions), seconds)
+    return train(request, _concluded)
 
 
-def render_outcome(outcome: QuickstartOutcome) -> str:
+def render_outcome(outcome: TrainOutcome) -> str:
     """The samples and scores, for a terminal."""
     lines = []
     for completion in outcome.completions:
         lines += ["", "-" * 72, completion.prompt + completion.text]
     baselines = outcome.baselines
+    assert isinstance(outcome.scores, TokenScores) and baselines is not None
     bits = {**baselines.named, "this model": outcome.scores.bits_per_byte}
     width = max(map(len, bits))
     lines += [

@@ -10,7 +10,6 @@ from typing import Any
 
 from sheepop.core.config import leaves, merge, validate, value_text
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.facts import plural
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import Entry, discover
@@ -121,26 +120,33 @@ def complete(
     if not requested.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
         return Completed(requested, {})
     if requested.tuning.method is not None:
-        return _complete_tuning(given, fork, console)
-    num_bytes = text_bytes(requested.data)
-    flops_per_second = speed(resolve_device(requested.device))
-    size = choose_size(flops_per_second, requested.training, num_bytes)
-    passes = _passes(flops_per_second, requested.training, size, num_bytes)
-    chosen = _choices(size, given, num_bytes, keeps_model, passes)
-    config = validate(SheepOpConfig, merge(chosen, given))
-    found = dict(leaves(chosen))
-    settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
-    minutes = requested.training.max_minutes
-    budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
-    console.info(
-        f"Chosen for {data_size(num_bytes)} of text{budget} and this machine's {flops_per_second / 1e9:,.0f} GFLOP/s; "
-        f"give a key to override it: {settings}"
-    )
+        chosen, basis = _for_model(given, fork)
+    else:
+        chosen, basis = _for_text(given, requested, speed, keeps_model)
+    config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
+    if found:
+        settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
+        console.info(f"Chosen for {basis}; give a key to override it: {settings}")
     return Completed(config, found)
 
 
-def _complete_tuning(given: Mapping[str, Any], fork: Path | None, console: Console) -> Completed:
-    """Chooses learning rate, batch size and epochs of post-training by the size of the model."""
+def _for_text(
+    given: Mapping[str, Any], requested: SheepOpConfig, speed: Callable[[str], float], keeps_model: bool
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """The choices for a run on text, and what they are based on."""
+    num_bytes, training = text_bytes(requested.data), requested.training
+    flops_per_second = speed(requested.device)
+    size = choose_size(flops_per_second, training, num_bytes)
+    passes = _passes(flops_per_second, training, size, num_bytes)
+    minutes = training.max_minutes
+    budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
+    machine = f"this machine's {flops_per_second / 1e9:,.0f} GFLOP/s"
+    basis = f"{data_size(num_bytes)} of text{budget} and {machine}"
+    return _choices(size, given, num_bytes, keeps_model, passes), basis
+
+
+def _for_model(given: Mapping[str, Any], fork: Path | None) -> tuple[dict[str, dict[str, Any]], str]:
+    """The choices for post-training, and what they are based on: the size of the model."""
     # These load torch, which checking a configuration does not need.
     from sheepop.checkpoint import resolve_model_directory
     from sheepop.checkpoint.model_description import read_model_config
@@ -148,11 +154,7 @@ def _complete_tuning(given: Mapping[str, Any], fork: Path | None, console: Conso
 
     weights = _FEW_WEIGHTS if fork is None else num_parameters(read_model_config(resolve_model_directory(fork)))
     chosen = _choices(SIZES[0], given, 0, keeps_model=True, weights=weights)
-    found = dict(leaves(chosen))
-    settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
-    if found:
-        console.info(f"Chosen for a model of {weights:,} parameters; give a key to override it: {settings}")
-    return Completed(validate(SheepOpConfig, merge(chosen, given)), found)
+    return chosen, f"a model of {weights:,} parameters"
 
 
 def chosen_keys() -> frozenset[str]:

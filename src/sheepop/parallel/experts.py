@@ -11,25 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig, Transformer
+from sheepop.model import Transformer
 from sheepop.model.experts import Experts, MixtureOfExperts, Routing
 from sheepop.parallel.collectives import exchanged, summed, whole
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part
 
 _FIRST_MATRICES = ("gate_proj", "up_proj", "gate_bias", "up_bias")
-
-
-def check_experts(config: ModelConfig, count: int) -> None:
-    """Raises `ConfigError` for a network whose experts cannot be divided among `count` ranks."""
-    if count == 1:
-        return
-    if config.experts is None:
-        raise ConfigError(f"parallel.expert = {count} shares experts, and the network has none (model.experts).")
-    if config.experts.count % count:
-        raise ConfigError(
-            f"parallel.expert = {count} does not divide model.experts.count = {config.experts.count}. Use a divisor."
-        )
 
 
 def share_experts(model: Transformer, ranks: SharingRanks) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sheepop.core.errors import ConfigError
@@ -51,6 +51,10 @@ class Layout:
             if shard is not None:
                 sizes += f", or does not go with {sharing}, those that share a copy of all else (parallel.shard)"
             raise ConfigError(f"parallel.expert = {expert} does not divide {sizes}. Use a divisor, such as 1.")
+
+    def at(self, rank: int) -> Layout:
+        """Returns the same layout for another rank."""
+        return replace(self, ranks=Ranks(rank, self.ranks.size))
 
     @property
     def stage_size(self) -> int:

@@ -23,8 +23,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
-from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig, Transformer
+from sheepop.model import Transformer
 from sheepop.model.cache import Cache
 from sheepop.model.experts import Routing
 from sheepop.parallel.collectives import exchanged
@@ -40,28 +39,6 @@ OF_THE_LAST = ("final_norm", "lm_head", REWARD_HEAD)
 """The modules outside the layers that only the first and only the last stage have."""
 Inputs = Callable[[int], Mapping[str, Any]]
 """Maps the number of a micro-batch to the arguments of `Transformer.run`."""
-
-
-def check_pipeline(config: ModelConfig, parallel: ParallelConfig) -> None:
-    """Raises `ConfigError` for a network that cannot be cut into the stages of `parallel`."""
-    if parallel.pipeline == 1:
-        return
-    if config.num_layers < parallel.num_stages:
-        raise ConfigError(
-            f"model.num_layers = {config.num_layers} are too few for {parallel.num_stages} stages: "
-            f"parallel.pipeline = {parallel.pipeline} with parallel.schedule = {parallel.schedule}. Use fewer."
-        )
-    refused = {
-        "an encoder": config.architecture != "decoder",
-        "model.dropout, which stages would draw otherwise than one device": config.dropout > 0,
-    }
-    for name in (name for name, is_so in refused.items() if is_so):
-        raise ConfigError(f"parallel.pipeline is for a decoder, and not for one with {name}.")
-    if parallel.zero >= 2:
-        raise ConfigError(
-            f"parallel.zero = {parallel.zero} does not go with parallel.pipeline: a stage keeps its weights and "
-            "gradients whole during a step, while micro-batches come and go. Use parallel.zero=1."
-        )
 
 
 def layers_of(stage: int, num_stages: int, num_layers: int) -> range:

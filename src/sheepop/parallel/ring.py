@@ -19,57 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor.experimental._context_parallel import _attention as engine
 
-from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig
 from sheepop.model.attention.fused import repeat_heads
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
-from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.ulysses import SharedRows
 
 _TOKENS = 2  # the dimension of (B, H, T, C)
-_CAPABILITY = (8, 0)  # Ampere, the first GPUs that FlashAttention supports
-_MULTIPLE, _WIDEST = 8, 256  # the head dimensions that FlashAttention supports
-
-
-def check_ring(config: ModelConfig, parallel: ParallelConfig) -> None:
-    """Raises `ConfigError` for a network whose attention a ring does not compute."""
-    if parallel.context_method != "ring":
-        return
-    refused = {
-        "model.position_encoding = alibi": config.position_encoding == "alibi",
-        "model.sliding_window": config.sliding_window is not None,
-        "model.attention_soft_cap": config.attention_soft_cap is not None,
-        "model.attention_sinks": config.attention_sinks,
-        "a model.value_head_dim of its own": config.value_size != config.head_size,
-        f"model.attention_backend = {config.attention_backend}": config.attention_backend not in ("auto", "sdpa"),
-    }
-    for name in (name for name, is_so in refused.items() if is_so):
-        raise ConfigError(
-            f"parallel.context_method = ring is for plain causal attention, and not for {name}. Leave that out, or use "
-            "parallel.context_method=ulysses."
-        )
-
-
-def check_ring_here(config: ModelConfig, parallel: ParallelConfig, device: str, precision: str) -> None:
-    """Raises `ConfigError` if the flash attention of `device` does not compute this network in `precision`."""
-    if parallel.context_method != "ring" or device == "cpu":
-        return
-    if (refused := _lacking(config, device, precision)) is not None:
-        raise ConfigError(
-            "parallel.context_method = ring is computed by FlashAttention, which needs an NVIDIA GPU (Ampere or "
-            f"newer), 16-bit numbers, and a head dimension that is a multiple of {_MULTIPLE} up to {_WIDEST}. It has "
-            f"nothing for {refused}. Use parallel.context_method=ulysses."
-        )
-
-
-def _lacking(config: ModelConfig, device: str, precision: str) -> str | None:
-    if device != "cuda":
-        return f"device = {device}"
-    if precision == "fp32":
-        return "training.precision = fp32"
-    if config.head_size % _MULTIPLE or config.head_size > _WIDEST:
-        return f"model.head_dim = {config.head_size}"
-    return "this GPU" if torch.cuda.get_device_capability() < _CAPABILITY else None
 
 
 class RingRows(SharedRows):

@@ -33,30 +33,8 @@ from sheepop.model.norms import HeadNorms
 from sheepop.parallel.collectives import alike, entered, gathered, part, scattered, summed, whole
 from sheepop.parallel.experts import keep_tokens_apart, split_features
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
+from sheepop.parallel.requirements import check_split
 from sheepop.parallel.split_vocabulary import SplitVocabulary
-
-
-def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> None:
-    """Raises `ConfigError` if `count` ranks cannot split the matrices, for training or with `writes` for generation."""
-    if count == 1:
-        return
-    sizes = {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads, "d_ff": config.ffn_size}
-    if config.experts is not None and (config.experts.shared or writes):
-        sizes["experts.d_ff"] = config.experts.d_ff or config.ffn_size
-    for name, size in sizes.items():
-        if size % count:
-            raise ConfigError(
-                f"Matrices cannot be split over {count} ranks, because {count} does not divide model.{name} = {size}. "
-                "Use a divisor."
-            )
-    refused = {
-        "model.qk_norm = width, which is over all heads": config.qk_norm == "width",
-        "an encoder": config.architecture != "decoder",
-        "layers without attention": any(map(config.mixer, range(config.num_layers))),
-        "model.experts.shared_gate": getattr(config.experts, "shared_gate", False),
-    }
-    for name in (name for name, is_so in refused.items() if is_so):
-        raise ConfigError(f"Matrices are split over ranks for a decoder, and not for one with {name}.")
 
 
 def split(model: Transformer, ranks: SharingRanks) -> None:

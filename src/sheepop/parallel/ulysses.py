@@ -15,40 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 from sheepop.model.cache import Cache, Recurrence
 from sheepop.parallel.collectives import exchanged
-from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.parts import SharingRanks
-
-
-def check_context(config: ModelConfig, parallel: ParallelConfig) -> None:
-    """Raises `ConfigError` for a network whose rows cannot be split over `parallel.context` ranks."""
-    if parallel.context == 1:
-        return
-    needed, sizes = parallel.context * parallel.tensor, {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads}
-    for name, size in sizes.items():
-        if size % needed and parallel.context_method == "ulysses":
-            with_tensor = f" times parallel.tensor = {parallel.tensor}" if parallel.tensor > 1 else ""
-            raise ConfigError(
-                f"parallel.context = {parallel.context}{with_tensor} does not divide model.{name} = {size}, of which "
-                "every rank has a part in attention. Use a divisor, or parallel.context_method=ring."
-            )
-    if config.architecture != "decoder":
-        raise ConfigError("parallel.context splits the rows of decoders. Use parallel.context=1.")
-    if config.gated_delta_net is not None:
-        raise ConfigError(
-            "parallel.context splits rows, and a Gated DeltaNet (model.gated_delta_net) needs the state of all tokens "
-            "before a rank's own. Use parallel.context=1."
-        )
-    if config.dropout:
-        raise ConfigError(
-            "parallel.context needs model.dropout = 0: ranks that have parts of a row would drop the same positions of "
-            "each part."
-        )
 
 
 class SharedRows(Cache):

@@ -257,7 +257,7 @@ def test_a_disk_that_takes_no_more_is_named_and_room_made_is_gone_on_with(hub: L
 PROGRAM = """
 import json, sys
 from sheepop.core.console import Console
-from sheepop.jobs.download import download
+from sheepop.jobs.data import download
 print(json.dumps(download(sys.argv[1], sys.argv[2], console=Console(quiet=True))))
 """
 

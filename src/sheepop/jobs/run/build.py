@@ -17,10 +17,10 @@ import torch
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
-from sheepop.jobs.run.network import build_network, costs, place_network
+from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import OpenRun
-from sheepop.jobs.run.record import resume_command, write_run_config
-from sheepop.jobs.task.interface import with_training
+from sheepop.jobs.run.record import resume_command
+from sheepop.jobs.run.resolve import build_network
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.parallel.layout import Layout
@@ -38,10 +38,10 @@ from sheepop.train.agenda import SAMPLE, Agenda
 from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines, NoLines
 from sheepop.train.objective import Objective
-from sheepop.train.placement import Placement
+from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
-from sheepop.train.schedule import Deadline, Pace
+from sheepop.train.schedule import Deadline
 from sheepop.train.sinks import RunDescription, open_sinks
 from sheepop.train.source import SharedSource, StepSource
 from sheepop.train.step import Gradients, StepRunner
@@ -67,11 +67,11 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
 
     An error within the block that leaves checkpoints says from which step the run can be resumed.
     """
-    config, console, ranks = run.config, run.console, run.request.ranks
+    config, console, ranks, budget = run.config, run.console, run.request.ranks, run.record.deadline
     training, settings = config.training, config.training.resolved()
     layout = Layout(ranks, config.parallel) if ranks.are_several else None
     parts = _build_parts(run, layout)
-    sample = _sampler(run, parts.model)
+    sample = run.task.samples(parts.model, run.device)
     evaluate = run.task.evaluations(parts.model, run.device, ranks)
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
     state = _restored(run, parts.checkpointer, fresh) if run.resumes else fresh
@@ -79,6 +79,8 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
         state = state.after(due=(SAMPLE,))
     _announce(run, parts.model, state)
     _keep_layout(run, parts.optimizers, layout)
+    # By default evaluations come with validations, or else with checkpoints.
+    interval = config.evaluation.interval or settings.eval_interval or settings.checkpoint_interval
     held_out = run.task.held_out()
     validate: Callable[[], Scores] | None = None
     if held_out is not None:
@@ -96,7 +98,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
                 training,
                 settings,
                 validates=validate is not None,
-                evaluation_interval=_evaluation_interval(run) if evaluate else None,
+                evaluation_interval=interval if evaluate else None,
             ),
             schedule=Schedule(
                 training.schedule,
@@ -117,7 +119,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
             keep_checkpoints=training.keep_checkpoints,
             trouble=training.trouble,
             state=state,
-            deadline=_deadline(run),
+            deadline=Deadline(budget.seconds, budget.most_steps, run.write_pace) if budget else None,
             around_step=around_step,
             console=console,
             saves_the_beginning=parts.saves_the_beginning,
@@ -138,7 +140,7 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     is_given = bool(ranks.told(begins))
     optimizers = build_optimizers(model, config.training)
     form = task.form(model, run.record.generation)
-    placement = place_network(model, optimizers, config, layout, device)
+    placement = _place(model, optimizers, config, layout, device)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     objective = task.objective()
     with ranks.first_ahead():  # the others read what it stores, such as the log-probabilities of a reference
@@ -164,20 +166,26 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     return _Parts(model, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
 
 
-def _sampler(run: OpenRun, model: Transformer) -> Callable[[int], list[dict[str, Any]]] | None:
-    """Writes samples, and traces if `trace.prompt` is set."""
-    sample, trace = run.task.samples(model, run.device), run.config.trace
-    if trace.prompt is None:
-        return sample
-    from sheepop.jobs.task.samples import TrainingTraces
-
-    return TrainingTraces(model, run.task.tokenizer(), trace, run.directory.traces, sample)
-
-
-def _evaluation_interval(run: OpenRun) -> int:
-    """Steps between two evaluations, by default those between validations, or else between checkpoints."""
-    training = run.config.training.resolved()
-    return run.config.evaluation.interval or training.eval_interval or training.checkpoint_interval
+def _place(
+    model: Transformer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    config: SheepOpConfig,
+    layout: Layout | None,
+    device: str,
+) -> Placement:
+    """Places the model and its optimizers on this device, or with a `layout` over its ranks."""
+    settings = config.training.resolved()
+    precision, compiled = settings.precision, settings.compile
+    if layout is None:
+        return OneDevice(model, precision=precision, device=device, compiled=compiled)
+    # These load what one device does not need.
+    if config.parallel.pipeline > 1:
+        from sheepop.train.pipelined import PipelinedModel as Placed
+    else:
+        from sheepop.train.sharded import ShardedModel as Placed  # type: ignore[assignment]
+    placement = Placed(model, layout, precision=precision, device=device, compiled=compiled)
+    placement.take_over(optimizers)
+    return placement
 
 
 def _open_journal(
@@ -243,30 +251,18 @@ def _observers(
     return _both(watchdog.step, _both(lateness.own_time.step, around_step)), lateness.measured
 
 
-def _deadline(run: OpenRun) -> Deadline | None:
-    """The deadline of a budget in minutes; changes of the number of steps are written to the run."""
-    budget, config = run.record.deadline, run.config
-
-    def write_pace(pace: Pace) -> None:
-        if run.request.ranks.is_first:
-            write_run_config(run.directory, with_training(config, config.training.at_pace(pace)))
-
-    return None if budget is None else Deadline(budget.seconds, budget.most_steps, write_pace)
-
-
 def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layout: Layout | None) -> None:
     """Writes the layout of the run into its record and plots, or removes an earlier one if there is none now."""
     if layout is None and run.record.layout is None:
         return
-    from sheepop.jobs.run.layout_picture import SharedStep, forget_layout, keep_layout
+    from sheepop.jobs.run.plan import Planned, forget_layout
 
     if layout is None:
         forget_layout(run.directory, run.record)
     elif run.request.ranks.is_first:
-        length = run.task.schedule.max_length
-        words = str(costs(run.config, optimizers, layout, length, run.device))
-        run.console.info(f"Layout: {words}")
-        keep_layout(run.directory, run.record, words, SharedStep.of(run.config, layout, length))
+        planned = Planned.of(run.config, optimizers, layout, run.task.schedule.max_length, run.device)
+        run.console.info(f"Layout: {planned.words}")
+        planned.keep(run.directory, run.record)
 
 
 def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:

@@ -7,23 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sheepop.checkpoint import RunDirectory
 from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import RunRecord
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, layers_of, timeline, waiting
-from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.tensor import divides_vocabulary
-from sheepop.report import Page, save_png
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LAYOUT = "layout.png"
 # Most columns and rows of cells that stay readable, most rows if some are left out, and fewest entries of an axis.
 _ACROSS, _DOWN, _DOWN_OF_MORE, _FEWEST = 8, 16, 8, 2
 _MOST_STAGES, _MOST_MICRO_BATCHES, _SHOWN_UNITS = 16, 64, 48.0
@@ -65,7 +60,7 @@ class SharedStep:
 
     def of_rank(self, rank: int) -> Cell:
         """A rank's share of the network, of the batch and of the training state."""
-        layout = replace(self.layout, ranks=Ranks(rank, self.layout.ranks.size))
+        layout = self.layout.at(rank)
         config, model = layout.config, self.model
         stages = config.stages_of(layout.pipeline_rank)
         layers = [layers_of(stage, config.num_stages, model.num_layers) for stage in stages]
@@ -174,31 +169,8 @@ def draw_layout(step: SharedStep) -> Figure:
         "Upper square of a rank: its layers (top to bottom) and its share of their features (left to right). "
         "Lower square: its rows of a step (top to bottom) and its tokens of these rows (left to right)."
     )
-    return layout_figure(_title(layout), grid, talks, [_KEPT[layout.config.zero], squares], _order(step))
-
-
-def keep_layout(run: RunDirectory, record: RunRecord, words: str, step: SharedStep) -> None:
-    """Saves the picture among the plots of a run, and the `words` of its plan in its record."""
-    save_png(draw_layout(step), run.plots / LAYOUT)
-    replace(record, layout=words).write(run)
-
-
-def forget_layout(run: RunDirectory, record: RunRecord) -> None:
-    """Removes the layout of a run that resumes on one rank."""
-    if record.layout is not None:
-        (run.plots / LAYOUT).unlink(missing_ok=True)
-        replace(record, layout=None).write(run)
-
-
-def add_layout(page: Page, run: RunDirectory, record: RunRecord) -> None:
-    """Adds words and picture of the layout at the last start of a run, if it had several ranks."""
-    if record.layout is None:
-        return
-    page.add_section("Layout")
-    page.add_text(record.layout)
-    picture = run.plots / LAYOUT
-    if picture.is_file():
-        page.add_picture(picture.read_bytes(), "What each rank holds, and which ranks communicate")
+    title, order = _title(layout), _order(step)
+    return layout_figure(title, grid, talks, [_KEPT[layout.config.zero], squares], order)
 
 
 @dataclass(frozen=True)
@@ -285,8 +257,7 @@ def _row_names(
         return {}
     ranks = {place: rank for rank, place in places.items()}
     first = {block[0][0]: ranks[block[0]] for block in blocks if block[0][1] == 0}
-    size = layout.ranks.size
-    return {row: f"data rank {replace(layout, ranks=Ranks(rank, size)).data_rank:,}" for row, rank in first.items()}
+    return {row: f"data rank {layout.at(rank).data_rank:,}" for row, rank in first.items()}
 
 
 def _column_names(layout: Layout, blocks: Sequence[tuple[Place, Place]], places: Mapping[int, Place]) -> dict[int, str]:

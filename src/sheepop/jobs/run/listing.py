@@ -19,8 +19,7 @@ from sheepop.core.files import storage_errors, write_json
 from sheepop.core.program import typed_beside
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.data import find_corpus
-from sheepop.jobs.run.record import RunRecord, entry, text, view_run_config, whole
+from sheepop.jobs.run.record import RunRecord, entry, find_corpus, text, view_run_config, whole
 from sheepop.report import (
     Curves,
     Page,

@@ -10,7 +10,6 @@ from pathlib import Path
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.core.config import leaves, validate
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 from sheepop.core.facts import counted
 from sheepop.core.files import require_writable
@@ -19,14 +18,15 @@ from sheepop.core.keys import may_change
 from sheepop.core.plugins import require_plugins
 from sheepop.jobs import task as tasks
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.recipe import Completed, complete
-from sheepop.jobs.run.ranks import FollowedRun, check_layout, shared_steps
+from sheepop.jobs.run.ranks import FollowedRun, check_layout
 from sheepop.jobs.run.record import RunRecord, StageTimes, StoredRun, read_run_config, write_run_config
 from sheepop.jobs.run.request import RunRequest, why_no_run
-from sheepop.jobs.run.resolve import check_settings, prepare_process, require_arithmetic, resolved
+from sheepop.jobs.run.resolve import fitted, prepare_process, require_arithmetic, resolved
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.fork import Fork, is_origin
+from sheepop.jobs.task.interface import with_training
 from sheepop.posttrain.config import Method
+from sheepop.train.schedule import Pace
 from sheepop.train.sinks import require_sinks
 
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
@@ -57,6 +57,11 @@ class OpenRun:
         """The console of the first rank; the others are silent."""
         return self.request.console if self.request.ranks.is_first else Console.silent()
 
+    def write_pace(self, pace: Pace) -> None:
+        """Writes a changed number of steps into the settings of the run."""
+        if self.request.ranks.is_first:
+            write_run_config(self.directory, with_training(self.config, self.config.training.at_pace(pace)))
+
 
 def open_run(request: RunRequest) -> OpenRun:
     """Opens the run that was requested, under its lock; other ranks open what the first one has prepared.
@@ -72,9 +77,7 @@ def open_run(request: RunRequest) -> OpenRun:
         if request.resumes:  # a new run was checked before
             check_layout(settings, ranks)
     require_sinks(settings.training.sinks)
-    device = resolve_device(settings.device)
-    ranks.connect(device)
-    prepare_process(settings, device)  # before a step is measured: deterministic algorithms may be slower
+    device = prepare_process(settings, ranks)
     run = None
     with ranks.together():
         if ranks.is_first and stored is not None:
@@ -106,11 +109,7 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     if request.fork is not None:
         resolve_model_directory(request.fork, console)  # which fetches a published model
     replaces = request.replaces or request.resumes
-    completed = Completed(request.settings, {})
-    if request.uses_recipe:
-        from sheepop.jobs.bench import training_speed
-
-        completed = complete(request.given, training_speed, console, fork=request.fork)
+    completed = request.completed()
     requested = completed.config.model_copy(update={"output_dir": str(path)})
     origin = None if request.fork is None else Fork(request.fork)
     task = task_of(requested, RunDirectory(path), console, origin)
@@ -121,8 +120,7 @@ def _new(request: RunRequest, device: str) -> OpenRun:
         with times("Measuring"):
             task = task.settled()
             is_open = task.config.training.micro_batch_size is None
-            task = task.with_config(shared_steps(task.config, request.ranks, is_open=is_open))
-            check_settings(task, device)
+            task = fitted(task, request.ranks, device, is_open=is_open)
             task, record = resolved(task, requested, completed.chosen, request, device)
             record.write(directory)
             write_run_config(directory, task.config)
@@ -143,8 +141,9 @@ def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, d
     run.remove_leftovers()
     require_writable(run.checkpoints)
     task = _reopened(stored, requested, run, console)
-    is_open = requested.training.micro_batch_size is None
-    task = task.with_config(shared_steps(task.config, request.ranks, is_open=is_open))
+    task.check()
+    task = fitted(task, request.ranks, device, is_open=requested.training.micro_batch_size is None)
+    require_arithmetic(task.config, device)
     record = stored.record.resumed_at(
         stored.step,
         requested,
@@ -152,9 +151,6 @@ def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, d
         request.command,
         keeps_steps=task.config.training.max_steps == stored.config.training.max_steps,
     )
-    task.check()
-    check_settings(task, device)
-    require_arithmetic(task.config, device)
     write_run_config(run, task.config)
     record.write(run)
     return OpenRun(request, device, run, task, record, resumes=True)
@@ -168,7 +164,7 @@ def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
             f"The first rank has prepared the run in {request.path.absolute()}, and this one does not find it. Give an "
             "--output on a file system that all machines share."
         )
-    requested, run = validate(SheepOpConfig, stored.record.requested), FollowedRun(request.path)
+    requested, run = request.over(stored.record.requested), FollowedRun(request.path)
     task = _reopened(stored, requested, run, Console.silent())  # which also refuses other data than the first rank's
     return OpenRun(request, device, run, task, stored.record, resumes=resumes)
 
@@ -195,7 +191,6 @@ def find_resumable(path: Path) -> StoredRun | None:
             )
         return None
     if not run.record_file.exists():
-        read_run_config(run)
         raise CheckpointError(
             f"{run.record_file} is missing, so the run cannot be resumed. Restore that file. {_how_to_fork(path)}"
         )

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
-from sheepop.checkpoint import resolve_model_directory
+from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.checkpoint.model_description import read_model_config
 from sheepop.core.config import value_text
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
 from sheepop.data import Corpus, is_corpus
-from sheepop.jobs.bench import training_speed
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.layout_picture import SharedStep, draw_layout
-from sheepop.jobs.run.network import costs
 from sheepop.jobs.run.open import find_resumable, with_changes
 from sheepop.jobs.run.ranks import check_layout, shared_steps
+from sheepop.jobs.run.record import LAYOUT, RunRecord
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.fork import inherited
 from sheepop.model import blank_model
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.plan import Plan
+from sheepop.parallel.stage_memory import StepShape
 from sheepop.report import save_png
 from sheepop.tokenizer import load_tokenizer
 from sheepop.train import TrainingConfig, build_optimizers
+from sheepop.train.optimizers.build import optimizer_slots
 
 # Operations a second of a machine slower, and one faster, than any other.
 _SLOWEST, _FASTEST = 1e6, 1e18
@@ -39,13 +42,53 @@ _SLOWEST, _FASTEST = 1e6, 1e18
 class Planned:
     """What each rank would hold, send and compute, and the assumptions behind it."""
 
-    plan: Plan
+    words: str
     step: SharedStep
-    assumed: Sequence[str]
+    assumed: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        config: SheepOpConfig,
+        optimizers: Sequence[torch.optim.Optimizer],
+        layout: Layout,
+        num_tokens: int,
+        device: str,
+        assumed: Sequence[str] = (),
+    ) -> Self:
+        """Predicts memory, messages and computation of the rank that needs most memory, for rows of `num_tokens`."""
+        training, settings = config.training, config.training.resolved()
+        step = StepShape(
+            rows=settings.micro_batch_size,
+            num_tokens=num_tokens,
+            micro_batches=max(1, training.global_batch_size // settings.micro_batch_size // layout.num_data),
+            precision=settings.precision,
+            device=device,
+            recomputed=settings.activation_checkpointing,
+            recomputed_blocks=training.checkpointed_blocks,
+        )
+        # By the shapes of the parameters here, which are those of pieces.
+        numbers, kept = 0, 0
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    slots = optimizer_slots(optimizer, group, parameter).values()
+                    numbers += parameter.numel()
+                    kept += sum(math.prod(shape) for shape in slots if shape is not None)
+        averages = 0 if training.ema_decay is None else 1
+        with torch.device("meta"):
+            whole = blank_model(config.model)
+        plan = Plan.largest(whole, layout, step, state=kept / max(1, numbers) + averages)
+        return cls(str(plan), SharedStep.of(config, layout, num_tokens), assumed)
 
     def draw(self, path: Path) -> None:
         """Writes the picture."""
         save_png(draw_layout(self.step), path)
+
+    def keep(self, run: RunDirectory, record: RunRecord) -> None:
+        """Saves the picture among the plots of a run, and the words in its record."""
+        self.draw(run.plots / LAYOUT)
+        replace(record, layout=self.words).write(run)
 
 
 def plan_run(request: RunRequest) -> Planned:
@@ -73,8 +116,14 @@ def plan_run(request: RunRequest) -> Planned:
         optimizers = build_optimizers(blank_model(config.model), config.training)
     # Kernels are those of this machine, whatever the run will have.
     device = "cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
-    plan = costs(config, optimizers, layout, num_tokens, device)
-    return Planned(plan, SharedStep.of(config, layout, num_tokens), assumed)
+    return Planned.of(config, optimizers, layout, num_tokens, device, assumed)
+
+
+def forget_layout(run: RunDirectory, record: RunRecord) -> None:
+    """Removes the layout of a run that resumes on one rank."""
+    if record.layout is not None:
+        (run.plots / LAYOUT).unlink(missing_ok=True)
+        replace(record, layout=None).write(run)
 
 
 def _new(request: RunRequest) -> tuple[SheepOpConfig, list[str]]:
@@ -126,14 +175,13 @@ def _resolved(training: TrainingConfig, device: str) -> tuple[TrainingConfig, li
 
 def _chosen(request: RunRequest) -> SheepOpConfig:
     """The settings with the recipe's choices; this machine is measured only if its speed makes a difference."""
-    anywhere = {**request.given, "device": "cpu"}
     slow, fast = (
-        complete(anywhere, lambda device, speed=speed: speed, Console.silent(), fork=request.fork)  # type: ignore[misc]
+        complete(request.given, lambda device, speed=speed: speed, Console.silent(), fork=request.fork)  # type: ignore[misc]
         for speed in (_SLOWEST, _FASTEST)
     )
     if slow.config == fast.config:
         return slow.config
-    return complete(request.given, training_speed, request.console, fork=request.fork).config
+    return request.completed().config
 
 
 def _vocabulary(settings: SheepOpConfig) -> int | None:

@@ -15,6 +15,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.requirements import check_network
 from sheepop.posttrain.config import Method
 
 _WEIGHTED = "each answer is weighted as a whole, and context ranks have parts of its tokens"
@@ -53,28 +54,17 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     """
     if not ranks.are_several:
         return config
-    # These load torch, which a command that is refused does not need.
-    from sheepop.parallel.experts import check_experts
-    from sheepop.parallel.pipeline import check_pipeline
-    from sheepop.parallel.ring import check_ring
-    from sheepop.parallel.tensor import check_split
-    from sheepop.parallel.ulysses import check_context
-
-    layout = Layout(ranks, config.parallel)
-    check_split(config.model, config.parallel.tensor)
-    check_context(config.model, config.parallel)
-    check_experts(config.model, config.parallel.expert)
-    check_ring(config.model, config.parallel)
-    check_pipeline(config.model, config.parallel)
     _check_training(config)
-    training = config.training
+    layout, training = Layout(ranks, config.parallel), config.training
     sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
     if is_open:
-        rows = layout.micro_batch_rows(math.gcd(*sizes))
-        return config.replace(training={**training.model_dump(), **_chosen(config), "micro_batch_size": rows})
-    assert training.micro_batch_size is not None
+        chosen = {**_chosen(config), "micro_batch_size": layout.micro_batch_rows(math.gcd(*sizes))}
+        config = config.replace(training={**training.model_dump(), **chosen})
+    check_network(config.model, config.parallel)
+    rows = config.training.micro_batch_size
+    assert rows is not None
     for size in sizes:
-        layout.check_micro_batches(size, training.micro_batch_size)
+        layout.check_micro_batches(size, rows)
     return config
 
 

@@ -17,16 +17,18 @@ from pydantic import TypeAdapter, ValidationError
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file, validate
+from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import read_json, write_atomic, write_json
 from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
 from sheepop.core.program import typed
 from sheepop.core.version_control import git_state
-from sheepop.jobs.config import SheepOpConfig, with_current_keys
+from sheepop.data import is_corpus
+from sheepop.jobs.config import SheepOpConfig, stored_config, with_current_keys
 from sheepop.report import number, shown
 
+LAYOUT = "layout.png"  # among the plots of a run
 # The first line, a comment; older runs do not have it.
 _SEAL = "# Written by the run; checksum of what follows: "
 # Names of fields in the file that differ from those here.
@@ -170,7 +172,7 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
             "settings that may change go on the command line, for example training.max_steps=2000. To train with other "
             f"settings, start a new run with another --output and --config {shlex.quote(str(file))}."
         )
-    config = validate(SheepOpConfig, with_current_keys(parse_config(text, where=str(file))))
+    config = stored_config(parse_config(text, where=str(file)))
     try:
         config.training.resolved()
     except ValueError as error:
@@ -182,7 +184,13 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
 
 def view_run_config(run: RunDirectory) -> SheepOpConfig:
     """The configuration in the run directory, to look at; raises `ConfigError` if it is not valid."""
-    return validate(SheepOpConfig, with_current_keys(read_config_file(run.config_file)))
+    return stored_config(read_config_file(run.config_file))
+
+
+def find_corpus(run: RunDirectory, config: SheepOpConfig | None) -> Path | None:
+    """The directory of the corpus that the run built, else of the first corpus in `data.paths`, else None."""
+    given = [Path(path) for path in config.data.paths] if config else []
+    return next((path for path in (run.corpus, *given) if is_corpus(path)), None)
 
 
 def repeat_command(path: Path, record: RunRecord) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from sheepop.jobs.run.record import (
 )
 from sheepop.jobs.run.report_facts import (
     add_data,
+    add_layout,
     add_machine,
     add_model,
     add_request,
@@ -99,25 +101,21 @@ def write_run_report(
     stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
     file system refuses the write.
     """
-    metrics, samples = _Log.read(run.metrics_file), _Log.read(run.samples_file)
-    config, config_text = _read_config(run)
-    save_png(training_curves(metrics.rows, is_sampled=_is_sampled(config)), run.plots / CURVES)
+    found = _Found.read(run, scores)
+    save_png(training_curves(found.metrics.rows, is_sampled=found.is_sampled), run.plots / CURVES)
     page = Page(
         f"Training run {run.path.resolve().name}",
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
-    _add_overview(page, run, config, metrics, scores)
-    _add_first_picture(page, config, metrics, samples)
-    _add_scores(page, config, metrics, scores, baselines)
+    _add_overview(page, found)
+    _add_first_picture(page, found)
+    _add_scores(page, found, baselines)
     _add_completions(page, completions)
-    _add_curves(page, run, config, metrics, baselines)
-    _add_training_samples(page, samples)
-    add_model(page, config)
-    add_data(page, run, config)
-    if record.layout is not None:
-        from sheepop.jobs.run.layout_picture import add_layout  # which loads what a run on one device does not need
-
-        add_layout(page, run, record)
+    _add_curves(page, found, baselines)
+    _add_training_samples(page, found.samples)
+    add_model(page, found.config)
+    add_data(page, run, found.config)
+    add_layout(page, run, record)
     add_stages(page, record)
     add_machine(page, record)
     add_request(page, record)
@@ -126,7 +124,7 @@ def write_run_report(
         "The configuration with everything that was derived or measured filled in. It repeats the run, unless settings "
         f"were changed along the way: {repeat_command(run.path, record)}"
     )
-    page.add_source(config_text, run.config_file.name)
+    page.add_source(found.config_text, run.config_file.name)
     page.write(run.report)
 
 
@@ -153,27 +151,47 @@ class _Log:
             page.add_text(f"Unreadable lines of {self.name}, left out here: {self.num_unreadable:,}.")
 
 
-def _read_config(run: RunDirectory) -> tuple[SheepOpConfig | None, str]:
-    """The configuration, None if it is not valid, and the text of its file."""
-    try:
-        text = run.config_file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        return None, f"{run.config_file.name} cannot be read: {error.strerror}."
-    try:
-        return view_run_config(run), text
-    except ConfigError:
-        return None, text
+@dataclass(frozen=True)
+class _Found:
+    """What the files of a run say, and its `scores` on the whole held-out text, if it has any.
+
+    `config` is None if its file is not valid; `config_text` is the text of that file.
+    """
+
+    run: RunDirectory
+    config: SheepOpConfig | None
+    config_text: str
+    metrics: _Log
+    samples: _Log
+    has_ended_early: bool
+    scores: Scores | None
+
+    @classmethod
+    def read(cls, run: RunDirectory, scores: Scores | None) -> _Found:
+        config = None
+        try:
+            content = run.config_file.read_text(encoding="utf-8", errors="replace")
+            with suppress(ConfigError):
+                config = view_run_config(run)
+        except OSError as error:
+            content = f"{run.config_file.name} cannot be read: {error.strerror}."
+        early = config is not None and ended_early(run, config)
+        return cls(run, config, content, _Log.read(run.metrics_file), _Log.read(run.samples_file), early, scores)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether validations during training read only a part of the held-out text."""
+        return self.config is not None and self.config.training.eval_tokens is not None
 
 
-def _add_overview(
-    page: Page, run: RunDirectory, config: SheepOpConfig | None, metrics: _Log, scores: Scores | None
-) -> None:
-    last, validation = metrics.last("train"), metrics.last("validation")
+def _add_overview(page: Page, found: _Found) -> None:
+    run, config, scores = found.run, found.config, found.scores
+    last, validation = found.metrics.last("train"), found.metrics.last("validation")
     steps = max([*run.steps(), int(number(last.get("step")) or 0)])
     total = config.training.max_steps if config else None
     if steps == 0:
         page.add_text("The run has no finished steps yet.")
-    elif config is not None and ended_early(run, config):
+    elif config is not None and found.has_ended_early:
         patience = config.training.early_stopping
         page.add_text(
             f"The run is finished. It ended early, after step {steps:,} of {shown(total)}: "
@@ -183,7 +201,7 @@ def _add_overview(
         page.add_text(f"The run stopped after step {steps:,} of {total:,}. Resume it with: {resume_command(run.path)}")
     judged = validation if scores is None else scores.to_dict()
     headline = next((key for key in _HEADLINES if key in judged), "bits_per_byte")
-    is_sampled = scores is None and _is_sampled(config) and headline in judged
+    is_sampled = scores is None and found.is_sampled and headline in judged
     page.add_facts(
         {
             _HEADLINES[headline]: scored(_score(headline, judged.get(headline)), is_sampled=is_sampled),
@@ -194,12 +212,12 @@ def _add_overview(
             "Best checkpoint": _step_words(run.pointer("best")),
         }
     )
-    metrics.add_note(page)
+    found.metrics.add_note(page)
 
 
-def _add_first_picture(page: Page, config: SheepOpConfig | None, metrics: _Log, samples: _Log) -> None:
+def _add_first_picture(page: Page, found: _Found) -> None:
     """Adds the curve of the loss, and the first and last continuations of the same prompt."""
-    chart = loss_chart(metrics.rows, is_sampled=_is_sampled(config))
+    chart, samples = loss_chart(found.metrics.rows, is_sampled=found.is_sampled), found.samples
     if chart.data:
         page.add_chart(chart, "Loss")
     prompt = samples.rows[-1].get("prompt") if samples.rows else None
@@ -209,11 +227,9 @@ def _add_first_picture(page: Page, config: SheepOpConfig | None, metrics: _Log, 
             page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
 
 
-def _add_scores(
-    page: Page, config: SheepOpConfig | None, metrics: _Log, scores: Scores | None, baselines: Baselines | None
-) -> None:
+def _add_scores(page: Page, found: _Found, baselines: Baselines | None) -> None:
     page.add_section("Held out")
-    row = metrics.last("validation")
+    config, scores, row = found.config, found.scores, found.metrics.last("validation")
     values: Mapping[str, Any]
     if scores is not None:
         values = scores.to_dict()
@@ -264,29 +280,27 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
         page.add_sample(done.prompt, done.text, label=label)
 
 
-def _add_curves(
-    page: Page, run: RunDirectory, config: SheepOpConfig | None, metrics: _Log, baselines: Baselines | None
-) -> None:
+def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
     page.add_section("Training curves")
     references = baselines.named if baselines else None
-    is_sampled = _is_sampled(config)
+    rows, is_sampled = found.metrics.rows, found.is_sampled
     charts = (
-        (bits_per_byte_chart(metrics.rows, references, is_sampled=is_sampled), "Bits per byte of held-out text", False),
+        (bits_per_byte_chart(rows, references, is_sampled=is_sampled), "Bits per byte of held-out text", False),
         (
-            reward_chart(metrics.rows, is_sampled=is_sampled),
+            reward_chart(rows, is_sampled=is_sampled),
             "Reward, on prompts to learn from and on held-out ones",
             False,
         ),
-        (order_chart(metrics.rows, is_sampled=is_sampled), "Pairs in the right order", False),
-        (divergence_chart(metrics.rows), "Divergence from the model that the run began with", True),
-        (length_chart(metrics.rows, is_sampled=is_sampled), "Length of answers", True),
-        (learning_rate_chart(metrics.rows), "Learning rate", True),
-        (gradient_norm_chart(metrics.rows), "Gradient norm before clipping", True),
-        (speed_chart(metrics.rows), "Speed", False),
-        (expert_load_chart(metrics.rows), "Load of the experts: the most and the least loaded in any layer", False),
+        (order_chart(rows, is_sampled=is_sampled), "Pairs in the right order", False),
+        (divergence_chart(rows), "Divergence from the model that the run began with", True),
+        (length_chart(rows, is_sampled=is_sampled), "Length of answers", True),
+        (learning_rate_chart(rows), "Learning rate", True),
+        (gradient_norm_chart(rows), "Gradient norm before clipping", True),
+        (speed_chart(rows), "Speed", False),
+        (expert_load_chart(rows), "Load of the experts: the most and the least loaded in any layer", False),
         *(
             (figure, f"What it can do: {measure.replace('_', ' ')}", True)
-            for measure, figure in evaluation_charts(metrics.rows).items()
+            for measure, figure in evaluation_charts(rows).items()
         ),
     )
     drawn = [chart for chart in charts if chart[0].data]
@@ -294,7 +308,7 @@ def _add_curves(
         page.add_text("Nothing has been logged yet.")
     for figure, title, half in drawn:
         page.add_chart(figure, title, half=half)
-    if command := tensorboard_command({run.path.name: run.path}):
+    if command := tensorboard_command({found.run.path.name: found.run.path}):
         page.add_text(f"The same curves in TensorBoard: {command}")
 
 
@@ -308,11 +322,6 @@ def _add_training_samples(page: Page, samples: _Log) -> None:
     samples.add_note(page)
     for row in rows:
         page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_step_words(row.get("step")))
-
-
-def _is_sampled(config: SheepOpConfig | None) -> bool:
-    """Whether validations during training read only a part of the held-out text."""
-    return config is not None and config.training.eval_tokens is not None
 
 
 def _score(key: str, value: Any) -> str:

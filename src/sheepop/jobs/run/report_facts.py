@@ -10,8 +10,7 @@ from sheepop.core.config import value_text
 from sheepop.core.errors import DataError
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.data import find_corpus
-from sheepop.jobs.run.record import RunRecord, dump_requested, entry, text
+from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, find_corpus, text
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.posttrain.example_store import TOKENS, read_example_manifest
 from sheepop.report import Page, data_size, duration, flops, number, shown, stage_times_chart
@@ -127,6 +126,17 @@ def _add_corpus(page: Page, manifest: dict[str, Any]) -> None:
     ]
     if skipped:
         page.add_table(["Skipped", "Reason", "Number"], skipped, caption="Each one is listed in quarantine.jsonl.")
+
+
+def add_layout(page: Page, run: RunDirectory, record: RunRecord) -> None:
+    """Adds words and picture of the layout at the last start of a run, if it had several ranks."""
+    if record.layout is None:
+        return
+    page.add_section("Layout")
+    page.add_text(record.layout)
+    picture = run.plots / LAYOUT
+    if picture.is_file():
+        page.add_picture(picture.read_bytes(), "What each rank holds, and which ranks communicate")
 
 
 def add_stages(page: Page, record: RunRecord) -> None:

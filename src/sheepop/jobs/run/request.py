@@ -16,7 +16,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
 from sheepop.core.program import typed
 from sheepop.jobs.config import SheepOpConfig, read_settings
-from sheepop.jobs.recipe import draft
+from sheepop.jobs.recipe import Completed, complete, draft
 from sheepop.jobs.run.ranks import check_layout, require_agreement
 from sheepop.model import ModelConfig
 from sheepop.parallel.ranks import ALONE, Ranks
@@ -89,6 +89,14 @@ class RunRequest:
         if self.uses_recipe:
             return draft(self.given, keeps_model=self.fork is not None)
         return validate(SheepOpConfig, self.given)
+
+    def completed(self) -> Completed:
+        """The settings with the recipe's choices, if it may choose; this machine is measured if its speed matters."""
+        if not self.uses_recipe:
+            return Completed(self.settings, {})
+        from sheepop.jobs.bench import training_speed  # which loads torch
+
+        return complete(self.given, training_speed, self.console, fork=self.fork)
 
     @cached_property
     def path(self) -> Path:

@@ -10,20 +10,26 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console
-from sheepop.core.device import keep_freed_memory
+from sheepop.core.device import keep_freed_memory, resolve_device
 from sheepop.core.errors import ConfigError, DeviceError
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.network import build_network, bytes_of_a_step
+from sheepop.jobs.run.ranks import shared_steps
 from sheepop.jobs.run.record import Budget, RunRecord, circumstances
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.interface import Task, with_training
-from sheepop.model import blank_model, num_parameters
+from sheepop.model import Transformer, blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
-from sheepop.parallel.ring import check_ring_here
+from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.parallel.requirements import check_ring_here
 from sheepop.train import TrainingConfig, check_layers
-from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
+from sheepop.train.activation_checkpointing import (
+    StepBytes,
+    apply_activation_checkpointing,
+    resolve_activation_checkpointing,
+    step_bytes,
+)
 from sheepop.train.budget import (
     StepTime,
     loop_seconds,
@@ -34,7 +40,7 @@ from sheepop.train.budget import (
     resolve_compile,
     resolve_training,
 )
-from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
+from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
 
 
 def resolved(
@@ -138,25 +144,28 @@ def _warn(requested: SheepOpConfig, training: TrainingConfig, held_out_tokens: i
         )
 
 
-def check_settings(task: Task, device: str) -> None:
-    """Raises `ConfigError` for settings that would end the run halfway, or be ignored."""
-    config = task.config
-    narrowest = min(config.model.head_size, config.model.value_size)
-    require_backend(config.model.attention_backend, torch.device(device), narrowest)
-    check_ring_here(config.model, config.parallel, device, config.training.precision)
+def fitted(task: Task, ranks: Ranks, device: str, *, is_open: bool) -> Task:
+    """The task with a micro-batch size that the `ranks` share evenly; it is chosen if `is_open`.
+
+    Raises `ConfigError` for settings that would end the run halfway, or be ignored.
+    """
+    task = task.with_config(shared_steps(task.config, ranks, is_open=is_open))
+    config, model = task.config, task.config.model
+    check_ring_here(model, config.parallel, device, config.training.precision)
+    require_backend(model.attention_backend, torch.device(device), min(model.head_size, model.value_size))
     if config.training.early_stopping is not None and task.held_out_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss on held-out text, but no text is held out. "
             "Raise data.validation_fraction in a new run, or leave early_stopping out."
         )
     _ = task.evaluation_set
+    return task
 
 
 def require_arithmetic(config: SheepOpConfig, device: str) -> None:
     """Raises `DeviceError` if a run cannot continue here with the arithmetic it started with."""
     settings = config.training.resolved()
     check_precision(settings.precision, device)
-    check_ring_here(config.model, config.parallel, device, settings.precision)
     if settings.compile and device == "cpu" and not _has_compiler():
         raise DeviceError(
             "This run uses training.compile = true, but no C++ compiler with Python's headers was found. "
@@ -164,17 +173,39 @@ def require_arithmetic(config: SheepOpConfig, device: str) -> None:
         )
 
 
-def prepare_process(config: SheepOpConfig, device: str) -> None:
-    """Sets up how this process computes on `device`, by `config.deterministic`, and lets it keep freed memory.
+def build_network(task: Task, device: str) -> Transformer:
+    """The initial network of a run, prepared for its precision and activation checkpointing."""
+    model, training = task.network(device), task.config.training
+    apply_precision(model, training.precision)
+    if training.activation_checkpointing != "auto":
+        apply_activation_checkpointing(model, training.activation_checkpointing, training.checkpointed_blocks)
+    return model
 
-    `resolve_device` sets what cuBLAS needs for determinism, before CUDA starts.
+
+def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int, device: str) -> StepBytes:
+    """The memory of a step, in the candidate precision that needs most."""
+    rows = training.micro_batch_size or training.global_batch_size
+    found = [
+        step_bytes(config.model, training, precision, rows, length, device)
+        for precision in candidates(training.precision, device)
+    ]
+    return max(found, key=lambda needed: needed.peak("none", 0))
+
+
+def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:
+    """Connects the `ranks` and sets up how this process computes; returns the device of `config`.
+
+    Steps are measured after that, because deterministic algorithms (`config.deterministic`) may be slower.
     """
+    device = resolve_device(config.device)  # which sets what cuBLAS needs for determinism, before CUDA starts
+    ranks.connect(device)
     choose_matrix_arithmetic(device)
     keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.deterministic)
     # Filling memory that is about to be written costs time, and no kernel used here reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not config.deterministic
+    return device
 
 
 def _has_compiler() -> bool:

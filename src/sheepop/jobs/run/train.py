@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import StorageError
@@ -36,11 +36,18 @@ class TrainOutcome:
     try_out: str | None = None  # the command that tries the model
     baselines: Baselines | None = None
     completions: Sequence[Completion] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
 
     @property
     def report(self) -> Path:
         """The report of the run."""
         return RunDirectory(self.run).report
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run, its scores, baselines, samples and times as plain data."""
+        names = ("scores", "baselines", "completions", "seconds")
+        found = asdict(self)
+        return {"run": str(self.run), **{name: found[name] for name in names}}
 
 
 def train(
@@ -74,7 +81,7 @@ def train(
             _report_failure(run)
             raise
         _report(run, outcome)
-    return outcome
+    return replace(outcome, seconds=run.times.seconds)
 
 
 @contextmanager
@@ -131,16 +138,9 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
     try:
         record = RunRecord.read(run.directory).with_times(run.times.seconds)
         record.write(run.directory)
-        if outcome is None:
-            write_run_report(run.directory, None, record)
-        else:
-            write_run_report(
-                run.directory,
-                outcome.scores,
-                record,
-                baselines=outcome.baselines,
-                completions=outcome.completions,
-            )
+        scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
+        completions = outcome.completions if outcome else ()
+        write_run_report(run.directory, scores, record, baselines=baselines, completions=completions)
     except StorageError as error:
         if outcome is None:
             raise

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.checkpoint.word_vectors import read_word_vectors, vector_dimension
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.errors import ConfigError, DataError, SheepOpError
 from sheepop.core.facts import counted
 from sheepop.data import Batches, BatchSchedule, Corpus, is_corpus
+from sheepop.data.corpus import trace_tokens
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.corpus_batches import (
     build_batches,
     build_schedule,
-    documents_of_step,
     fit_data_to_architecture,
     open_corpus,
     refuse_ignored_settings,
     require_fitting_corpus,
     warn_of_long_pairs,
 )
-from sheepop.jobs.task.interface import Samples, Task
+from sheepop.jobs.task.interface import Task
 from sheepop.jobs.task.samples import (
-    TrainingSamples,
-    check_samples,
     generate_command,
     held_out_prompt,
     with_prompts,
 )
-from sheepop.model import Transformer, build_model
+from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
-from sheepop.train.objective import OBJECTIVES, Objective, with_experts
-from sheepop.train.placement import Placement
-from sheepop.train.source import ScheduledSource, StepSource
 
 
 class CorpusTask(Task):
@@ -124,10 +118,6 @@ class CorpusTask(Task):
         warn_of_long_pairs(task.config, task.corpus, self.console)
         return task
 
-    def check(self) -> None:
-        """Refuses prompts that the model cannot continue."""
-        check_samples(self.config, self.tokenizer(), self.config.training.sample_prompts or ())
-
     def batches(self) -> Batches:
         """The rows of the training text."""
         return build_batches(self.config, self.corpus.train, self.tokenizer())
@@ -135,22 +125,6 @@ class CorpusTask(Task):
     def build_schedule(self) -> BatchSchedule:
         """Rows in the order of the curriculum and the mixture."""
         return build_schedule(self.config, self.corpus, self.run, self.console)
-
-    def objective(self) -> Objective:
-        """The objective that `training.objective` names, by default the cross-entropy of the next token."""
-        training = self.config.training
-        return with_experts(OBJECTIVES[training.objective](training), self.config.model)
-
-    def network(self, device: str) -> Transformer:
-        """A network drawn from the seed, or with the weights of the model that the run starts from."""
-        model = build_model(self.config.model, self.config.seed, device)
-        if self.origin is not None:
-            model.load_state_dict(self.origin.loaded.model.state_dict())
-        return model
-
-    def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
-        """Checkpoints store all weights."""
-        return WholeModel(model, generation)
 
     def begin(self, model: Transformer) -> bool:
         """Sets token embeddings to the word vectors of `training.initial_embeddings`."""
@@ -160,18 +134,17 @@ class CorpusTask(Task):
         set_initial_embeddings(model, self.tokenizer(), Path(vectors), self.console)
         return True
 
-    def source(self, objective: Objective, placement: Placement) -> StepSource:
-        """The batches of the schedule."""
-        training = self.config.training
-        return ScheduledSource(
-            self.schedule,
-            objective,
-            training.resolved().micro_batch_size,
-            placement.device,
-            ahead=training.prefetch,
-            hashed=training.log_batch_hash,
-            documents=partial(documents_of_step, self.corpus, self.schedule),
-        )
+    def documents(self, number: int) -> list[str]:
+        """The names of the documents in batch `number` of the schedule, each once; empty if they cannot be read."""
+        names: dict[str, None] = {}
+        try:
+            for ranges in self.schedule.token_ranges(number):
+                for start, stop in ranges:
+                    for origin in trace_tokens(self.corpus, "train", start, stop):
+                        names[f"{origin.file}, {origin.place}" if origin.place else origin.file] = None
+        except (SheepOpError, OSError):
+            return []
+        return list(names)
 
     def held_out(self) -> Batches | None:
         """The rows of the held-out text."""
@@ -182,11 +155,6 @@ class CorpusTask(Task):
     def held_out_texts(self) -> Iterable[str]:
         """The held-out documents."""
         return (document.text for document in self.corpus.documents("validation"))
-
-    def samples(self, model: Transformer, device: str) -> Samples | None:
-        """Continues `training.sample_prompts`."""
-        prompts = self.config.training.sample_prompts
-        return TrainingSamples(model, self.tokenizer(), self.config, device, prompts) if prompts else None
 
     def provenance(self) -> dict[str, Any]:
         """The number of training documents and the licences that they state."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import Config
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError, DataError, SheepOpError
+from sheepop.core.errors import ConfigError, DataError
 from sheepop.core.random import derive_seed
 from sheepop.data import (
     BatchSchedule,
@@ -28,7 +28,6 @@ from sheepop.data import (
 )
 from sheepop.data.batch_schedule import EasyToHardOrder, MixtureSchedule
 from sheepop.data.config import pair_settings
-from sheepop.data.corpus import trace_tokens
 from sheepop.data.difficulty import read_difficulty, row_difficulty, write_difficulty
 from sheepop.data.mixing import ScheduledSource, SourceNumbers
 from sheepop.data.shards import DocumentView, TokenSource
@@ -94,19 +93,6 @@ def require_fitting_corpus(config: SheepOpConfig, corpus: Corpus) -> None:
             f"The corpus {corpus.directory} holds pairs of source and target, but a decoder learns from text. Set "
             "model.architecture=encoder_decoder, or give text."
         )
-
-
-def documents_of_step(corpus: Corpus, schedule: BatchSchedule, number: int) -> list[str]:
-    """The names of the documents in batch `number` of the schedule, each once; empty if the corpus cannot be read."""
-    names: dict[str, None] = {}
-    try:
-        for ranges in schedule.token_ranges(number):
-            for start, stop in ranges:
-                for origin in trace_tokens(corpus, "train", start, stop):
-                    names[f"{origin.file}, {origin.place}" if origin.place else origin.file] = None
-    except (SheepOpError, OSError):
-        return []
-    return list(names)
 
 
 def refuse_ignored_settings(config: SheepOpConfig, corpus: Corpus) -> None:

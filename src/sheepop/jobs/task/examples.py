@@ -16,7 +16,7 @@ from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import load_model, resolve_model_directory
 from sheepop.checkpoint.changes import NAME
 from sheepop.checkpoint.model_description import read_model_config
-from sheepop.checkpoint.model_form import AdaptedModel, ModelForm, WholeModel
+from sheepop.checkpoint.model_form import AdaptedModel, ModelForm
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
@@ -26,9 +26,9 @@ from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
 from sheepop.data import Batches, BatchSchedule, RowSource, SampleOrder
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.task.interface import Samples, Task
-from sheepop.jobs.task.samples import TrainingSamples, check_samples, generate_command
-from sheepop.model import Transformer, build_model
+from sheepop.jobs.task.interface import Task
+from sheepop.jobs.task.samples import generate_command
+from sheepop.model import Transformer
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
@@ -36,9 +36,7 @@ from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
-from sheepop.train.objective import OBJECTIVES, Objective, with_experts
-from sheepop.train.placement import Placement
-from sheepop.train.source import ScheduledSource, StepSource
+from sheepop.train.objective import Objective, with_experts
 
 _SAMPLES, _LOOKED_AT = 3, 100
 _TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
@@ -200,7 +198,7 @@ class ExampleTask(Task):
                     "compare the model with no other. Leave it out."
                 )
             self.require_same_tokens("tuning.reference", reference)
-        check_samples(self.config, self.tokenizer(), self.sample_prompts())
+        super().check()
 
     def require_same_tokens(self, key: str, path: str) -> None:
         """Raises `ConfigError` naming `key` unless the model at `path` has the same tokenizer and reads whole rows."""
@@ -253,10 +251,7 @@ class ExampleTask(Task):
             model = self._frozen(device)
             add_lora(model, lora, name=NAME, seed=config.seed)
             return model
-        model = build_model(config.model, config.seed, device)
-        if self.origin is not None:
-            model.load_state_dict(self.origin.loaded.model.state_dict())
-        return model
+        return super().network(device)
 
     def _frozen(self, device: str) -> Transformer:
         """The frozen model below an adapter; it shares the memory of the loaded initial model if that fits."""
@@ -268,28 +263,11 @@ class ExampleTask(Task):
     def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
         """Checkpoints store all weights; with LoRA, the adapter."""
         lora = self.config.tuning.lora
-        return WholeModel(model, generation) if lora is None else AdaptedModel(self.run.base, model, lora)
-
-    def source(self, objective: Objective, placement: Placement) -> StepSource:
-        """The batches of the schedule."""
-        training = self.config.training
-        return ScheduledSource(
-            self.schedule,
-            objective,
-            training.resolved().micro_batch_size,
-            placement.device,
-            ahead=training.prefetch,
-            hashed=training.log_batch_hash,
-        )
+        return super().form(model, generation) if lora is None else AdaptedModel(self.run.base, model, lora)
 
     def held_out(self) -> Batches | None:
         """The rows of the held-out examples."""
         return self.rows(self.store.validation) if self.held_out_tokens else None
-
-    def samples(self, model: Transformer, device: str) -> Samples | None:
-        """Answers to `training.sample_prompts`, or to the prompts of held-out examples."""
-        prompts = self.sample_prompts()
-        return TrainingSamples(model, self.tokenizer(), self.config, device, prompts) if prompts else None
 
     def try_out(self) -> str:
         """A chat with a model that learned from conversations, or a continuation of a sample prompt."""
@@ -299,7 +277,7 @@ class ExampleTask(Task):
         return generate_command(self.run.path, self.tokenizer().decode(prompts[0]) if prompts else None)
 
     def sample_prompts(self) -> list[list[int]]:
-        """The prompts to answer during training, as tokens. In a conversation, a given prompt is a user's message."""
+        """The prompts as tokens, by default of held-out examples. A given one is a user's message in a conversation."""
         given, tokenizer = self.config.training.sample_prompts, self.tokenizer()
         if given is None:
             return self._held_out_prompts(self.config.model.max_seq_len // 2)
@@ -333,13 +311,11 @@ class SupervisedTask(ExampleTask):
 
     def objective(self) -> Objective:
         """The cross-entropy of the answers, or distillation from `tuning.teacher`; with NEFTune if set."""
-        config, teacher, alpha = self.config, self.config.tuning.teacher, self.config.tuning.neftune_noise_alpha
-        answers: Objective = (
-            OBJECTIVES[config.training.objective](config.training)
-            if teacher is None
-            else Distillation(self._teacher, teacher.weight, teacher.temperature)
-        )
-        objective = with_experts(answers, config.model)
+        teacher, alpha = self.config.tuning.teacher, self.config.tuning.neftune_noise_alpha
+        objective = super().objective()
+        if teacher is not None:
+            distillation = Distillation(self._teacher, teacher.weight, teacher.temperature)
+            objective = with_experts(distillation, self.config.model)
         return objective if alpha is None else NoisyEmbeddings(objective, alpha)
 
     @cached_property

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.model_form import ModelForm
+from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.core.console import Console
 from sheepop.data import Batches, BatchSchedule
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.fork import Fork
-from sheepop.model import Transformer
+from sheepop.jobs.task.samples import Samples, TrainingSamples, TrainingTraces, check_samples
+from sheepop.model import Transformer, build_model
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, TrainingConfig, validate
-from sheepop.train.objective import Objective
+from sheepop.train.objective import OBJECTIVES, Objective, with_experts
 from sheepop.train.placement import Placement
-from sheepop.train.source import StepSource
+from sheepop.train.source import ScheduledSource, StepSource
 
 if TYPE_CHECKING:
     from sheepop.jobs.task.evaluations import EvaluationSet
 
-Samples = Callable[[int], list[dict[str, Any]]]
 Evaluations = Callable[[], Sequence[Mapping[str, Any]]]
 
 
@@ -34,7 +34,7 @@ class Task(ABC):
     """A kind of run bound to its configuration: data, steps, objective, scores and samples.
 
     `run` is the directory of the run, and `origin` the model that a new run starts from. A task opens its data when it
-    first needs them. The usual case of `begin`, `score`, `evaluations` and `provenance` is implemented here.
+    first needs them. Methods with a body are the usual case.
     """
 
     stage: ClassVar[str]
@@ -99,9 +99,9 @@ class Task(ABC):
         self.check()
         return self
 
-    @abstractmethod
     def check(self) -> None:
-        """Raises `ConfigError` for settings that would end a new or resumed run halfway."""
+        """Raises `ConfigError` for settings that would end a new or resumed run halfway, such as unusable prompts."""
+        check_samples(self.config, self.tokenizer(), self.sample_prompts())
 
     @abstractmethod
     def batches(self) -> Batches:
@@ -116,25 +116,42 @@ class Task(ABC):
     def build_schedule(self) -> BatchSchedule:
         """Builds `schedule`."""
 
-    @abstractmethod
     def objective(self) -> Objective:
-        """The objective to minimise."""
+        """The objective to minimise, by default the one that `training.objective` names."""
+        training = self.config.training
+        return with_experts(OBJECTIVES[training.objective](training), self.config.model)
 
-    @abstractmethod
     def network(self, device: str) -> Transformer:
-        """A network with the initial weights of the run."""
+        """A network with the initial weights of the run: those of the model that it starts from, or from the seed."""
+        model = build_model(self.config.model, self.config.seed, device)
+        if self.origin is not None:
+            model.load_state_dict(self.origin.loaded.model.state_dict())
+        return model
 
-    @abstractmethod
     def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
         """How checkpoints store the model, with the generation settings of the model that the run started from."""
+        return WholeModel(model, generation)
 
     def begin(self, model: Transformer) -> bool:
         """Changes initial weights as the settings say; returns whether it did."""
         return False
 
-    @abstractmethod
     def source(self, objective: Objective, placement: Placement) -> StepSource:
-        """The source of each step's data."""
+        """The source of each step's data, by default the batches of the schedule."""
+        training = self.config.training
+        return ScheduledSource(
+            self.schedule,
+            objective,
+            training.resolved().micro_batch_size,
+            placement.device,
+            ahead=training.prefetch,
+            hashed=training.log_batch_hash,
+            documents=self.documents,
+        )
+
+    def documents(self, number: int) -> list[str]:
+        """The names of the documents in batch `number` of the schedule; empty if there are none."""
+        return []
 
     @abstractmethod
     def held_out(self) -> Batches | None:
@@ -171,9 +188,17 @@ class Task(ABC):
         """The number of rows in a forward pass of validation."""
         return self.config.training.micro_batch_size or self.config.training.global_batch_size
 
+    def sample_prompts(self) -> Sequence[str | Sequence[int]]:
+        """The prompts that the model continues during training, as text or tokens."""
+        return self.config.training.sample_prompts or ()
+
     def samples(self, model: Transformer, device: str) -> Samples | None:
-        """A callback that lets the model write during training: step to one row a text; None if it writes nothing."""
-        return None
+        """Lets the model continue `sample_prompts` and traces `trace.prompt` during training; None without either."""
+        prompts, trace = self.sample_prompts(), self.config.trace
+        samples = TrainingSamples(model, self.tokenizer(), self.config, device, prompts) if prompts else None
+        if trace.prompt is None:
+            return samples
+        return TrainingTraces(model, self.tokenizer(), trace, self.run.traces, samples)
 
     @cached_property
     def evaluation_set(self) -> EvaluationSet | None:

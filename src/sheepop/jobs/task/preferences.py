@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,7 @@ from sheepop.core.program import typed
 from sheepop.data import Batches
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.examples import ExampleTask
-from sheepop.jobs.task.interface import Samples
 from sheepop.model import Transformer
-from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import REFERENCE_FREE
 from sheepop.posttrain.example_batches import ExampleRows, GroupedExamples
 from sheepop.posttrain.example_store import ExampleSplit
@@ -95,29 +93,14 @@ class PreferenceTask(ExampleTask):
             self.__dict__.pop("schedule", None)  # which was built with zeros
         return super().source(objective, placement)
 
-    def score(
-        self,
-        model: Transformer,
-        held_out: Batches,
-        device: str,
-        *,
-        max_tokens: int | None = None,
-        on_batch: Callable[[int], None] | None = None,
-        ranks: Ranks = ALONE,
-    ) -> Scores:
+    def score(self, model: Transformer, held_out: Batches, device: str, **options: Any) -> Scores:
         """The same loss on held-out answers, with its metrics."""
-        found = mean_losses(
-            model,
-            self.objective(),
-            held_out,
-            batch_size=self.evaluation_batch,
-            precision=self.config.training.precision,
-            device=device,
-            max_tokens=max_tokens,
-            on_batch=on_batch,
-            ranks=ranks,
+        batch_size, precision = self.evaluation_batch, self.config.training.precision
+        return self.scores(
+            mean_losses(
+                model, self.objective(), held_out, batch_size=batch_size, precision=precision, device=device, **options
+            )
         )
-        return self.scores(found)
 
     def scores(self, found: MeanLosses) -> Scores:
         """The share of answers in the right order, and other metrics."""
@@ -196,13 +179,9 @@ class RewardTask(PreferenceTask):
         """The share of pairs in the right order, and how well the model is calibrated."""
         return reward_scores(found)
 
-    def samples(self, model: Transformer, device: str) -> Samples | None:
+    def sample_prompts(self) -> list[list[int]]:
         """A reward model writes nothing."""
-        return None
-
-    def check(self) -> None:
-        """A reward model has no prompts to check."""
-        return
+        return []
 
     def try_out(self) -> str:
         """Training a policy with the reward model."""

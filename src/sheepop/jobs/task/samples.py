@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from sheepop.data import Corpus
 from sheepop.generate import Generator
 from sheepop.interpret.config import TraceConfig
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.task.interface import Samples
 from sheepop.model import Transformer, blank_model
 from sheepop.tokenizer import Tokenizer
 
+Samples = Callable[[int], list[dict[str, Any]]]
+"""A callback of the loop: step to one row a text."""
 _PROMPTS = 3
 _PROMPT_CHARACTERS = 48
 
