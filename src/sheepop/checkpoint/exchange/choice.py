@@ -5,35 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from sheepop.checkpoint.exchange.equivalence import differences
-from sheepop.checkpoint.exchange.families.bloom import BLOOM
-from sheepop.checkpoint.exchange.families.deepseek import (
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-    GLM4_MOE,
-    GLM4_MOE_LITE,
-    MINICPM3,
-)
+from sheepop.checkpoint.exchange.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, GLM4_MOE_LITE, MINICPM3
 from sheepop.checkpoint.exchange.families.descendants import (
     ARCEE,
     ERNIE4_5,
     EXAONE4,
     GLM4,
+    GPT_OSS,
     GRANITE,
+    MINICPM,
+    OLMO2,
+    OLMO3,
+    PHI3,
     SEED_OSS,
     SMOLLM3,
 )
 from sheepop.checkpoint.exchange.families.gemma import GEMMA, GEMMA2, GEMMA3
-from sheepop.checkpoint.exchange.families.gpt2 import GPT2
-from sheepop.checkpoint.exchange.families.gpt_neox import GPT_NEOX
-from sheepop.checkpoint.exchange.families.gpt_oss import GPT_OSS
-from sheepop.checkpoint.exchange.families.gptj import GPTJ
 from sheepop.checkpoint.exchange.families.hybrid import LFM2, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
-from sheepop.checkpoint.exchange.families.layer_norm import COHERE, COHERE2, STABLELM, STARCODER2
+from sheepop.checkpoint.exchange.families.layer_norm import (
+    BLOOM,
+    COHERE,
+    COHERE2,
+    GPT2,
+    GPT_NEOX,
+    GPTJ,
+    PHI,
+    STABLELM,
+    STARCODER2,
+)
 from sheepop.checkpoint.exchange.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from sheepop.checkpoint.exchange.families.minicpm import MINICPM
-from sheepop.checkpoint.exchange.families.olmo import OLMO2, OLMO3
 from sheepop.checkpoint.exchange.families.opt import OPT
-from sheepop.checkpoint.exchange.families.phi import PHI, PHI3
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.core.errors import CheckpointError, first_few

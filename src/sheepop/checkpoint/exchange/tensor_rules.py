@@ -267,6 +267,16 @@ def fused(ours: Sequence[str], theirs: str, layout: Layout = SAME) -> tuple[Tens
     return tuple(TensorRule(tuple(f"{name}.{kind}" for name in ours), f"{theirs}.{kind}", layout) for kind in kinds)
 
 
+def under(ours: str, theirs: str, *names: str, layout: Layout = SAME, **renamed: str) -> tuple[TensorRule, ...]:
+    """Returns rules for weights and biases of layers below `ours` and `theirs`: `names` in both, or ours=theirs."""
+    pairs = {**dict.fromkeys(names), **renamed}
+    return tuple(
+        rule
+        for name, other in pairs.items()
+        for rule in same(f"{ours}.{name}", f"{theirs}.{other or name}", layout=layout)
+    )
+
+
 def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: ModelConfig) -> Iterator[TensorGroup]:
     """Applies each rule to each layer that has its tensors, in the order of `expected`."""
     found: dict[str, TensorGroup] = {}
@@ -283,6 +293,7 @@ def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: M
     return (found[name] for name in expected if name in found)
 
 
+BLOCK = "blocks.{layer}"
 EXPERTS = "blocks.{layer}.feed_forward"
 
 

@@ -46,10 +46,10 @@ from sheepop.checkpoint.mapping import (
     Field,
     Fixed,
     Implied,
-    OutputScale,
     WithoutInfluence,
     implied,
     number,
+    output_scale,
     size,
     switch,
 )
@@ -192,7 +192,7 @@ _COHERE = _like(
     *_LAYER_NORM,
     *implied(parallel_residual=True, shared_norm=True, embedding_scale=1.0),
     Heads(square=True),
-    OutputScale("logit_scale", 1.0),
+    output_scale("logit_scale", 1.0),
     TiedWeights("never"),
 )
 _COHERE_ROWS = (*EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *_INTERLEAVED_ROWS)
@@ -201,7 +201,7 @@ _GRANITE = _like(
     _LLAMA_WITH_BIASES,
     number("embedding_scale", "embedding_scale", 1.0),
     number("residual_scale", "residual_scale", 1.0),
-    OutputScale("logit_scale", 1.0, divides=True),
+    output_scale("logit_scale", 1.0, divides=True),
     GivenScale(),
     Fixed("rope.scaling.finetuned", (True,), "so its layers do not encode positions, which SheepOp does not support"),
 )
