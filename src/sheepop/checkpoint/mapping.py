@@ -229,9 +229,9 @@ class EmbeddingRoot(Field):
 
 @dataclass(frozen=True)
 class Converted(Field):
-    """A key that holds some of our settings in another form.
+    """A key that holds some of our settings in another form; null is allowed if it is the default.
 
-    `to_ours` gives our settings for a value and the settings of earlier fields; a `ValueError` says why it refuses the
+    `to_ours` gives our settings for a value and the settings of earlier fields; its `ValueError` says why it refuses a
     value. `to_theirs` gives the value for a configuration.
     """
 
@@ -245,7 +245,9 @@ class Converted(Field):
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns our settings for the value."""
         try:
-            return self.to_ours(given.typed(self.theirs, self.kind, self.default), settings)
+            return self.to_ours(
+                given.typed(self.theirs, self.kind, self.default, optional=self.default is None), settings
+            )
         except ValueError as error:
             raise given.problem(self.theirs, str(error)) from None
 

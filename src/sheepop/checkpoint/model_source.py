@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sheepop.checkpoint.model_cache import find_published, local_model
-from sheepop.checkpoint.model_kind import GGUF, is_gguf, is_hugging_face
-from sheepop.checkpoint.published_name import PublishedName
+from sheepop.checkpoint.model_kind import GGUF, PublishedName, is_gguf, is_hugging_face
 from sheepop.checkpoint.run_directory import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError

@@ -23,8 +23,14 @@ from sheepop.checkpoint.model_cache import (
     models_directory,
     require_space,
 )
-from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS, gguf_parts, is_model
-from sheepop.checkpoint.published_name import PublishedName, is_gguf_path
+from sheepop.checkpoint.model_kind import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PublishedName,
+    gguf_parts,
+    is_gguf_path,
+    is_model,
+)
 from sheepop.checkpoint.source_directory import CONFIG, read_table
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS
 from sheepop.core.console import Console

@@ -11,9 +11,8 @@ import torch
 from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
-from sheepop.checkpoint.gguf.rotary import DIVISORS
+from sheepop.checkpoint.gguf.rotary import DIVISORS, find_llama3_scaling
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
 from sheepop.checkpoint.mapping import Fixed, described, read_fields, refuse_unread, write_fields
 from sheepop.core.config import validate

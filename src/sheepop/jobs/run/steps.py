@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.counters import read_counters
+from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted

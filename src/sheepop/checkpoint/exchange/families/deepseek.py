@@ -49,20 +49,8 @@ class LatentWidths(Field):
         return {"qk_nope_head_dim": config.head_size - shared, "qk_rope_head_dim": shared}
 
 
-@dataclass(frozen=True)
-class ValueWidth(Field):
-    """The width of a value head; null is the width of the model over the number of heads."""
-
-    default: int | None
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the width."""
-        width = given.typed("v_head_dim", int, self.default, optional=self.default is None)
-        return {"value_head_dim": settings["d_model"] // max(1, settings["num_heads"]) if width is None else width}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Returns the width."""
-        return {"v_head_dim": config.value_size}
+def _value_width(width: int | None, settings: Settings) -> Settings:
+    return {"value_head_dim": settings["d_model"] // max(1, settings["num_heads"]) if width is None else width}
 
 
 def _latent(kv_rank: int, q_rank: int, value_width: int | None, nope: int, rope: int = 64) -> tuple[Field, ...]:
@@ -72,7 +60,8 @@ def _latent(kv_rank: int, q_rank: int, value_width: int | None, nope: int, rope:
         size("kv_lora_rank", "latent_attention.kv_rank", kv_rank),
         size("q_lora_rank", "latent_attention.q_rank", q_rank, optional=True),
         LatentWidths(nope, rope),
-        ValueWidth(value_width),
+        # The width of a value head; null is the width of the model over the number of heads.
+        Converted("v_head_dim", int, value_width, _value_width, lambda config: config.value_size),
         switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
         ATTENTION_DROPOUT,
         RopeParameters(scales_scores=True),
@@ -233,9 +222,9 @@ def _attention(paired: bool = True) -> tuple[TensorRule, ...]:
 
 
 _MIXTURE = (
-    *(*FEED_FORWARD, *QWEN_EXPERTS),
+    *FEED_FORWARD, *QWEN_EXPERTS,
     *under(f"{EXPERTS}.shared", f"{LAYER}.mlp.shared_experts", "gate_proj", "up_proj", "down_proj"),
-)
+)  # fmt: skip
 _BALANCE = TensorRule((f"{EXPERTS}.router.balance",), f"{LAYER}.mlp.gate.e_score_correction_bias")
 _TENSORS = (*EMBEDDING, *PRE_NORMS, *_attention(), *_MIXTURE, *HEAD)
 _NORMALIZE = switch("norm_topk_prob", "experts.normalize", default=True)
@@ -248,12 +237,12 @@ DEEPSEEK_V2 = family(
     *llama_keys(102400, 2048, d_ff=11008),
     *_latent(kv_rank=512, q_rank=1536, value_width=128, nope=128),
     *_mixture(
-        *(64, "num_experts", 1407, 2, DenseLayers(0), 1.0, "softmax", GroupsByMethod(None, None, None, 1)),
-        *(*implied(**{"experts.normalize": False}), fixed("norm_topk_prob", False, None)),
+        64, "num_experts", 1407, 2, DenseLayers(0), 1.0, "softmax", GroupsByMethod(None, None, None, 1),
+        *implied(**{"experts.normalize": False}), fixed("norm_topk_prob", False, None),
     ),
     fixed("mlp_bias", False),
     whole_heads=True,
-)
+)  # fmt: skip
 
 DEEPSEEK_V3 = family(
     "deepseek_v3",
@@ -292,15 +281,15 @@ GLM4_MOE = family(
     # All published files have this key; without it transformers' default would rotate an odd number of columns.
     size("head_dim", "head_dim", 128),
     Converted(
-        *("use_qk_norm", bool, False),
+        "use_qk_norm", bool, False,
         lambda normalises, _: {"qk_norm": "head" if normalises else None},
         lambda config: config.qk_norm is not None,
     ),
-    *(QUERY_BIAS, ATTENTION_DROPOUT),
+    QUERY_BIAS, ATTENTION_DROPOUT,
     RopeParameters(fraction=0.5),
     *_mixture(128, "num_local_experts", 1408, 1, DenseLayers(1), 1.0, "sigmoid", Groups(1, 1, 8), _NORMALIZE),
     further_layers=True,
-)
+)  # fmt: skip
 
 MINICPM3 = family(
     "minicpm3",
@@ -308,11 +297,11 @@ MINICPM3 = family(
     (*EMBEDDING, *PRE_NORMS, *_attention(paired=False), *FEED_FORWARD, *HEAD),
     *IMPLIED,
     *llama_keys(
-        *(73448, 32768), d_ff=6400, d_model=2560, num_layers=62, num_heads=40, num_kv_heads=40, norm_eps=1e-5, tied=True
+        73448, 32768, d_ff=6400, d_model=2560, num_layers=62, num_heads=40, num_kv_heads=40, norm_eps=1e-5, tied=True,
     ),
     *_latent(kv_rank=256, q_rank=768, value_width=None, nope=64, rope=32),
     ScaledBranches(),
     switch("mlp_bias", "feed_forward_bias", default=False),
     number("initializer_range", "initial_std", 0.1),
     unread("pretraining_tp"),
-)
+)  # fmt: skip

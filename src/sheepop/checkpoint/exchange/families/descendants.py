@@ -116,7 +116,7 @@ SMOLLM3 = family(
     "SmolLM3ForCausalLM",
     llama.TENSORS,
     *llama.llama_fields(
-        *(128256, 32768), d_ff=11008, d_model=2048, num_layers=36, num_heads=16, num_kv_heads=4, tied=True, base=2e6
+        128256, 32768, d_ff=11008, d_model=2048, num_layers=36, num_heads=16, num_kv_heads=4, tied=True, base=2e6,
     ),
     llama.MLP_BIAS,
     RotatingLayers(
@@ -127,7 +127,7 @@ SMOLLM3 = family(
     ),
     # Of the published files; no version reads it in this family.
     unread("max_window_layers"),
-)
+)  # fmt: skip
 
 
 def _exaone_windows(given: Given, num_layers: int) -> list[bool]:
@@ -159,18 +159,18 @@ EXAONE4 = family(
     HEAD_DIM,
     ATTENTION_DROPOUT,
     RotatingWindows(
-        *(4096, _exaone_windows),
+        4096, _exaone_windows,
         rotation=lambda given, window, slides: slides if window is not None else [True] * len(slides),
     ),
     RopeParameters(),
-)
+)  # fmt: skip
 
 # Norms only after the sublayers, and over the whole width of queries and keys.
 _OLMO = (
     *implied(position_encoding="rope", norm="rmsnorm", norm_position="output", qk_norm="width", bias=False),
     *llama.llama_keys(50304, 2048, d_ff=11008, norm_eps=1e-5),
-    *(HEAD_DIM, ATTENTION_BIAS, ATTENTION_DROPOUT),
-)
+    HEAD_DIM, ATTENTION_BIAS, ATTENTION_DROPOUT,
+)  # fmt: skip
 OLMO2 = family("olmo2", "Olmo2ForCausalLM", _OUTPUT_NORM_TENSORS, *_OLMO, RopeParameters())
 OLMO3 = family(
     "olmo3",
@@ -185,10 +185,10 @@ GLM4 = family(
     "glm4",
     "Glm4ForCausalLM",
     (
-        *(*llama.EMBEDDING, *llama.PRE_NORMS),
+        *llama.EMBEDDING, *llama.PRE_NORMS,
         *same(f"{BLOCK}.attention_output_norm", f"{LAYER}.post_self_attn_layernorm"),
         *same(f"{BLOCK}.feed_forward_output_norm", f"{LAYER}.post_mlp_layernorm"),
-        *(*llama.PAIRED_ATTENTION, *llama.FUSED_FEED_FORWARD, *llama.HEAD),
+        *llama.PAIRED_ATTENTION, *llama.FUSED_FEED_FORWARD, *llama.HEAD,
     ),
     *implied(position_encoding="rope", norm="rmsnorm", norm_position="sandwich", bias=False),
     *llama.llama_keys(151552, 131072, d_ff=13696, num_layers=40, num_kv_heads=2, norm_eps=1.5625e-07),
@@ -196,7 +196,7 @@ GLM4 = family(
     switch("attention_bias", "attention_bias", default=True),
     ATTENTION_DROPOUT,
     RopeParameters(fraction=0.5),
-)
+)  # fmt: skip
 
 SEED_OSS = family(
     "seed_oss",
@@ -230,7 +230,7 @@ ERNIE4_5 = family(
     *IMPLIED,
     *implied(dropout=0.0),
     *llama.llama_keys(
-        *(103424, 131072),
+        103424, 131072,
         d_ff=3072,
         d_model=1024,
         num_layers=18,
@@ -242,17 +242,17 @@ ERNIE4_5 = family(
     size("head_dim", "head_dim", 128, optional=True),
     switch("use_bias", "attention_bias", "attention_output_bias", "feed_forward_bias", default=False),
     RopeParameters(base=500_000.0),
-)
+)  # fmt: skip
 
 # Fused are queries, keys and values, and gate and up projection.
 PHI3 = family(
     "phi3",
     "Phi3ForCausalLM",
     (
-        *(*llama.EMBEDDING, *llama.PRE_NORMS),
+        *llama.EMBEDDING, *llama.PRE_NORMS,
         *fused(QUERY_KEY_VALUE, f"{LAYER}.self_attn.qkv_proj"),
         *same(f"{BLOCK}.attention.o_proj", f"{LAYER}.self_attn.o_proj"),
-        *(*llama.FUSED_FEED_FORWARD, *llama.HEAD),
+        *llama.FUSED_FEED_FORWARD, *llama.HEAD,
     ),
     *IMPLIED,
     *llama.llama_keys(32064, 4096, d_ff=8192, d_model=3072, norm_eps=1e-5),
@@ -264,7 +264,7 @@ PHI3 = family(
     # Keys of the program code of Phi-4-mini, at values without an effect.
     fixed("full_attn_mod", 1),
     fixed("interpolate_factor", 1),
-)
+)  # fmt: skip
 
 _YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -275,7 +275,7 @@ GPT_OSS = family(
     "gpt_oss",
     "GptOssForCausalLM",
     (
-        *(*llama.EMBEDDING, *llama.PRE_NORMS, *llama.ATTENTION),
+        *llama.EMBEDDING, *llama.PRE_NORMS, *llama.ATTENTION,
         TensorRule((f"{BLOCK}.attention.sinks",), f"{LAYER}.self_attn.sinks"),
         *router(f"{LAYER}.mlp.router"),
         *(
@@ -295,7 +295,7 @@ GPT_OSS = family(
     *implied(**{"experts.router_bias": True, "experts.router_z_loss": 0.0}),
     *without(
         llama.llama_keys(
-            *(201088, 131072), d_ff=2880, d_model=2880, num_layers=36, num_heads=64, num_kv_heads=8, norm_eps=1e-5
+            201088, 131072, d_ff=2880, d_model=2880, num_layers=36, num_heads=64, num_kv_heads=8, norm_eps=1e-5,
         ),
         "hidden_act",
     ),
@@ -311,4 +311,4 @@ GPT_OSS = family(
     unread("output_router_logits"),
     windows_by_period(128, 2),
     RopeParameters(base=150_000.0, missing=_YARN),
-)
+)  # fmt: skip

@@ -78,8 +78,8 @@ def _gemma_fields(vocab_size: int, max_seq_len: int) -> tuple[Field, ...]:
 _GEMMA_TENSORS = (
     *llama.EMBEDDING,
     *under(BLOCK, LAYER, attention_norm="input_layernorm", feed_forward_norm="pre_feedforward_layernorm"),
-    *(*llama.OUTPUT_NORMS, *llama.ATTENTION, *llama.FEED_FORWARD, *llama.HEAD),
-)
+    *llama.OUTPUT_NORMS, *llama.ATTENTION, *llama.FEED_FORWARD, *llama.HEAD,
+)  # fmt: skip
 
 GEMMA2 = family(
     "gemma2",

@@ -100,7 +100,7 @@ GPT2 = family(
     *_gpt_keys(50257, 768, 12, 12, 1024, tied=True, dropout=0.1),
     # Whether scores are divided by the root of the head width.
     Converted(
-        *("scale_attn_weights", bool, True),
+        "scale_attn_weights", bool, True,
         lambda scales, _: {"attention_scale": None if scales else 1.0},
         lambda config: score_scale(config) != 1.0 or config.head_size == 1,
     ),
@@ -109,7 +109,7 @@ GPT2 = family(
     unread("reorder_and_upcast_attn", "summary_last_dropout", "n_ctx", "n_special", "predict_special_tokens"),
     prefix="transformer.",
     buffers=(".attn.bias", ".attn.masked_bias"),
-)
+)  # fmt: skip
 
 
 def _rotated_columns(columns: int, settings: Settings) -> Settings:
@@ -164,7 +164,7 @@ GPT_NEOX = family(
     *implied(position_encoding="rope"),
     *without(
         llama_keys(
-            *(50432, 2048), d_ff=24576, d_model=6144, num_layers=44, num_heads=64, norm_eps=1e-5,
+            50432, 2048, d_ff=24576, d_model=6144, num_layers=44, num_heads=64, norm_eps=1e-5,
             norm_key="layer_norm_eps", activation=Activation("hidden_act", PLAIN_ACTIVATIONS, "gelu"),
         ),
         "num_key_value_heads",
@@ -226,7 +226,7 @@ _COHERE_FIELDS = (
         256000, 8192, d_ff=22528, d_model=8192, num_layers=40, num_heads=64, norm_eps=1e-5, norm_key="layer_norm_eps",
         tied=True,
     ),
-    *(HEAD_DIM, ATTENTION_BIAS, ATTENTION_DROPOUT),
+    HEAD_DIM, ATTENTION_BIAS, ATTENTION_DROPOUT,
     output_scale("logit_scale", 0.0625),
 )  # fmt: skip
 
@@ -267,7 +267,7 @@ STARCODER2 = family(
     "starcoder2",
     "Starcoder2ForCausalLM",
     (
-        *(*llama.EMBEDDING, *llama.PRE_NORMS, *llama.ATTENTION),
+        *llama.EMBEDDING, *llama.PRE_NORMS, *llama.ATTENTION,
         *under(_FEED_FORWARD, f"{LAYER}.mlp", up_proj="c_fc", down_proj="c_proj"),
         *llama.HEAD,
     ),
@@ -290,16 +290,16 @@ PHI = family(
     "phi",
     "PhiForCausalLM",
     (
-        *(*llama.EMBEDDING, *llama.PRE_NORMS),
+        *llama.EMBEDDING, *llama.PRE_NORMS,
         *under(
-            *(_ATTENTION, f"{LAYER}.self_attn", "q_proj", "k_proj", "v_proj"),
+            _ATTENTION, f"{LAYER}.self_attn", "q_proj", "k_proj", "v_proj",
             o_proj="dense",
             q_norm="q_layernorm",
             k_norm="k_layernorm",
         ),
         *under(_FEED_FORWARD, f"{LAYER}.mlp", up_proj="fc1", down_proj="fc2"),
         *same("final_norm", "model.final_layernorm"),
-        *(_HEAD, _HEAD_BIAS),
+        _HEAD, _HEAD_BIAS,
     ),
     *_BIASED,
     *implied(position_encoding="rope", parallel_residual=True, shared_norm=True, head_bias=True),

@@ -102,10 +102,10 @@ ATTENTION = under(
 )
 FEED_FORWARD = under(f"{BLOCK}.feed_forward", f"{LAYER}.mlp", "gate_proj", "up_proj", "down_proj")
 OUTPUT_NORMS = under(
-    *(BLOCK, LAYER),
+    BLOCK, LAYER,
     attention_output_norm="post_attention_layernorm",
     feed_forward_output_norm="post_feedforward_layernorm",
-)
+)  # fmt: skip
 _GATE_UP = (f"{BLOCK}.feed_forward.gate_proj", f"{BLOCK}.feed_forward.up_proj")
 FUSED_FEED_FORWARD = (
     *fused(_GATE_UP, f"{LAYER}.mlp.gate_up_proj"),
@@ -149,7 +149,7 @@ MIXTRAL = family(
     "mixtral",
     "MixtralForCausalLM",
     (
-        *(*EMBEDDING, *PRE_NORMS, *ATTENTION),
+        *EMBEDDING, *PRE_NORMS, *ATTENTION,
         *experts(f"{LAYER}.block_sparse_moe", {"gate": "w1", "down": "w2", "up": "w3"}),
         *HEAD,
     ),
@@ -163,7 +163,7 @@ MIXTRAL = family(
     ROUTER_LOSS,
     fixed("router_jitter_noise", 0.0, 0),
     unread("output_router_logits"),
-)
+)  # fmt: skip
 
 
 class SparseLayers(Field):

@@ -121,13 +121,13 @@ _MISTRAL_KEYS = unread(
 
 _FAMILIES = (
     Multimodal(
-        *("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, ("gemma3_text",)),
-        *((_OF_IMAGES, _GEMMA_KEYS), _SIGLIP_PARTS),
+        "gemma3", "Gemma3ForConditionalGeneration", GEMMA3, ("gemma3_text",),
+        (_OF_IMAGES, _GEMMA_KEYS), _SIGLIP_PARTS,
         tied=True,
     ),
     Multimodal(
-        *("mistral3", "Mistral3ForConditionalGeneration", MISTRAL, ("mistral",)),
-        *((_OF_IMAGES, _MISTRAL_KEYS), _SIGLIP_PARTS),
+        "mistral3", "Mistral3ForConditionalGeneration", MISTRAL, ("mistral",),
+        (_OF_IMAGES, _MISTRAL_KEYS), _SIGLIP_PARTS,
         tied=True,
     ),
     *(
@@ -138,6 +138,6 @@ _FAMILIES = (
             ("qwen3_5_moe", "Qwen3_5Moe", QWEN3_5_MOE),
         )
     ),
-)
+)  # fmt: skip
 
 MULTIMODAL: dict[str, Multimodal] = {family.model_type: family for family in _FAMILIES}
