@@ -171,7 +171,9 @@ class _Published:
                 )
             bring(file)
             if file.path == CONFIG and self.has_weights and not is_model(place):
-                _refuse_unknown_family(place)
+                from sheepop.checkpoint.exchange.reader import language_model  # loads torch
+
+                language_model(read_table(place, CONFIG) or {}, place)  # refuses an unknown family before the weights
         for file in self.weights(place):
             bring(file)
         return place
@@ -348,13 +350,6 @@ def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console)
                 f"{INDEX} of {name} lists {str(error)!r}, which is not a file beside it. The repository is damaged: "
                 "ask its owner, or give another revision."
             ) from None
-
-
-def _refuse_unknown_family(place: Path) -> None:
-    """Raises `CheckpointError` for a configuration that SheepOp cannot read, before weights are fetched."""
-    from sheepop.checkpoint.exchange.reader import language_model  # loads torch
-
-    language_model(read_table(place, CONFIG) or {}, place)
 
 
 def _is_below(path: str) -> bool:

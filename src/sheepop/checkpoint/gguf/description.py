@@ -65,18 +65,14 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
             f"{', '.join(ARCHITECTURES)}."
         )
     architecture = ARCHITECTURES[name].of_file(container.tensors.keys())
-    rows = _embedding_rows(container)
+    embedding = container.tensors.get(EMBEDDING_NAME)
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{container.path} has no embedding, the tensor {EMBEDDING_NAME} with two dimensions.")
+    rows = embedding.shape[0]
     stored = _stored_config(container.metadata)
     if stored is not None and stored.vocab_size == rows and _says_the_same(container.metadata, architecture, stored):
         return architecture, stored
     return architecture, described(_read_settings(container, architecture, rows), str(container.path))
-
-
-def _embedding_rows(container: Container) -> int:
-    embedding = container.tensors.get(EMBEDDING_NAME)
-    if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{container.path} has no embedding, the tensor {EMBEDDING_NAME} with two dimensions.")
-    return embedding.shape[0]
 
 
 def _read_settings(container: Container, architecture: Architecture, rows: int) -> dict[str, Any]:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint.gguf.byte_level import (
+from sheepop.checkpoint.gguf.algorithms import (
     byte_level_adds_bos,
     byte_level_description,
     byte_level_entries,
     character_entries,
+    sentencepiece_description,
+    sentencepiece_entries,
 )
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
-from sheepop.checkpoint.gguf.sentencepiece import sentencepiece_description, sentencepiece_entries
 from sheepop.checkpoint.gguf.token_list import (
     MODEL,
     ROLE_KEYS,

@@ -116,7 +116,8 @@ SMOLLM3 = family(
     "SmolLM3ForCausalLM",
     llama.TENSORS,
     *llama.llama_fields(
-        128256, 32768, d_ff=11008, d_model=2048, num_layers=36, num_heads=16, num_kv_heads=4, tied=True, base=2e6,
+        128256, 32768, d_ff=11008, d_model=2048, num_layers=36, num_heads=16, num_kv_heads=4, tied=True,
+        rope=RopeParameters(base=2_000_000.0),
     ),
     llama.MLP_BIAS,
     RotatingLayers(

@@ -87,11 +87,11 @@ ATTENTION_DROPOUT = Dropouts(None, "attention_dropout", None)
 
 
 def llama_fields(
-    vocab_size: int, max_seq_len: int, *, base: float = 10000.0, head_dim: Field = HEAD_DIM, **sizes: Any
+    vocab_size: int, max_seq_len: int, *, head_dim: Field = HEAD_DIM, rope: Field = RopeParameters(), **sizes: Any
 ) -> tuple[Field, ...]:
-    """Returns the fields of Llama; `base` is that of the positions, and `sizes` are defaults of `llama_keys`."""
+    """Returns the fields of Llama; `sizes` are the defaults that `llama_keys` takes."""
     keys = llama_keys(vocab_size, max_seq_len, **sizes)
-    return (*IMPLIED, *keys, head_dim, ATTENTION_BIAS, ATTENTION_DROPOUT, RopeParameters(base))
+    return (*IMPLIED, *keys, head_dim, ATTENTION_BIAS, ATTENTION_DROPOUT, rope)
 
 
 EMBEDDING = (TensorRule(("embedding.weight",), "model.embed_tokens.weight"),)
@@ -247,12 +247,12 @@ QWEN2 = family(
     fixed("use_mrope", False),
 )
 
-_HEAD_DIM = size("head_dim", "head_dim", 128)
+HEADS_OF_128 = size("head_dim", "head_dim", 128)
 QWEN3 = family(
     "qwen3",
     "Qwen3ForCausalLM",
     TENSORS,
-    *llama_fields(151936, 32768, d_ff=22016, num_kv_heads=32, head_dim=_HEAD_DIM),
+    *llama_fields(151936, 32768, d_ff=22016, num_kv_heads=32, head_dim=HEADS_OF_128),
     *implied(qk_norm="head"),
     _QWEN_WINDOWS,
 )

@@ -12,19 +12,12 @@ from typing import Any, NamedTuple
 
 from sheepop.checkpoint.exchange.families.gemma import GEMMA3
 from sheepop.checkpoint.exchange.families.hybrid import FOR_IMAGES, QWEN3_5, QWEN3_5_MOE
-from sheepop.checkpoint.exchange.families.llama import (
-    ATTENTION_BIAS,
-    ATTENTION_DROPOUT,
-    IMPLIED,
-    MISTRAL,
-    QWEN3,
-    llama_keys,
-)
+from sheepop.checkpoint.exchange.families.llama import HEADS_OF_128, MISTRAL, QWEN3, llama_fields
 from sheepop.checkpoint.exchange.family import Family, read_keys
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
-from sheepop.checkpoint.mapping import Field, implied, size, unread
+from sheepop.checkpoint.mapping import Field, implied, unread
 from sheepop.checkpoint.weight_files import listed
 
 _TEXT = "text_config"
@@ -101,15 +94,13 @@ _SIGLIP_PARTS = ("vision_tower.", "multi_modal_projector.")
 _QWEN3_VL_TEXT = replace(
     QWEN3,
     fields=(
-        *IMPLIED,
         *implied(qk_norm="head"),
-        *llama_keys(151936, 128000, d_ff=22016, num_kv_heads=32),
-        size("head_dim", "head_dim", 128),
-        ATTENTION_BIAS,
-        ATTENTION_DROPOUT,
-        RopeParameters(base=500_000.0, for_images=FOR_IMAGES),
+        *llama_fields(
+            151936, 128000, d_ff=22016, num_kv_heads=32, head_dim=HEADS_OF_128,
+            rope=RopeParameters(base=500_000.0, for_images=FOR_IMAGES),
+        ),
     ),
-)
+)  # fmt: skip
 _OF_IMAGES = unread("vision_config", "image_token_index", "image_token_id")
 _QWEN_KEYS = (
     unread("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
