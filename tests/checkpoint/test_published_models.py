@@ -22,8 +22,8 @@ from sheepop.checkpoint.gguf.writer import write_gguf
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.model_cache import cached_models
 from sheepop.checkpoint.model_directory import unique_weights
+from sheepop.checkpoint.model_kind import PublishedName
 from sheepop.checkpoint.published_model import pull
-from sheepop.checkpoint.published_name import PublishedName
 from sheepop.core import hub as hub_module
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, StorageError, UsageError

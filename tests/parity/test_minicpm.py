@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from sheepop.checkpoint import load_model
-from sheepop.checkpoint.exchange.families.minicpm import MINICPM
+from sheepop.checkpoint.exchange.families.descendants import MINICPM
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.core.errors import CheckpointError
 from sheepop.jobs.exchange import export_model, import_model

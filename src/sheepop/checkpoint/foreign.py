@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.exchange.passage import converted, reported, watched
 from sheepop.checkpoint.exchange.reader import read_hugging_face
 from sheepop.checkpoint.gguf.reader import read_gguf
-from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
+from sheepop.checkpoint.lazy_tensor import ForeignModel, converted, reported, total_bytes, watched
 from sheepop.checkpoint.model_description import Quantization, describe_model, formats_of
 from sheepop.checkpoint.model_kind import is_gguf, is_model
 from sheepop.checkpoint.weight_files import write_weights

@@ -1,15 +1,17 @@
-"""Tensors that are read on demand, so that a model larger than memory can be converted."""
+"""Tensors that are read on demand, so that a model larger than memory can be converted, checked and copied."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.model import ModelConfig
 from sheepop.tokenizer import Tokenizer
 
@@ -44,6 +46,13 @@ class LazyTensor:
         return self.dtype.itemsize * self.count
 
 
+def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
+    """Yields a contiguous tensor as one-dimensional views of limited length, so that processing needs little memory."""
+    flat = tensor.reshape(-1)
+    for start in range(0, len(flat), elements):
+        yield flat[start : start + elements]
+
+
 def total_bytes(tensors: Mapping[str, LazyTensor]) -> int:
     """Returns the total size of the tensors in bytes."""
     return sum(tensor.num_bytes for tensor in tensors.values())
@@ -75,3 +84,66 @@ class ForeignModel:
             for whole, tensor in self.tensors.items()
             for name, part in self.quantized.get(whole, {whole: tensor}).items()
         }
+
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Buffers, which are always float32.
+_KEPT = (".router.balance",)
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """Returns the dtype called `name`, None for None; raises `UsageError` for an unknown name."""
+    if name is None:
+        return None
+    if name not in DTYPES:
+        raise UsageError(f"dtype {name!r} is not known. Give one of {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def converted(tensors: Mapping[str, LazyTensor], dtype: torch.dtype | None) -> dict[str, LazyTensor]:
+    """Converts tensors to `dtype` (None keeps theirs); reading one raises `CheckpointError` if a number overflows."""
+
+    def convert(name: str, tensor: LazyTensor) -> Tensor:
+        source = tensor.read()
+        result = source.to(dtype)
+        if not _is_finite(result) and _is_finite(source):
+            raise CheckpointError(
+                f"{name} has numbers up to {source.abs().max().item():.4g}, too large for {dtype}. Choose bfloat16, "
+                "or keep the dtype."
+            )
+        return result
+
+    return {
+        name: tensor
+        if dtype in (None, tensor.dtype) or name.endswith(_KEPT)
+        else replace(tensor, dtype=dtype, read=partial(convert, name, tensor))
+        for name, tensor in tensors.items()
+    }
+
+
+def watched(tensors: Mapping[str, LazyTensor], not_finite: list[str]) -> dict[str, LazyTensor]:
+    """Wraps tensors so that reading one that contains NaN or infinity appends its name to `not_finite`."""
+
+    def watch(name: str, found: Tensor) -> None:
+        if name not in not_finite and not _is_finite(found):
+            not_finite.append(name)
+
+    return _seen(tensors, watch)
+
+
+def reported(tensors: Mapping[str, LazyTensor], advance: Callable[[float], None]) -> dict[str, LazyTensor]:
+    """Wraps tensors so that reading one calls `advance` with its number of bytes."""
+    return _seen(tensors, lambda name, _: advance(tensors[name].num_bytes))
+
+
+def _seen(tensors: Mapping[str, LazyTensor], see: Callable[[str, Tensor], None]) -> dict[str, LazyTensor]:
+    def read(name: str) -> Tensor:
+        found = tensors[name].read()
+        see(name, found)
+        return found
+
+    return {name: replace(tensor, read=partial(read, name)) for name, tensor in tensors.items()}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return all(bool(piece.isfinite().all()) for piece in pieces(tensor.contiguous()))

@@ -7,7 +7,7 @@ that each key is read, known to have no effect, or refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,24 +228,51 @@ class EmbeddingRoot(Field):
 
 
 @dataclass(frozen=True)
-class OutputScale(Field):
-    """The key of the factor of the logits, by which they are divided if it `divides`; must not be 0."""
+class Converted(Field):
+    """A key that holds some of our settings in another form; null is allowed if it is the default.
+
+    `to_ours` gives our settings for a value and the settings of earlier fields; its `ValueError` says why it refuses a
+    value. `to_theirs` gives the value for a configuration.
+    """
 
     theirs: str
-    default: float
-    divides: bool = False
-    covers = ("logit_scale",)
+    kind: type
+    default: Any
+    to_ours: Callable[[Any, Settings], Settings]
+    to_theirs: Callable[[ModelConfig], Any]
+    covers: tuple[str, ...] = ()
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the factor."""
-        value = given.typed(self.theirs, float, self.default)
-        if value <= 0:
-            raise given.problem(self.theirs, "is not a factor above 0")
-        return {"logit_scale": 1 / value if self.divides else value}
+        """Returns our settings for the value."""
+        try:
+            return self.to_ours(
+                given.typed(self.theirs, self.kind, self.default, optional=self.default is None), settings
+            )
+        except ValueError as error:
+            raise given.problem(self.theirs, str(error)) from None
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns the factor, with that of muP."""
-        return {self.theirs: 1 / config.output_scale if self.divides else config.output_scale}
+        """Returns the value for our settings."""
+        return {self.theirs: self.to_theirs(config)}
+
+
+def output_scale(theirs: str, default: float, *, divides: bool = False) -> Converted:
+    """Returns a field for the factor of the logits, with that of muP; they are divided by it if it `divides`."""
+
+    def to_ours(value: float, settings: Settings) -> Settings:
+        if value <= 0:
+            raise ValueError("is not a factor above 0")
+        return {"logit_scale": 1 / value if divides else value}
+
+    def to_theirs(config: ModelConfig) -> float:
+        return 1 / config.output_scale if divides else config.output_scale
+
+    return Converted(theirs, float, default, to_ours, to_theirs, ("logit_scale",))
+
+
+def without(fields: Iterable[Field], *keys: str) -> tuple[Field, ...]:
+    """Returns the fields except those of these keys."""
+    return tuple(field for field in fields if getattr(field, "theirs", None) not in keys)
 
 
 def score_scale(config: ModelConfig) -> float:

@@ -20,8 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, gguf_parts
-from sheepop.checkpoint.published_name import PublishedName
+from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, PublishedName, gguf_parts
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, StorageError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sheepop.checkpoint.model_cache import find_published, local_model
-from sheepop.checkpoint.model_kind import GGUF, is_gguf, is_hugging_face
-from sheepop.checkpoint.published_name import PublishedName
+from sheepop.checkpoint.model_kind import GGUF, PublishedName, is_gguf, is_hugging_face
 from sheepop.checkpoint.run_directory import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError
@@ -75,7 +74,12 @@ def _published(path: Path, console: Console | None, what: str, *, weights: bool 
     name = PublishedName.parse(str(path))
     if name is None:
         raise CheckpointError(f"{path} does not exist. Give {what}.")
-    _refuse_mistyped_path(path)
+    folder = Path(path.parts[0])
+    if folder.is_dir():
+        raise CheckpointError(
+            f"{path} does not exist, although there is a folder {folder} here, so SheepOp did not ask the hub for a "
+            f"model of this name. If you mean a published model, write hf:{path}."
+        )
     cached = find_published(name, weights=weights)
     if cached is None:
         from sheepop.checkpoint.published_model import pull  # loads the hub's library
@@ -88,16 +92,6 @@ def absolute_source(model: str | Path) -> Path:
     """Returns a MODEL argument so that it means the same in any working directory: names of published models stay."""
     path = Path(model)
     return path if not path.exists() and PublishedName.parse(str(model)) is not None else path.absolute()
-
-
-def _refuse_mistyped_path(path: Path) -> None:
-    """Raises `CheckpointError` for a missing entry of a folder that exists, whose name should not go to the hub."""
-    folder = Path(path.parts[0])
-    if folder.is_dir():
-        raise CheckpointError(
-            f"{path} does not exist, although there is a folder {folder} here, so SheepOp did not ask the hub for a "
-            f"model of this name. If you mean a published model, write hf:{path}."
-        )
 
 
 def _hint(path: Path) -> str:

@@ -23,8 +23,14 @@ from sheepop.checkpoint.model_cache import (
     models_directory,
     require_space,
 )
-from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS, gguf_parts, is_model
-from sheepop.checkpoint.published_name import PublishedName, is_gguf_path
+from sheepop.checkpoint.model_kind import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PublishedName,
+    gguf_parts,
+    is_gguf_path,
+    is_model,
+)
 from sheepop.checkpoint.source_directory import CONFIG, read_table
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS
 from sheepop.core.console import Console
@@ -165,7 +171,9 @@ class _Published:
                 )
             bring(file)
             if file.path == CONFIG and self.has_weights and not is_model(place):
-                _refuse_unknown_family(place)
+                from sheepop.checkpoint.exchange.reader import language_model  # loads torch
+
+                language_model(read_table(place, CONFIG) or {}, place)  # refuses an unknown family before the weights
         for file in self.weights(place):
             bring(file)
         return place
@@ -342,13 +350,6 @@ def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console)
                 f"{INDEX} of {name} lists {str(error)!r}, which is not a file beside it. The repository is damaged: "
                 "ask its owner, or give another revision."
             ) from None
-
-
-def _refuse_unknown_family(place: Path) -> None:
-    """Raises `CheckpointError` for a configuration that SheepOp cannot read, before weights are fetched."""
-    from sheepop.checkpoint.exchange.reader import language_model  # loads torch
-
-    language_model(read_table(place, CONFIG) or {}, place)
 
 
 def _is_below(path: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import (
@@ -16,6 +17,7 @@ from sheepop.core.files import (
     damaged_files,
     is_left_behind,
     make_directory,
+    read_json,
     remove_partial,
     remove_tree,
     storage_errors,
@@ -31,8 +33,8 @@ _STEP_NAME = re.compile(r"step-(\d{8,})")
 class _Entry:
     """A descriptor for a file or folder of a run: gives its path in a `RunDirectory`."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, meaning: str) -> None:
+        self.name, self.__doc__ = name, meaning
 
     def __get__(self, run: RunDirectory, owner: type) -> Path:
         return run.path / self.name
@@ -44,46 +46,32 @@ class RunDirectory:
 
     path: Path
 
-    config_file = _Entry("config.yaml")
-    """The resolved configuration."""
-    record_file = _Entry("environment.json")
-    """The environment in which the run was started: machine, versions, command."""
-    metrics_file = _Entry("metrics.jsonl")
-    """The metrics, one JSON object per line; reports and plots are made from this file alone."""
-    samples_file = _Entry("samples.jsonl")
-    """Texts that the model generated during training, one JSON object per line."""
-    report = _Entry("report.html")
-    """The report of the run, for a browser."""
-    plots = _Entry("plots")
-    """Plots of the metrics."""
-    profile = _Entry("profile")
-    """Profiles of single steps."""
-    stacks = _Entry("stacks")
-    """Stack traces of all ranks, written when a step took too long."""
-    traces = _Entry("traces")
-    """Traces of a prompt through the network, at several steps."""
-    tensorboard = _Entry("tensorboard")
-    """The metrics for TensorBoard."""
-    wandb = _Entry("wandb")
-    """The metrics for Weights & Biases."""
-    corpus = _Entry("corpus")
-    """The corpus, if the run built its own."""
-    corpus_in_work = _Entry(".corpus.building")
-    """That corpus, while it is being built."""
-    base = _Entry("base")
-    """The base model of a run that trains a LoRA adapter."""
-    examples = _Entry("examples")
-    """The tokenised examples of post-training."""
-    difficulty = _Entry("difficulty.safetensors")
-    """The difficulty of each row of the corpus, for runs that begin with easy rows."""
-    checkpoints = _Entry("checkpoints")
-    """The directory of checkpoints and of the pointers to the latest and best one."""
-    lock = _Entry(".lock")
-    """The lock file of the process that works on the run."""
-    replaced = _Entry(".replaced")
-    """The old run, while a new one that replaces it is starting."""
-    moving = _Entry(".replaced-moving")
-    """The old run, while its files are being moved to or from `replaced`."""
+    config_file = _Entry("config.yaml", "The resolved configuration.")
+    record_file = _Entry(
+        "environment.json", "The environment in which the run was started: machine, versions, command."
+    )
+    metrics_file = _Entry(
+        "metrics.jsonl", "The metrics, one JSON object per line; reports and plots are made from this file alone."
+    )
+    samples_file = _Entry("samples.jsonl", "Texts that the model generated during training, one JSON object per line.")
+    report = _Entry("report.html", "The report of the run, for a browser.")
+    plots = _Entry("plots", "Plots of the metrics.")
+    profile = _Entry("profile", "Profiles of single steps.")
+    stacks = _Entry("stacks", "Stack traces of all ranks, written when a step took too long.")
+    traces = _Entry("traces", "Traces of a prompt through the network, at several steps.")
+    tensorboard = _Entry("tensorboard", "The metrics for TensorBoard.")
+    wandb = _Entry("wandb", "The metrics for Weights & Biases.")
+    corpus = _Entry("corpus", "The corpus, if the run built its own.")
+    corpus_in_work = _Entry(".corpus.building", "That corpus, while it is being built.")
+    base = _Entry("base", "The base model of a run that trains a LoRA adapter.")
+    examples = _Entry("examples", "The tokenised examples of post-training.")
+    difficulty = _Entry(
+        "difficulty.safetensors", "The difficulty of each row of the corpus, for runs that begin with easy rows."
+    )
+    checkpoints = _Entry("checkpoints", "The directory of checkpoints and of the pointers to the latest and best one.")
+    lock = _Entry(".lock", "The lock file of the process that works on the run.")
+    replaced = _Entry(".replaced", "The old run, while a new one that replaces it is starting.")
+    moving = _Entry(".replaced-moving", "The old run, while its files are being moved to or from `replaced`.")
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
@@ -356,3 +344,28 @@ def _content(file: Path) -> bytes | None:
         return file.read_bytes()
     except OSError:
         return None
+
+
+FORMAT_VERSION = 2
+STATE = "state"
+COUNTERS = "state.json"
+
+
+def read_counters(checkpoint: Path) -> dict[str, Any]:
+    """Reads only the counters of `checkpoint`; raises `CheckpointError` if there are none."""
+    return read_state_record(checkpoint)["counters"]
+
+
+def read_state_record(checkpoint: Path) -> dict[str, Any]:
+    """Reads counters and optimizer scalars; raises `CheckpointError` for an unknown format."""
+    folder = checkpoint / STATE
+    record = read_json(folder / COUNTERS)
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if not isinstance(version, int) or not {"counters", "optimizer_scalars"} <= record.keys():
+        raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has training-state version {version}; this SheepOp reads up to "
+            f"{FORMAT_VERSION}. Install a newer SheepOp."
+        )
+    return record

@@ -13,7 +13,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sheepop.checkpoint.lazy_tensor import LazyTensor
+from sheepop.checkpoint.lazy_tensor import LazyTensor, pieces
 from sheepop.core.errors import CheckpointError
 
 _DTYPES = {
@@ -154,13 +154,6 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
                 raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {lazy.dtype} {lazy.shape}")
             for piece in pieces(tensor.detach().cpu().contiguous()):
                 file.write(piece.view(torch.uint8).numpy().data)
-
-
-def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
-    """Yields a contiguous tensor as one-dimensional views of limited length, so that processing needs little memory."""
-    flat = tensor.reshape(-1)
-    for start in range(0, len(flat), elements):
-        yield flat[start : start + elements]
 
 
 def _header(tensors: Mapping[str, LazyTensor]) -> bytes:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sheepop.checkpoint.counters import COUNTERS, FORMAT_VERSION, STATE, read_state_record
 from sheepop.checkpoint.model_directory import read_weights
+from sheepop.checkpoint.run_directory import COUNTERS, FORMAT_VERSION, STATE, read_state_record
 from sheepop.checkpoint.weight_files import WHOLE, Part, write_part
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json

@@ -186,7 +186,7 @@ def show_step(directory: Path, step: int, console: Console | None = None) -> Ite
     run does not have, and for a run that learns from answers it writes itself.
     """
     # These load torch.
-    from sheepop.checkpoint.counters import read_counters
+    from sheepop.checkpoint.run_directory import read_counters
     from sheepop.jobs.run.open import task_of
     from sheepop.jobs.task.examples import ExampleTask
     from sheepop.train import TrainingState

@@ -12,15 +12,12 @@ from sheepop.checkpoint import load_model, resolve_model_directory
 from sheepop.checkpoint.adapted import family_of
 from sheepop.checkpoint.changes import NAME, changes_of
 from sheepop.checkpoint.exchange.adapters import WEIGHTS, write_adapter
-from sheepop.checkpoint.exchange.choice import choose_family
-from sheepop.checkpoint.exchange.equivalence import training_differences
-from sheepop.checkpoint.exchange.passage import converted, dtype_named, watched
+from sheepop.checkpoint.exchange.choice import choose_family, training_differences
 from sheepop.checkpoint.exchange.writer import write_hugging_face
 from sheepop.checkpoint.foreign import MAX_SHARD_BYTES, ExchangeReport, import_foreign, read_foreign
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
-from sheepop.checkpoint.gguf.mixtures import MIXTURES
-from sheepop.checkpoint.gguf.writer import write_gguf
-from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
+from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
+from sheepop.checkpoint.lazy_tensor import ForeignModel, converted, dtype_named, total_bytes, watched
 from sheepop.checkpoint.model_description import read_adapter_config
 from sheepop.checkpoint.model_directory import open_model
 from sheepop.checkpoint.model_kind import is_gguf, is_model

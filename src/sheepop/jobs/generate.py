@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sheepop.checkpoint import LoadedModel, load_model, with_adapters
-from sheepop.checkpoint.exchange.passage import dtype_named
 from sheepop.checkpoint.generation_settings import GENERATION
+from sheepop.checkpoint.lazy_tensor import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint.model_cache import CachedModel, cached_models
-from sheepop.checkpoint.published_name import PublishedName
+from sheepop.checkpoint.model_kind import PublishedName
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 

@@ -15,7 +15,7 @@ import torch
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import LoadedModel, load_model
-from sheepop.checkpoint.published_name import PublishedName
+from sheepop.checkpoint.model_kind import PublishedName
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
 from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
 from sheepop.core.http_client import HttpClient

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sheepop.checkpoint import LoadedModel, load_model, with_adapters
-from sheepop.checkpoint.exchange.passage import dtype_named
+from sheepop.checkpoint.lazy_tensor import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.serve.config import ServerConfig

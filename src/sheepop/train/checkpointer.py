@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.counters import STATE
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
-from sheepop.checkpoint.run_directory import damaged_model
+from sheepop.checkpoint.run_directory import STATE, damaged_model
 from sheepop.checkpoint.training_state import (
     OptimizerState,
     optimizer_state,

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family, obstacles
-from sheepop.checkpoint.exchange.equivalence import differences
+from sheepop.checkpoint.exchange.choice import FAMILIES, choose_family, differences, obstacles
 from sheepop.checkpoint.exchange.families.multimodal import MULTIMODAL
 from sheepop.checkpoint.exchange.family import KNOWN_VERSION, READ_OF_ALL, Family, read_keys, with_shared
 from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters

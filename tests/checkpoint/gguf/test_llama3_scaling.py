@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
+from sheepop.checkpoint.gguf.rotary import find_llama3_scaling
 from sheepop.model.rotary_frequencies import rotary_frequencies
 from sheepop.model.rotary_scaling import RotaryScaling
 

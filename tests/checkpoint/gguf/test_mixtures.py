@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.mixtures import MIXTURES
 from sheepop.checkpoint.gguf.reader import open_gguf
-from sheepop.checkpoint.gguf.writer import write_gguf
+from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
 from sheepop.model import ModelConfig
 
 LAYERS = {"d_model": 256, "num_heads": 8, "num_kv_heads": 2, "d_ff": 512, "position_encoding": "rope"}

@@ -15,9 +15,8 @@ import torch
 from sheepop.adapt.quantization import dequantized
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.mixtures import MIXTURES
 from sheepop.checkpoint.gguf.reader import GGUFFile, open_gguf
-from sheepop.checkpoint.gguf.writer import write_gguf
+from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.model_directory import load_model
 from sheepop.generate.likelihood import score_text

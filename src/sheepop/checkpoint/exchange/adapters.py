@@ -19,7 +19,7 @@ from torch import Tensor
 from sheepop.adapt.lora import LoraEmbedding, LowRank, activate, adapted_layers, adapters, full, put, row_lengths
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.tensor_rules import PER_EXPERT, SAME, Interleaved, Layout, RotaryLast, RotaryPairs
+from sheepop.checkpoint.exchange.tensor_rules import PER_EXPERT, SAME, Layout
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -245,7 +245,7 @@ def _places(model: Transformer, family: Family) -> dict[str, _Place]:
             continue
         shapes = [shape[::-1] if name == "embedding.weight" else shape for name, shape in group.ours.items()]
         # B has the row layout of the weight; it does not matter whether the weight is stored transposed, as (in, out).
-        layout = group.layout if isinstance(group.layout, Interleaved | RotaryLast | RotaryPairs) else SAME
+        layout = group.layout if getattr(group.layout, "by_head", False) else SAME
         place = _Place(names, layout, tuple(shape[0] for shape in shapes), shapes[0][1])
         found[next(iter(group.theirs)).removesuffix(".weight")] = place
     return found

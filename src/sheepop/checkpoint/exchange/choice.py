@@ -2,57 +2,116 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
-from sheepop.checkpoint.exchange.equivalence import differences
-from sheepop.checkpoint.exchange.families.bloom import BLOOM
-from sheepop.checkpoint.exchange.families.deepseek import (
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-    GLM4_MOE,
-    GLM4_MOE_LITE,
-    MINICPM3,
-)
-from sheepop.checkpoint.exchange.families.descendants import (
-    ARCEE,
-    ERNIE4_5,
-    EXAONE4,
-    GLM4,
-    GRANITE,
-    SEED_OSS,
-    SMOLLM3,
-)
-from sheepop.checkpoint.exchange.families.gemma import GEMMA, GEMMA2, GEMMA3
-from sheepop.checkpoint.exchange.families.gpt2 import GPT2
-from sheepop.checkpoint.exchange.families.gpt_neox import GPT_NEOX
-from sheepop.checkpoint.exchange.families.gpt_oss import GPT_OSS
-from sheepop.checkpoint.exchange.families.gptj import GPTJ
-from sheepop.checkpoint.exchange.families.hybrid import LFM2, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
-from sheepop.checkpoint.exchange.families.layer_norm import COHERE, COHERE2, STABLELM, STARCODER2
-from sheepop.checkpoint.exchange.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from sheepop.checkpoint.exchange.families.minicpm import MINICPM
-from sheepop.checkpoint.exchange.families.olmo import OLMO2, OLMO3
-from sheepop.checkpoint.exchange.families.opt import OPT
-from sheepop.checkpoint.exchange.families.phi import PHI, PHI3
+from sheepop.checkpoint.exchange.families import deepseek, descendants, gemma, hybrid, layer_norm, llama, opt
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.expected_tensors import export_advice
+from sheepop.checkpoint.mapping import score_scale
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
+
+# Keys of initialisation, training and implementation, which do not affect the results.
+_TRAINING = frozenset(
+    {"preset", "bias", "initialization", "initial_std", "dropout", "attention_backend", "mup_base_head_dim"}
+)
+_EXPERT_TRAINING = frozenset({"load_balancing_loss", "router_z_loss", "bias_update_rate", "layers", "d_ff"})
+# Keys whose effect is compared for each layer, or as the number derived from them.
+_BY_EFFECT = frozenset(
+    {
+        "position_base", "sliding_position_base", "rotary_scaling", "rotary_fraction", "sliding_window",
+        "sliding_layers", "rotary_layers", "attention_scale", "experts", "d_ff", "mup_base_d_model", "logit_scale",
+    }
+)  # fmt: skip
+
+
+def differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Returns the keys in which two networks compute different results, with both values."""
+    here, there = _effects(config), _effects(other)
+    names = dict.fromkeys([*here, *there])
+    return {name: (here.get(name), there.get(name)) for name in names if not _equal(here.get(name), there.get(name))}
+
+
+def training_differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Returns the differing keys that matter only for further training, with both values."""
+    here, there = dict(_training(config)), dict(_training(other))
+    return {name: (here[name], there.get(name)) for name in here if not _equal(here[name], there.get(name))}
+
+
+def _training(config: ModelConfig) -> Iterator[tuple[str, Any]]:
+    yield "dropout", config.dropout
+    if config.experts is not None:
+        for name in ("load_balancing_loss", "router_z_loss", "bias_update_rate"):
+            yield f"experts.{name}", getattr(config.experts, name)
+
+
+def _effects(config: ModelConfig) -> dict[str, Any]:
+    settings = config.model_dump(mode="json")
+    effects = {name: settings[name] for name in settings if name not in _TRAINING | _BY_EFFECT}
+    layers = range(config.num_layers)
+    effects["sliding_window"] = [config.window(layer) for layer in layers]
+    effects["attention_scale"] = score_scale(config)
+    effects["logit_scale"] = config.output_scale
+    effects["experts.layers"] = [config.has_experts(layer) for layer in layers]
+    if config.experts is not None:
+        for name, value in config.experts.model_dump(mode="json").items():
+            if name not in _EXPERT_TRAINING:
+                effects[f"experts.{name}"] = value
+        if any(effects["experts.layers"]):
+            effects["experts.d_ff"] = config.experts.d_ff or config.ffn_size
+    if not all(effects["experts.layers"]):
+        effects["d_ff"] = config.ffn_size
+    effects.update(_positions(config))
+    return effects
+
+
+def _positions(config: ModelConfig) -> Iterator[tuple[str, Any]]:
+    if config.position_encoding == "sinusoidal":
+        yield "position_base", config.position_base
+    if config.position_encoding != "rope":
+        return
+    yield "rotary_fraction", config.rotary_dim
+    own = config.sliding_position_base
+    layers = range(config.num_layers)
+    yield "rotary_layers", [config.rotates(layer) for layer in layers]
+    # The angles of a layer that does not rotate do not matter.
+    apart = [own is not None and config.window(layer) is not None for layer in layers]
+    scaling = None if config.rotary_scaling is None else config.rotary_scaling.model_dump(mode="json")
+    bases = [own if alone else config.position_base for alone in apart]
+    yield "position_base", [base if config.rotates(layer) else None for layer, base in enumerate(bases)]
+    scalings = [None if alone else scaling for alone in apart]
+    yield "rotary_scaling", [found if config.rotates(layer) else None for layer, found in enumerate(scalings)]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-9)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
 
 # An export tries them in this order.
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE, GPT2, GPT_NEOX, BLOOM, SMOLLM3,
-        COHERE2, EXAONE4, GRANITE, OLMO3, GLM4, SEED_OSS, ARCEE, STABLELM, STARCODER2, GEMMA, COHERE, ERNIE4_5,
-        OPT, PHI, GPTJ, GPT_OSS, LFM2, QWEN2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, DEEPSEEK_V2, DEEPSEEK_V3,
-        GLM4_MOE_LITE, GLM4_MOE, MINICPM3,
+        llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, gemma.GEMMA2, gemma.GEMMA3, descendants.PHI3,
+        descendants.OLMO2, llama.MIXTRAL, llama.QWEN3_MOE, layer_norm.GPT2, layer_norm.GPT_NEOX, layer_norm.BLOOM,
+        descendants.SMOLLM3, layer_norm.COHERE2, descendants.EXAONE4, descendants.GRANITE, descendants.OLMO3,
+        descendants.GLM4, descendants.SEED_OSS, descendants.ARCEE, layer_norm.STABLELM, layer_norm.STARCODER2,
+        gemma.GEMMA, layer_norm.COHERE, descendants.ERNIE4_5, opt.OPT, layer_norm.PHI, layer_norm.GPTJ,
+        descendants.GPT_OSS, hybrid.LFM2, llama.QWEN2_MOE, hybrid.QWEN3_NEXT, hybrid.QWEN3_5, hybrid.QWEN3_5_MOE,
+        deepseek.DEEPSEEK_V2, deepseek.DEEPSEEK_V3, deepseek.GLM4_MOE_LITE, deepseek.GLM4_MOE, deepseek.MINICPM3,
     )
 }  # fmt: skip
 
 
 # An import also reads these, for which transformers has no class.
-IMPORTED = {**FAMILIES, MINICPM.model_type: MINICPM}
+IMPORTED = {**FAMILIES, "minicpm": descendants.MINICPM}
 
 
 def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:

@@ -188,3 +188,8 @@ class Family:
         if unmapped := [name for name in expected if name not in placed]:
             raise CheckpointError(f"{self.model_type} has no tensors for {', '.join(unmapped[:20])}.")
         return found
+
+
+def family(model_type: str, architecture: str, tensors: Sequence[TensorRule], *fields: Field, **options: Any) -> Family:
+    """Returns a family, whose fields come last; `options` are its other properties."""
+    return Family(model_type, architecture, fields, tuple(tensors), **options)

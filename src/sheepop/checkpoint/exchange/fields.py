@@ -54,6 +54,11 @@ class Activation(Field):
         return {self.theirs: found[0]} if found else {}
 
 
+def plain_activation(theirs: str, default: str) -> Activation:
+    """Returns a field for an activation without a gate; of several names for its function it writes `default`."""
+    return Activation(theirs, {default: PLAIN_ACTIVATIONS[default], **PLAIN_ACTIVATIONS}, default)
+
+
 @dataclass(frozen=True)
 class Chosen(Field):
     """A boolean key that chooses `value` for one of our settings, which is null if the key is false, null or absent."""

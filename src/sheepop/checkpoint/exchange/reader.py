@@ -21,8 +21,7 @@ from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, to_ours
 from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.given import shown
-from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
-from sheepop.checkpoint.safetensors_file import pieces
+from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, pieces
 from sheepop.checkpoint.source_directory import CONFIG, check_tokenizer_files, read_table
 from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed, open_weights

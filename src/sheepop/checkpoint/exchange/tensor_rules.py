@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class Stacked:
     """The rows of one or several of our tensors in one of theirs; `transposed` if theirs is (in, out)."""
 
     transposed: bool = False
+    by_head: ClassVar[bool] = False
+    """Whether rows are in another order, that of their heads."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """Returns one shape with the total number of rows."""
@@ -63,60 +65,54 @@ def _num_key_heads(config: ModelConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Interleaved(Stacked):
+class _Interleaved(Stacked):
     """Tensors interleaved by head, such as queries, keys and values: the rows of the first head of all, and so on."""
 
     heads: Callable[[ModelConfig], int] = _num_heads
+    by_head = True
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Interleaves the tensors head by head."""
         heads = [tensor.reshape(self.heads(config), -1, *tensor.shape[1:]) for tensor in ours]
         return [torch.cat(heads, dim=1).flatten(0, 1)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Separates the tensors."""
         count = self.heads(config)
         fused = theirs[0].reshape(count, -1, *theirs[0].shape[1:])
         return [part.flatten(0, 1) for part in torch.split(fused, [shape[0] // count for shape in shapes], dim=1)]
 
 
-class Taps:
+class _Taps:
     """The taps (W, channels) of one or several convolutions, in theirs a kernel (channels, 1, W), its own tap last."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Returns one shape with all channels."""
         return [(sum(shape[1] for shape in ours), 1, ours[0][0])]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Joins the channels, and reverses the taps."""
         return [torch.cat(list(ours), dim=1).flip(0).t()[:, None]]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Separates the channels."""
         return list(torch.split(theirs[0][:, 0].t().flip(0), [shape[1] for shape in shapes], dim=1))
 
 
-class RotaryPairs(Stacked):
+class _RotaryPairs(Stacked):
     """The rows of queries or keys, if theirs rotates the columns (2i, 2i + 1) of a head in pairs, ours (i, i + R/2)."""
 
+    by_head = True
+
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Puts the two rows of each pair side by side."""
         return [regrouped(ours[0], config.head_size, config.rotary_dim, 2, config.rotary_dim // 2)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Puts the first rows of all pairs before the second ones."""
         return [regrouped(theirs[0], config.head_size, config.rotary_dim, config.rotary_dim // 2, 2)]
 
 
-class HeadPairs(RotaryPairs):
-    """The weights of norms of heads (H, C), or of one for all heads (C,), with the columns of `RotaryPairs`."""
+class _HeadPairs(_RotaryPairs):
+    """The weights of norms of heads (H, C), or of one for all heads (C,), with the columns of `_RotaryPairs`."""
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Puts the two columns of each pair side by side."""
         return [super().to_theirs([ours[0].flatten()], config)[0].view_as(ours[0])]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Puts the first columns of all pairs before the second ones."""
         return [super().to_ours([theirs[0].flatten()], shapes, config)[0].view_as(theirs[0])]
 
 
@@ -130,8 +126,9 @@ def regrouped(rows: Tensor, head_dim: int, rotated: int, groups: int, size: int)
 
 @dataclass(frozen=True)
 class RotaryLast(Stacked):
-    """The rows of heads, or of `one_head`, whose rotated rows theirs has at the end, if `paired` as `RotaryPairs`."""
+    """The rows of heads, or of `one_head`, whose rotated rows theirs has at the end, if `paired` as `ROTARY_PAIRS`."""
 
+    by_head = True
     paired: bool = True
     one_head: bool = False
 
@@ -168,69 +165,60 @@ class Behind(Stacked):
 
 
 @dataclass(frozen=True)
-class StackedExperts:
+class _StackedExperts:
     """Experts in one tensor with the inputs before the outputs; several projections alternate in the outputs."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Returns (E, inputs, outputs), of a bias (E, outputs)."""
         count, outputs, *inputs = ours[0]
         return [(count, *inputs, len(ours) * outputs)]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Alternates the outputs of the projections."""
         whole = torch.stack(list(ours), dim=2).flatten(1, 2)
         return [whole.transpose(1, -1)]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Separates the projections."""
         whole = theirs[0].transpose(1, -1)
         return list(whole.reshape(len(whole), -1, len(shapes), *whole.shape[2:]).unbind(2))
 
 
-class PerExpert:
+class _PerExpert:
     """One of our tensors, which stacks all experts (or heads) in its first dimension, and one of theirs for each."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Returns one shape for each expert."""
         return [ours[0][1:]] * ours[0][0]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Splits the experts."""
         return list(ours[0].unbind())
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Stacks the experts."""
         return [torch.stack(list(theirs))]
 
 
-class Absent:
+class _Absent:
     """One of our tensors without a counterpart, which must be zero."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Returns no shapes."""
         return []
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """Returns no tensors; raises `CheckpointError` if ours is not zero."""
         if any(tensor.any() for tensor in ours):
             raise CheckpointError("the router's balance is not zero, which changes the choice of experts")
         return []
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Returns zeros in float32."""
         return [torch.zeros(shape) for shape in shapes]
 
 
 SAME = Stacked()
 TRANSPOSED = Stacked(transposed=True)
-INTERLEAVED = Interleaved()
-BY_KEY_HEAD = Interleaved(heads=_num_key_heads)
-TAPS = Taps()
-ROTARY_PAIRS = RotaryPairs()
-HEAD_PAIRS = HeadPairs()
-PER_EXPERT = PerExpert()
-STACKED_EXPERTS = StackedExperts()
-ABSENT = Absent()
+INTERLEAVED = _Interleaved()
+BY_KEY_HEAD = _Interleaved(heads=_num_key_heads)
+TAPS = _Taps()
+ROTARY_PAIRS = _RotaryPairs()
+HEAD_PAIRS = _HeadPairs()
+PER_EXPERT = _PerExpert()
+STACKED_EXPERTS = _StackedExperts()
+ABSENT = _Absent()
 QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter in "qkv")
 
 
@@ -267,6 +255,16 @@ def fused(ours: Sequence[str], theirs: str, layout: Layout = SAME) -> tuple[Tens
     return tuple(TensorRule(tuple(f"{name}.{kind}" for name in ours), f"{theirs}.{kind}", layout) for kind in kinds)
 
 
+def under(ours: str, theirs: str, *names: str, layout: Layout = SAME, **renamed: str) -> tuple[TensorRule, ...]:
+    """Returns rules for weights and biases of layers below `ours` and `theirs`: `names` in both, or ours=theirs."""
+    pairs = {**dict.fromkeys(names), **renamed}
+    return tuple(
+        rule
+        for name, other in pairs.items()
+        for rule in same(f"{ours}.{name}", f"{theirs}.{other or name}", layout=layout)
+    )
+
+
 def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: ModelConfig) -> Iterator[TensorGroup]:
     """Applies each rule to each layer that has its tensors, in the order of `expected`."""
     found: dict[str, TensorGroup] = {}
@@ -283,6 +281,7 @@ def groups(rules: Sequence[TensorRule], expected: Mapping[str, Shape], config: M
     return (found[name] for name in expected if name in found)
 
 
+BLOCK = "blocks.{layer}"
 EXPERTS = "blocks.{layer}.feed_forward"
 
 

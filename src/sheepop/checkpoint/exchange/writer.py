@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from sheepop.checkpoint.card_text import model_card
-from sheepop.checkpoint.exchange.equivalence import differences
+from sheepop.checkpoint.exchange.choice import differences
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.passage import reported
 from sheepop.checkpoint.exchange.reader import read_hugging_face, same_values
 from sheepop.checkpoint.exchange.tensor_rules import to_theirs
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
-from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, reported
 from sheepop.checkpoint.run_directory import CARD
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.checkpoint.weight_files import write_weights

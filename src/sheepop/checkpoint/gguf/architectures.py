@@ -46,10 +46,10 @@ from sheepop.checkpoint.mapping import (
     Field,
     Fixed,
     Implied,
-    OutputScale,
     WithoutInfluence,
     implied,
     number,
+    output_scale,
     size,
     switch,
 )
@@ -143,6 +143,7 @@ _LLAMA_WITH_BIASES = _like(
 )
 _LLAMA_OR_MIXTRAL = Experts(required=False, own_width=False)
 _INTERLEAVED_ROWS = (*separate_attention(interleaved=True), *GATED_FEED_FORWARD)
+_SEPARATE_LLAMA_ROWS = (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD)
 _QWEN3 = _like(_LLAMA, *implied(qk_norm="head"))
 _QWEN3_ROWS = (*_LLAMA_ROWS, *separate_attention(), *QUERY_KEY_NORMS)
 _WIDE_EXPERTS = Experts(required=True, own_width=True)
@@ -192,7 +193,7 @@ _COHERE = _like(
     *_LAYER_NORM,
     *implied(parallel_residual=True, shared_norm=True, embedding_scale=1.0),
     Heads(square=True),
-    OutputScale("logit_scale", 1.0),
+    output_scale("logit_scale", 1.0),
     TiedWeights("never"),
 )
 _COHERE_ROWS = (*EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *_INTERLEAVED_ROWS)
@@ -201,189 +202,126 @@ _GRANITE = _like(
     _LLAMA_WITH_BIASES,
     number("embedding_scale", "embedding_scale", 1.0),
     number("residual_scale", "residual_scale", 1.0),
-    OutputScale("logit_scale", 1.0, divides=True),
+    output_scale("logit_scale", 1.0, divides=True),
     GivenScale(),
     Fixed("rope.scaling.finetuned", (True,), "so its layers do not encode positions, which SheepOp does not support"),
 )
 _GRANITE_ROWS = (*EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *_INTERLEAVED_ROWS, *EXPERTS, *OUTPUT)
 
+
+def _architecture(name: str, base: tuple[Field, ...], rows: tuple[Row, ...], *changes: Field) -> Architecture:
+    """Returns the architecture that changes `base` in some points."""
+    return Architecture(name, _like(base, *changes), rows)
+
+
 _TABLES = (
     # Radford et al. 2019. Sinusoids are written as a table, and read as learned positions.
-    Architecture(
-        "gpt2",
-        _like(_BIASED, Implied("position_encoding", ("learned", "sinusoidal")), *_NO_ANGLES),
-        (*_STACKED_ROWS, *POSITIONS, *OUTPUT),
+    _architecture(
+        "gpt2", _BIASED, (*_STACKED_ROWS, *POSITIONS, *OUTPUT),
+        Implied("position_encoding", ("learned", "sinusoidal")), *_NO_ANGLES,
     ),
     # Le Scao et al. 2022.
-    Architecture(
-        "bloom",
-        _like(_BIASED, *implied(position_encoding="alibi", embedding_norm=True), *_NO_ANGLES),
-        (*_STACKED_ROWS, *OUTPUT),
+    _architecture(
+        "bloom", _BIASED, (*_STACKED_ROWS, *OUTPUT),
+        *implied(position_encoding="alibi", embedding_norm=True), *_NO_ANGLES,
     ),
     # Black et al. 2022; Pythia.
-    Architecture(
-        "gptneox",
-        _like(
-            _BIASED,
-            Implied("activation", _GELU[::-1]),
-            switch("use_parallel_residual", "parallel_residual"),
-            Rotary(partial=True),
-            TiedWeights("always"),
-        ),
-        (*_STACKED_ROWS, *OUTPUT_ALWAYS),
+    _architecture(
+        "gptneox", _BIASED, (*_STACKED_ROWS, *OUTPUT_ALWAYS),
+        Implied("activation", _GELU[::-1]),
+        switch("use_parallel_residual", "parallel_residual"),
+        Rotary(partial=True), TiedWeights("always"),
     ),
     # Gemma team 2024. The models with 46 and with 62 layers have another score scale.
-    Architecture(
-        "gemma2",
-        _like(
-            _GEMMA2,
-            ScoreScale(odd_layers=46),
-            Windows(period=2, own_base="scaled", otherwise=4096),
-            SoftCap("attn_logit_softcapping", "attention_soft_cap", 50.0),
-            SoftCap("final_logit_softcapping", "logit_soft_cap", 30.0),
-        ),
-        _GEMMA2_ROWS,
+    _architecture(
+        "gemma2", _GEMMA2, _GEMMA2_ROWS,
+        ScoreScale(odd_layers=46),
+        Windows(period=2, own_base="scaled", otherwise=4096),
+        SoftCap("attn_logit_softcapping", "attention_soft_cap", 50.0),
+        SoftCap("final_logit_softcapping", "logit_soft_cap", 30.0),
     ),
-    Architecture(
-        "gemma3",
-        _like(
-            _GEMMA2,
-            ScoreScale(odd_layers=62),
-            *implied(qk_norm="head"),
-            Windows(period=6, own_base="unscaled"),
-            SoftCap("final_logit_softcapping", "logit_soft_cap"),
-            TiedWeights("optional"),
-        ),
-        (*_GEMMA2_ROWS, *OUTPUT),
+    _architecture(
+        "gemma3", _GEMMA2, (*_GEMMA2_ROWS, *OUTPUT),
+        ScoreScale(odd_layers=62),
+        *implied(qk_norm="head"),
+        Windows(period=6, own_base="unscaled"),
+        SoftCap("final_logit_softcapping", "logit_soft_cap"),
+        TiedWeights("optional"),
     ),
     # OLMo team 2024: norms only after the sublayers.
-    Architecture(
-        "olmo2",
-        _like(
-            _LLAMA,
-            *implied(norm_position="output", qk_norm="width"),
-            Heads(square=True),
-            Windows(period=4, own_base="shared"),
-            TiedWeights("always"),
-        ),
-        (*_OUTPUT_NORM_ROWS, *OUTPUT_ALWAYS),
+    _architecture(
+        "olmo2", _LLAMA, (*_OUTPUT_NORM_ROWS, *OUTPUT_ALWAYS),
+        *implied(norm_position="output", qk_norm="width"),
+        Heads(square=True), Windows(period=4, own_base="shared"), TiedWeights("always"),
     ),
     # Qwen team 2024 and 2025.
-    Architecture("qwen3moe", _like(_QWEN3, _WIDE_EXPERTS), (*_QWEN3_ROWS, *EXPERTS)),
-    Architecture("qwen3", _QWEN3, (*_QWEN3_ROWS, *GATED_FEED_FORWARD)),
-    Architecture(
-        "qwen2",
-        _like(_LLAMA, Implied("attention_bias", (True,)), Heads(square=True)),
-        (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD),
-    ),
+    _architecture("qwen3moe", _QWEN3, (*_QWEN3_ROWS, *EXPERTS), _WIDE_EXPERTS),
+    _architecture("qwen3", _QWEN3, (*_QWEN3_ROWS, *GATED_FEED_FORWARD)),
+    _architecture("qwen2", _LLAMA, _SEPARATE_LLAMA_ROWS, Implied("attention_bias", (True,)), Heads(square=True)),
     # Touvron et al. 2023 and its many descendants.
-    Architecture("llama", _like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)),
+    _architecture("llama", _LLAMA_WITH_BIASES, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS), _LLAMA_OR_MIXTRAL),
     # Abdin et al. 2024.
-    Architecture(
-        "phi3",
-        _like(
-            _LLAMA,
-            Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"),
-            Heads(square=True),
-            Rotary(partial=True),
-        ),
-        (*_LLAMA_ROWS, *stacked_attention(), *STACKED_FEED_FORWARD),
+    _architecture(
+        "phi3", _LLAMA, (*_LLAMA_ROWS, *stacked_attention(), *STACKED_FEED_FORWARD),
+        Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"), Heads(square=True), Rotary(partial=True),
     ),
-    Architecture("gemma", _GEMMA, _GEMMA_ROWS),
-    Architecture("smollm3", _like(_LLAMA, RotatingLayers(period=4)), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
-    Architecture(
-        "glm4",
-        _like(_LLAMA, *implied(norm_position="sandwich"), Rotary(partial=True)),
+    _architecture("gemma", _GEMMA, _GEMMA_ROWS),
+    _architecture("smollm3", _LLAMA, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS), RotatingLayers(period=4)),
+    _architecture(
+        "glm4", _LLAMA,
         (*_LLAMA_ROWS, *NORMS_BEHIND, *separate_attention(interleaved=True), *STACKED_FEED_FORWARD),
+        *implied(norm_position="sandwich"), Rotary(partial=True),
     ),
     # Only its model with 64 layers has windows.
-    Architecture(
-        "exaone4",
-        _like(
-            _LLAMA,
-            *implied(norm_position="output", qk_norm="head"),
-            Heads(square=True),
-            Rotary(divisors=True),
-            RotatingWindows(period=4, own_base="same", otherwise=4096, only=64),
-        ),
-        (*_OUTPUT_NORM_ROWS, *OUTPUT),
+    _architecture(
+        "exaone4", _LLAMA, (*_OUTPUT_NORM_ROWS, *OUTPUT),
+        *implied(norm_position="output", qk_norm="head"),
+        Heads(square=True), Rotary(divisors=True),
+        RotatingWindows(period=4, own_base="same", otherwise=4096, only=64),
     ),
     # Models with 64 layers have norms of queries and keys with a scale for each head.
-    Architecture("command-r", _like(_COHERE, Layers(most=63)), _COHERE_ROWS),
-    Architecture("cohere2", _like(_COHERE, RotatingWindows(period=4, own_base="same", otherwise=4096)), _COHERE_ROWS),
-    Architecture("granite", _GRANITE, _GRANITE_ROWS),
-    Architecture("granitemoe", _like(_GRANITE, Experts(required=True, own_width=False)), _GRANITE_ROWS),
-    Architecture(
-        "gpt-oss",
-        _like(
-            _LLAMA,
-            *implied(activation="swiglu_clamped", attention_sinks=True),
-            Experts(required=True, own_width=True, biased=True),
-            *_biases("always", "attention_output_bias", "feed_forward_bias"),
-            Rotary(truncate=False),
-            Windows(period=2, own_base="scaled", otherwise=128),
-            TiedWeights("always"),
-        ),
+    _architecture("command-r", _COHERE, _COHERE_ROWS, Layers(most=63)),
+    _architecture("cohere2", _COHERE, _COHERE_ROWS, RotatingWindows(period=4, own_base="same", otherwise=4096)),
+    _architecture("granite", _GRANITE, _GRANITE_ROWS),
+    _architecture("granitemoe", _GRANITE, _GRANITE_ROWS, Experts(required=True, own_width=False)),
+    _architecture(
+        "gpt-oss", _LLAMA,
         (
-            *EMBEDDING,
-            *first_and_last_norms(),
-            *norms_before("post_attention_norm"),
-            *separate_attention(zeros=True),
-            *SINKS,
-            *EXPERTS,
-            *OUTPUT_ALWAYS,
+            *EMBEDDING, *first_and_last_norms(), *norms_before("post_attention_norm"),
+            *separate_attention(zeros=True), *SINKS, *EXPERTS, *OUTPUT_ALWAYS,
         ),
+        *implied(activation="swiglu_clamped", attention_sinks=True),
+        Experts(required=True, own_width=True, biased=True),
+        *_biases("always", "attention_output_bias", "feed_forward_bias"),
+        Rotary(truncate=False), Windows(period=2, own_base="scaled", otherwise=128), TiedWeights("always"),
     ),
-    Architecture("starcoder2", _SEPARATE, (*_SEPARATE_ROWS, *OUTPUT)),
-    Architecture(
-        "phi2",
-        _like(
-            _SEPARATE,
-            *implied(parallel_residual=True, shared_norm=True, head_bias=True),
-            Rotary(partial=True),
-            TiedWeights("always"),
-        ),
-        (*_SEPARATE_ROWS, *OUTPUT_ALWAYS, *OUTPUT_BIAS),
+    _architecture("starcoder2", _SEPARATE, (*_SEPARATE_ROWS, *OUTPUT)),
+    _architecture(
+        "phi2", _SEPARATE, (*_SEPARATE_ROWS, *OUTPUT_ALWAYS, *OUTPUT_BIAS),
+        *implied(parallel_residual=True, shared_norm=True, head_bias=True),
+        Rotary(partial=True), TiedWeights("always"),
     ),
-    Architecture(
-        "stablelm",
-        _like(
-            _LLAMA,
-            *_LAYER_NORM,
-            *_biases("always", "norm_bias"),
-            Heads(square=True),
-            SharedNorm(),
-            Rotary(partial=True),
-            TiedWeights("always"),
-        ),
-        (*_BIASED_NORMS, *separate_attention(), *GATED_FEED_FORWARD, *OUTPUT_ALWAYS),
+    _architecture(
+        "stablelm", _LLAMA, (*_BIASED_NORMS, *separate_attention(), *GATED_FEED_FORWARD, *OUTPUT_ALWAYS),
+        *_LAYER_NORM, *_biases("always", "norm_bias"), Heads(square=True),
+        SharedNorm(), Rotary(partial=True), TiedWeights("always"),
     ),
-    Architecture(
-        "arcee",
-        _like(_LLAMA, *implied(activation="relu_squared"), Rotary(divisors=True)),
-        (*_LLAMA_ROWS, *_INTERLEAVED_ROWS),
+    _architecture(
+        "arcee", _LLAMA, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS),
+        *implied(activation="relu_squared"), Rotary(divisors=True),
     ),
     # Those below compute what one above does, under which a model is written.
-    Architecture(
-        "mistral3", _like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)
-    ),
-    Architecture("ernie4_5", _LLAMA, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
-    Architecture(
-        "exaone", _like(_LLAMA, Rotary(divisors=True)), (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD)
-    ),
-    Architecture(
-        "seed_oss",
-        _LLAMA,
+    _architecture("mistral3", _LLAMA_WITH_BIASES, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS), _LLAMA_OR_MIXTRAL),
+    _architecture("ernie4_5", _LLAMA, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
+    _architecture("exaone", _LLAMA, _SEPARATE_LLAMA_ROWS, Rotary(divisors=True)),
+    _architecture(
+        "seed_oss", _LLAMA,
         (
-            *EMBEDDING,
-            *first_and_last_norms(),
-            *norms_before("post_attention_norm"),
-            *separate_attention(),
-            *GATED_FEED_FORWARD,
-            *OUTPUT,
+            *EMBEDDING, *first_and_last_norms(), *norms_before("post_attention_norm"),
+            *separate_attention(), *GATED_FEED_FORWARD, *OUTPUT,
         ),
     ),
     Architecture("qwen3vl", (*_QWEN3, Pictures()), (*_QWEN3_ROWS, *GATED_FEED_FORWARD)),
     Architecture("qwen3vlmoe", (*_like(_QWEN3, _WIDE_EXPERTS), Pictures()), (*_QWEN3_ROWS, *EXPERTS)),
-)
+)  # fmt: skip
 ARCHITECTURES = {architecture.name: architecture for architecture in _TABLES}

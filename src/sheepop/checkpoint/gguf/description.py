@@ -11,9 +11,8 @@ import torch
 from sheepop.checkpoint.expected_tensors import export_advice
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
-from sheepop.checkpoint.gguf.rotary import DIVISORS
+from sheepop.checkpoint.gguf.rotary import DIVISORS, find_llama3_scaling
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
 from sheepop.checkpoint.mapping import Fixed, described, read_fields, refuse_unread, write_fields
 from sheepop.core.config import validate
@@ -66,18 +65,14 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
             f"{', '.join(ARCHITECTURES)}."
         )
     architecture = ARCHITECTURES[name].of_file(container.tensors.keys())
-    rows = _embedding_rows(container)
+    embedding = container.tensors.get(EMBEDDING_NAME)
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{container.path} has no embedding, the tensor {EMBEDDING_NAME} with two dimensions.")
+    rows = embedding.shape[0]
     stored = _stored_config(container.metadata)
     if stored is not None and stored.vocab_size == rows and _says_the_same(container.metadata, architecture, stored):
         return architecture, stored
     return architecture, described(_read_settings(container, architecture, rows), str(container.path))
-
-
-def _embedding_rows(container: Container) -> int:
-    embedding = container.tensors.get(EMBEDDING_NAME)
-    if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{container.path} has no embedding, the tensor {EMBEDDING_NAME} with two dimensions.")
-    return embedding.shape[0]
 
 
 def _read_settings(container: Container, architecture: Architecture, rows: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Place:
         """Converts our tensors to theirs; arithmetic is in float32."""
         if self.constant is not None:
             return self.constant()
-        pieces = [self._interleaved(self.stored(tensor)) for tensor in tensors]
+        pieces = [self._regrouped(self.stored(tensor), interleaved=True) for tensor in tensors]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def inverse(self, tensor: Tensor, name: str) -> Tensor:
@@ -60,7 +60,7 @@ class Place:
         for own, shape in self.ours:
             if own == name:
                 piece = tensor if len(self.ours) == 1 else tensor[start : start + shape[0]]
-                return self.restored(self._halved(piece))
+                return self.restored(self._regrouped(piece, interleaved=False))
             start += shape[0]
         raise KeyError(name)
 
@@ -76,13 +76,12 @@ class Place:
             return tensor - 1
         return tensor if self.scale == 1.0 else tensor / self.scale
 
-    def _interleaved(self, tensor: Tensor) -> Tensor:
-        """Makes rows (i, i + R/2) of each head neighbours, because llama.cpp rotates neighbouring pairs."""
-        return tensor if self.pairs is None else regrouped(tensor, *self.pairs, 2, self.pairs[1] // 2)
-
-    def _halved(self, tensor: Tensor) -> Tensor:
-        """Reverses `_interleaved`."""
-        return tensor if self.pairs is None else regrouped(tensor, *self.pairs, self.pairs[1] // 2, 2)
+    def _regrouped(self, tensor: Tensor, *, interleaved: bool) -> Tensor:
+        """Makes rows (i, i + R/2) of each head neighbours, as llama.cpp rotates neighbouring pairs, or reverses it."""
+        if self.pairs is None:
+            return tensor
+        half = self.pairs[1] // 2
+        return regrouped(tensor, *self.pairs, *((2, half) if interleaved else (half, 2)))
 
 
 def places(architecture: Architecture, config: ModelConfig) -> list[Place]:

@@ -68,38 +68,10 @@ class Cursor:
         return CheckpointError(f"{self._path} {what}. {remedy}.")
 
 
-class ValueType(IntEnum):
-    """The number of a value type in a file."""
-
-    U8 = 0
-    I8 = 1
-    U16 = 2
-    I16 = 3
-    U32 = 4
-    I32 = 5
-    F32 = 6
-    BOOL = 7
-    TEXT = 8
-    LIST = 9
-    U64 = 10
-    I64 = 11
-    F64 = 12
-
-
-# The formats of numpy and `struct` for each type.
-_FORMATS: dict[ValueType, tuple[str, str]] = {
-    ValueType.U8: ("<u1", "<B"),
-    ValueType.I8: ("<i1", "<b"),
-    ValueType.U16: ("<u2", "<H"),
-    ValueType.I16: ("<i2", "<h"),
-    ValueType.U32: ("<u4", "<I"),
-    ValueType.I32: ("<i4", "<i"),
-    ValueType.F32: ("<f4", "<f"),
-    ValueType.BOOL: ("<u1", "<B"),
-    ValueType.U64: ("<u8", "<Q"),
-    ValueType.I64: ("<i8", "<q"),
-    ValueType.F64: ("<f8", "<d"),
-}
+# The type of a value, by its number in a file.
+ValueType = IntEnum("ValueType", "U8 I8 U16 I16 U32 I32 F32 BOOL TEXT LIST U64 I64 F64", start=0)
+# The format of a number of each type, for numpy and for `struct`.
+_FORMATS = {kind: f"<{code}" for kind, code in zip(ValueType, "BbHhIifB..Qqd", strict=True) if code != "."}
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +108,7 @@ class Value:
         head += _number(ValueType.U64, len(self.content))
         if isinstance(self.content, list):
             return head + b"".join(encoded_text(text) for text in self.content)
-        return head + self.content.astype(_FORMATS[self.type][0]).tobytes()
+        return head + self.content.astype(_FORMATS[self.type]).tobytes()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Value) and self.encoded() == other.encoded()
@@ -197,14 +169,14 @@ def read_value(cursor: Cursor, key: str) -> Value:
     if kind is ValueType.LIST:
         raise cursor.problem(f"{key} is a list of lists, which SheepOp does not read")
     count = cursor.u64(f"the length of {key}")
-    smallest = 8 if kind is ValueType.TEXT else np.dtype(_FORMATS[kind][0]).itemsize
+    smallest = 8 if kind is ValueType.TEXT else np.dtype(_FORMATS[kind]).itemsize
     if count > _LONGEST_LIST:
         raise cursor.problem(f"{key} claims {count:,} entries; SheepOp reads at most {_LONGEST_LIST:,}")
     if count * smallest > cursor.left:
         raise cursor.problem(f"{key} claims {count:,} entries, but only {cursor.left:,} bytes are left")
     if kind is ValueType.TEXT:
         return Value(kind, [read_text(cursor, f"entry {index} of {key}") for index in range(count)])
-    return Value(kind, np.frombuffer(cursor.take(count * smallest, key), dtype=_FORMATS[kind][0]))
+    return Value(kind, np.frombuffer(cursor.take(count * smallest, key), dtype=_FORMATS[kind]))
 
 
 class Metadata(Given):
@@ -251,10 +223,10 @@ def _read_type(cursor: Cursor, key: str) -> ValueType:
 def _read_plain(cursor: Cursor, kind: ValueType, key: str) -> Plain:
     if kind is ValueType.TEXT:
         return read_text(cursor, key)
-    layout = _FORMATS[kind][1]
+    layout = _FORMATS[kind]
     (number,) = struct.unpack(layout, cursor.take(struct.calcsize(layout), key))
     return bool(number) if kind is ValueType.BOOL else number
 
 
 def _number(kind: ValueType, number: Content) -> bytes:
-    return struct.pack(_FORMATS[kind][1], number)
+    return struct.pack(_FORMATS[kind], number)

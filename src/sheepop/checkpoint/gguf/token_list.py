@@ -34,15 +34,8 @@ ROLE_KEYS: dict[SpecialRole, str] = {
 _END_KEYS = ("ggml.eot_token_id", "ggml.eom_token_id")
 
 
-class TokenKind(IntEnum):
-    """The kind of a token, with its number in a file."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+# The kind of a token, with its number in a file.
+TokenKind = IntEnum("TokenKind", "NORMAL UNKNOWN CONTROL USER_DEFINED UNUSED BYTE")
 
 
 @dataclass

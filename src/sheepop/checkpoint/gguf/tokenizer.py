@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint.gguf.byte_level import (
+from sheepop.checkpoint.gguf.algorithms import (
     byte_level_adds_bos,
     byte_level_description,
     byte_level_entries,
     character_entries,
+    sentencepiece_description,
+    sentencepiece_entries,
 )
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
-from sheepop.checkpoint.gguf.sentencepiece import sentencepiece_description, sentencepiece_entries
 from sheepop.checkpoint.gguf.token_list import (
     MODEL,
     ROLE_KEYS,
@@ -30,6 +31,7 @@ from sheepop.checkpoint.gguf.token_list import (
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, SpecialRole, Tokenizer, tokenizer_from_json
+from sheepop.tokenizer.settings import post_processor
 
 _PREFIX = "tokenizer"
 # The format's key for the content of a ``tokenizer.json``.
@@ -139,22 +141,6 @@ def _content(tokens: TokenList, settings: Mapping[str, Any], description: dict[s
         for token_id, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True))
         if kind in _ADDED or token in with_role
     ]
-    around = _post_processor(settings, {token["content"]: token["id"] for token in added})
+    around = post_processor(settings, {token["content"]: token["id"] for token in added})
     head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": around}
     return json.dumps({**head, **description}, ensure_ascii=False)
-
-
-def _post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
-    bos = settings.get("bos_token") if settings["add_bos_token"] else None
-    eos = settings.get("eos_token") if settings["add_eos_token"] else None
-    if bos is None and eos is None:
-        return None
-
-    def around(sequence: str, number: int) -> list[dict[str, Any]]:
-        parts = [{"Sequence": {"id": sequence, "type_id": number}}]
-        before, behind = ([{"SpecialToken": {"id": token, "type_id": number}}] if token else [] for token in (bos, eos))
-        return before + parts + behind
-
-    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (bos, eos) if token}
-    templates = {"single": around("A", 0), "pair": around("A", 0) + around("B", 1)}
-    return {"type": "TemplateProcessing", **templates, "special_tokens": special}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import sheepop
 from sheepop import model
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.counters import read_counters
+from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.core.files import storage_errors, write_json

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
-    BLOCK,
     EMBEDDING,
     FEED_FORWARD,
     HEAD,
@@ -18,13 +17,14 @@ from sheepop.checkpoint.exchange.families.llama import (
     LAYER,
     PRE_NORMS,
     QUERY_BIAS,
+    QWEN_EXPERTS,
     llama_keys,
 )
-from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.family import family
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
-from sheepop.checkpoint.exchange.tensor_rules import EXPERTS, INTERLEAVED, RotaryLast, TensorRule, experts, same
+from sheepop.checkpoint.exchange.tensor_rules import BLOCK, EXPERTS, INTERLEAVED, RotaryLast, TensorRule, same, under
 from sheepop.checkpoint.given import Given
-from sheepop.checkpoint.mapping import Field, Settings, count, fixed, implied, number, size, switch, unread
+from sheepop.checkpoint.mapping import Converted, Field, Settings, count, fixed, implied, number, size, switch, unread
 from sheepop.model.config import ModelConfig
 
 
@@ -49,20 +49,8 @@ class LatentWidths(Field):
         return {"qk_nope_head_dim": config.head_size - shared, "qk_rope_head_dim": shared}
 
 
-@dataclass(frozen=True)
-class ValueWidth(Field):
-    """The width of a value head; null is the width of the model over the number of heads."""
-
-    default: int | None
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the width."""
-        width = given.typed("v_head_dim", int, self.default, optional=self.default is None)
-        return {"value_head_dim": settings["d_model"] // max(1, settings["num_heads"]) if width is None else width}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Returns the width."""
-        return {"v_head_dim": config.value_size}
+def _value_width(width: int | None, settings: Settings) -> Settings:
+    return {"value_head_dim": settings["d_model"] // max(1, settings["num_heads"]) if width is None else width}
 
 
 def _latent(kv_rank: int, q_rank: int, value_width: int | None, nope: int, rope: int = 64) -> tuple[Field, ...]:
@@ -72,7 +60,8 @@ def _latent(kv_rank: int, q_rank: int, value_width: int | None, nope: int, rope:
         size("kv_lora_rank", "latent_attention.kv_rank", kv_rank),
         size("q_lora_rank", "latent_attention.q_rank", q_rank, optional=True),
         LatentWidths(nope, rope),
-        ValueWidth(value_width),
+        # The width of a value head; null is the width of the model over the number of heads.
+        Converted("v_head_dim", int, value_width, _value_width, lambda config: config.value_size),
         switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
         ATTENTION_DROPOUT,
         RopeParameters(scales_scores=True),
@@ -197,18 +186,6 @@ def _mixture(
     )  # fmt: skip
 
 
-class HeadNorms(Field):
-    """Whether queries and keys are normalised in each head."""
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the norm."""
-        return {"qk_norm": "head" if given.typed("use_qk_norm", bool, False) else None}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Returns whether there is a norm."""
-        return {"use_qk_norm": config.qk_norm is not None}
-
-
 class ScaledBranches(Field):
     """Factors of embeddings, of residual branches by the depth, and of logits by the width (MiniCPM)."""
 
@@ -235,116 +212,96 @@ def _attention(paired: bool = True) -> tuple[TensorRule, ...]:
     ours, theirs = f"{BLOCK}.attention", f"{LAYER}.self_attn"
     heads, one = RotaryLast(paired=paired), RotaryLast(paired=paired, one_head=True)
     return (
-        *same(f"{ours}.q_latent_proj", f"{theirs}.q_a_proj"),
-        *same(f"{ours}.q_latent_norm", f"{theirs}.q_a_layernorm"),
+        *under(ours, theirs, "o_proj", q_latent_proj="q_a_proj", q_latent_norm="q_a_layernorm"),
         TensorRule((f"{ours}.q_proj.weight",), f"{theirs}.q_proj.weight", heads),
         TensorRule((f"{ours}.q_proj.weight",), f"{theirs}.q_b_proj.weight", heads, f"{ours}.q_latent_proj.weight"),
         *same(f"{ours}.kv_latent_proj", f"{theirs}.kv_a_proj_with_mqa", layout=one),
         *same(f"{ours}.kv_latent_norm", f"{theirs}.kv_a_layernorm"),
         TensorRule((f"{ours}.k_proj.weight", f"{ours}.v_proj.weight"), f"{theirs}.kv_b_proj.weight", INTERLEAVED),
-        *same(f"{ours}.o_proj", f"{theirs}.o_proj"),
     )
 
 
-_NAMES = ("gate_proj", "up_proj", "down_proj")
 _MIXTURE = (
-    *FEED_FORWARD,
-    *experts(f"{LAYER}.mlp", {name.removesuffix("_proj"): name for name in _NAMES}),
-    *(rule for name in _NAMES for rule in same(f"{EXPERTS}.shared.{name}", f"{LAYER}.mlp.shared_experts.{name}")),
-)
+    *FEED_FORWARD, *QWEN_EXPERTS,
+    *under(f"{EXPERTS}.shared", f"{LAYER}.mlp.shared_experts", "gate_proj", "up_proj", "down_proj"),
+)  # fmt: skip
 _BALANCE = TensorRule((f"{EXPERTS}.router.balance",), f"{LAYER}.mlp.gate.e_score_correction_bias")
 _TENSORS = (*EMBEDDING, *PRE_NORMS, *_attention(), *_MIXTURE, *HEAD)
 _NORMALIZE = switch("norm_topk_prob", "experts.normalize", default=True)
 
-DEEPSEEK_V2 = Family(
-    model_type="deepseek_v2",
-    architecture="DeepseekV2ForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(vocab_size=102400, max_seq_len=2048, d_ff=11008),
-        *_latent(kv_rank=512, q_rank=1536, value_width=128, nope=128),
-        *_mixture(
-            *(64, "num_experts", 1407, 2, DenseLayers(0), 1.0, "softmax", GroupsByMethod(None, None, None, 1)),
-            *(*implied(**{"experts.normalize": False}), fixed("norm_topk_prob", False, None)),
-        ),
-        fixed("mlp_bias", False),
+DEEPSEEK_V2 = family(
+    "deepseek_v2",
+    "DeepseekV2ForCausalLM",
+    _TENSORS,
+    *IMPLIED,
+    *llama_keys(102400, 2048, d_ff=11008),
+    *_latent(kv_rank=512, q_rank=1536, value_width=128, nope=128),
+    *_mixture(
+        64, "num_experts", 1407, 2, DenseLayers(0), 1.0, "softmax", GroupsByMethod(None, None, None, 1),
+        *implied(**{"experts.normalize": False}), fixed("norm_topk_prob", False, None),
     ),
-    tensors=_TENSORS,
+    fixed("mlp_bias", False),
     whole_heads=True,
-)
+)  # fmt: skip
 
-DEEPSEEK_V3 = Family(
-    model_type="deepseek_v3",
-    architecture="DeepseekV3ForCausalLM",
+DEEPSEEK_V3 = family(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    (*_TENSORS, _BALANCE),
+    *IMPLIED,
+    *llama_keys(129280, 4096, d_ff=18432, d_model=7168, num_layers=61, num_heads=128, num_kv_heads=128),
+    *_latent(kv_rank=512, q_rank=1536, value_width=128, nope=128),
+    *_mixture(256, "num_local_experts", 2048, 1, DenseLayers(3), 2.5, "sigmoid", Groups(8, 4, 8), _NORMALIZE),
+    fixed("rope_interleave", True),
+    fixed("topk_method", "noaux_tc"),
     aliases=("kimi_k2",),
-    fields=(
-        *IMPLIED,
-        *llama_keys(129280, 4096, d_ff=18432, d_model=7168, num_layers=61, num_heads=128, num_kv_heads=128),
-        *_latent(kv_rank=512, q_rank=1536, value_width=128, nope=128),
-        *_mixture(256, "num_local_experts", 2048, 1, DenseLayers(3), 2.5, "sigmoid", Groups(8, 4, 8), _NORMALIZE),
-        fixed("rope_interleave", True),
-        fixed("topk_method", "noaux_tc"),
-    ),
-    tensors=(*_TENSORS, _BALANCE),
     further_layers=True,
 )
 
-GLM4_MOE_LITE = Family(
-    model_type="glm4_moe_lite",
-    architecture="Glm4MoeLiteForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(
-            154880, 202752, d_ff=10240, d_model=2048, num_layers=47, num_heads=20, num_kv_heads=20, norm_eps=1e-5
-        ),
-        *_latent(kv_rank=512, q_rank=768, value_width=256, nope=192),
-        *_mixture(
-            64, "num_local_experts", 1536, 1, DenseLayers(1, listed=True), 1.8, "sigmoid", Groups(1, 1, 4), _NORMALIZE
-        ),
-        fixed("rope_interleave", True),
+GLM4_MOE_LITE = family(
+    "glm4_moe_lite",
+    "Glm4MoeLiteForCausalLM",
+    (*_TENSORS, _BALANCE),
+    *IMPLIED,
+    *llama_keys(154880, 202752, d_ff=10240, d_model=2048, num_layers=47, num_heads=20, num_kv_heads=20, norm_eps=1e-5),
+    *_latent(kv_rank=512, q_rank=768, value_width=256, nope=192),
+    *_mixture(
+        64, "num_local_experts", 1536, 1, DenseLayers(1, listed=True), 1.8, "sigmoid", Groups(1, 1, 4), _NORMALIZE
     ),
-    tensors=(*_TENSORS, _BALANCE),
+    fixed("rope_interleave", True),
     further_layers=True,
 )
 
-GLM4_MOE = Family(
-    model_type="glm4_moe",
-    architecture="Glm4MoeForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(151552, 131072, d_ff=10944, num_layers=46, num_heads=96, num_kv_heads=8, norm_eps=1e-5),
-        # All published files have this key; without it transformers' default would rotate an odd number of columns.
-        size("head_dim", "head_dim", 128),
-        HeadNorms(),
-        QUERY_BIAS,
-        ATTENTION_DROPOUT,
-        RopeParameters(fraction=0.5),
-        *_mixture(128, "num_local_experts", 1408, 1, DenseLayers(1), 1.0, "sigmoid", Groups(1, 1, 8), _NORMALIZE),
+GLM4_MOE = family(
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    (*EMBEDDING, *PRE_NORMS, *ATTENTION, *_MIXTURE, _BALANCE, *HEAD),
+    *IMPLIED,
+    *llama_keys(151552, 131072, d_ff=10944, num_layers=46, num_heads=96, num_kv_heads=8, norm_eps=1e-5),
+    # All published files have this key; without it transformers' default would rotate an odd number of columns.
+    size("head_dim", "head_dim", 128),
+    Converted(
+        "use_qk_norm", bool, False,
+        lambda normalises, _: {"qk_norm": "head" if normalises else None},
+        lambda config: config.qk_norm is not None,
     ),
-    tensors=(*EMBEDDING, *PRE_NORMS, *ATTENTION, *_MIXTURE, _BALANCE, *HEAD),
+    QUERY_BIAS, ATTENTION_DROPOUT,
+    RopeParameters(fraction=0.5),
+    *_mixture(128, "num_local_experts", 1408, 1, DenseLayers(1), 1.0, "sigmoid", Groups(1, 1, 8), _NORMALIZE),
     further_layers=True,
-)
+)  # fmt: skip
 
-MINICPM3 = Family(
-    model_type="minicpm3",
-    architecture="MiniCPM3ForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(
-            *(73448, 32768),
-            d_ff=6400,
-            d_model=2560,
-            num_layers=62,
-            num_heads=40,
-            num_kv_heads=40,
-            norm_eps=1e-5,
-            tied=True,
-        ),
-        *_latent(kv_rank=256, q_rank=768, value_width=None, nope=64, rope=32),
-        ScaledBranches(),
-        switch("mlp_bias", "feed_forward_bias", default=False),
-        number("initializer_range", "initial_std", 0.1),
-        unread("pretraining_tp"),
+MINICPM3 = family(
+    "minicpm3",
+    "MiniCPM3ForCausalLM",
+    (*EMBEDDING, *PRE_NORMS, *_attention(paired=False), *FEED_FORWARD, *HEAD),
+    *IMPLIED,
+    *llama_keys(
+        73448, 32768, d_ff=6400, d_model=2560, num_layers=62, num_heads=40, num_kv_heads=40, norm_eps=1e-5, tied=True,
     ),
-    tensors=(*EMBEDDING, *PRE_NORMS, *_attention(paired=False), *FEED_FORWARD, *HEAD),
-)
+    *_latent(kv_rank=256, q_rank=768, value_width=None, nope=64, rope=32),
+    ScaledBranches(),
+    switch("mlp_bias", "feed_forward_bias", default=False),
+    number("initializer_range", "initial_std", 0.1),
+    unread("pretraining_tp"),
+)  # fmt: skip

@@ -10,7 +10,6 @@ from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
     ATTENTION_DROPOUT,
-    BLOCK,
     EMBEDDING,
     FEED_FORWARD,
     HEAD_DIM,
@@ -18,22 +17,23 @@ from sheepop.checkpoint.exchange.families.llama import (
     PRE_NORMS,
     QWEN_EXPERTS,
     SHARED_EXPERT,
-    SharedExpert,
     SparseLayers,
     llama_keys,
     qwen_experts,
+    shared_expert,
 )
 from sheepop.checkpoint.exchange.families.llama import HEAD as LLAMA_HEAD
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import Activation
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import (
+    BLOCK,
     BY_KEY_HEAD,
     INTERLEAVED,
     TAPS,
     TensorRule,
     fused,
     same,
+    under,
 )
 from sheepop.checkpoint.given import LARGEST_COUNT, Given
 from sheepop.checkpoint.mapping import (
@@ -48,6 +48,7 @@ from sheepop.checkpoint.mapping import (
     number,
     size,
     switch,
+    without,
 )
 from sheepop.model.config import ModelConfig
 from sheepop.model.options import Mixer
@@ -151,25 +152,15 @@ LFM2 = Family(
     ),
     tensors=(
         *EMBEDDING,
-        *same(f"{BLOCK}.attention_norm", f"{LAYER}.operator_norm"),
-        *same(f"{BLOCK}.feed_forward_norm", f"{LAYER}.ffn_norm"),
-        *(
-            rule
-            for ours, theirs in (
-                *((f"{name}_proj", f"{name}_proj") for name in "qkv"),
-                ("o_proj", "out_proj"), ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"),
-            )
-            for rule in same(f"{BLOCK}.attention.{ours}", f"{LAYER}.self_attn.{theirs}")
+        *under(BLOCK, LAYER, attention_norm="operator_norm", feed_forward_norm="ffn_norm"),
+        *under(
+            f"{BLOCK}.attention", f"{LAYER}.self_attn", "q_proj", "k_proj", "v_proj", o_proj="out_proj",
+            q_norm="q_layernorm", k_norm="k_layernorm",
         ),
-        *same(f"{_MIXER}.in_proj", f"{LAYER}.conv.in_proj"),
         TensorRule((f"{_MIXER}.convolution.taps",), f"{LAYER}.conv.conv.weight", TAPS),
         TensorRule((f"{_MIXER}.convolution.bias",), f"{LAYER}.conv.conv.bias"),
-        *same(f"{_MIXER}.o_proj", f"{LAYER}.conv.out_proj"),
-        *(
-            rule
-            for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-            for rule in same(f"{BLOCK}.feed_forward.{ours}_proj", f"{LAYER}.feed_forward.{theirs}")
-        ),
+        *under(_MIXER, f"{LAYER}.conv", "in_proj", o_proj="out_proj"),
+        *under(f"{BLOCK}.feed_forward", f"{LAYER}.feed_forward", gate_proj="w1", up_proj="w3", down_proj="w2"),
         *same("final_norm", "model.embedding_norm"),
         TensorRule(("lm_head.weight",), "lm_head.weight"),
     ),
@@ -183,7 +174,7 @@ def _qwen_keys(max_seq_len: int, for_images: tuple[str, ...] = (), **sizes: Any)
             attention_output_gate=True, activation="swiglu",
         ),
         # SiLU is the activation of the convolutions too.
-        *(field for field in llama_keys(max_seq_len=max_seq_len, **sizes) if not isinstance(field, Activation)),
+        *without(llama_keys(max_seq_len=max_seq_len, **sizes), "hidden_act"),
         fixed("hidden_act", "silu"),
         size("head_dim", "head_dim", 256),
         ATTENTION_BIAS,
@@ -233,7 +224,7 @@ QWEN3_NEXT = Family(
         ),
         *qwen_experts(512, 10, 512),
         switch("norm_topk_prob", "experts.normalize", default=True),
-        SharedExpert(512),
+        shared_expert(512),
         SparseLayers(),
     ),
     tensors=(
@@ -268,16 +259,15 @@ QWEN3_5_MOE = Family(
     model_type="qwen3_5_moe_text",
     architecture="Qwen3_5MoeForCausalLM",
     fields=(
-        *(
-            field
-            for field in _qwen_keys(
+        *without(
+            _qwen_keys(
                 32768, FOR_IMAGES, vocab_size=248320, d_ff=1, d_model=2048, num_layers=40, num_heads=16, num_kv_heads=2
-            )
-            if getattr(field, "theirs", None) != "intermediate_size"
+            ),
+            "intermediate_size",
         ),
         *implied(d_ff=None, **{"experts.normalize": True}),
         *qwen_experts(256, 8, 512),
-        SharedExpert(512),
+        shared_expert(512),
     ),
     tensors=(*_QWEN_TENSORS, *_APART, *QWEN_EXPERTS, *SHARED_EXPERT),
     unused=("mtp.",),

@@ -7,8 +7,9 @@ Qwen 3 norms of queries and keys.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.family import family
 from sheepop.checkpoint.exchange.fields import (
     GATED_ACTIVATIONS,
     Activation,
@@ -19,6 +20,7 @@ from sheepop.checkpoint.exchange.fields import (
 )
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import (
+    BLOCK,
     EXPERTS,
     HEAD_PAIRS,
     ROTARY_PAIRS,
@@ -26,9 +28,11 @@ from sheepop.checkpoint.exchange.tensor_rules import (
     experts,
     fused,
     same,
+    under,
 )
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
+    Converted,
     Field,
     Settings,
     context,
@@ -42,7 +46,7 @@ from sheepop.checkpoint.mapping import (
 )
 from sheepop.model.config import ModelConfig
 
-BLOCK, LAYER = "blocks.{layer}", "model.layers.{layer}"
+LAYER = "model.layers.{layer}"
 IMPLIED = implied(position_encoding="rope", norm="rmsnorm", norm_position="pre", bias=False)
 
 
@@ -78,28 +82,30 @@ def llama_keys(
 HEAD_DIM = size("head_dim", "head_dim", None, optional=True)
 ATTENTION_BIAS = switch("attention_bias", "attention_bias", "attention_output_bias", default=False)
 QUERY_BIAS = switch("attention_bias", "attention_bias", default=False)
+MLP_BIAS = switch("mlp_bias", "feed_forward_bias", default=False)
 ATTENTION_DROPOUT = Dropouts(None, "attention_dropout", None)
+
+
+def llama_fields(
+    vocab_size: int, max_seq_len: int, *, head_dim: Field = HEAD_DIM, rope: Field = RopeParameters(), **sizes: Any
+) -> tuple[Field, ...]:
+    """Returns the fields of Llama; `sizes` are the defaults that `llama_keys` takes."""
+    keys = llama_keys(vocab_size, max_seq_len, **sizes)
+    return (*IMPLIED, *keys, head_dim, ATTENTION_BIAS, ATTENTION_DROPOUT, rope)
+
 
 EMBEDDING = (TensorRule(("embedding.weight",), "model.embed_tokens.weight"),)
 HEAD = (*same("final_norm", "model.norm"), TensorRule(("lm_head.weight",), "lm_head.weight"))
-PRE_NORMS = (
-    *same(f"{BLOCK}.attention_norm", f"{LAYER}.input_layernorm"),
-    *same(f"{BLOCK}.feed_forward_norm", f"{LAYER}.post_attention_layernorm"),
+PRE_NORMS = under(BLOCK, LAYER, attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm")
+ATTENTION = under(
+    f"{BLOCK}.attention", f"{LAYER}.self_attn", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"
 )
-ATTENTION = tuple(
-    rule
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-    for rule in same(f"{BLOCK}.attention.{name}", f"{LAYER}.self_attn.{name}")
-)
-FEED_FORWARD = tuple(
-    rule
-    for name in ("gate_proj", "up_proj", "down_proj")
-    for rule in same(f"{BLOCK}.feed_forward.{name}", f"{LAYER}.mlp.{name}")
-)
-OUTPUT_NORMS = (
-    *same(f"{BLOCK}.attention_output_norm", f"{LAYER}.post_attention_layernorm"),
-    *same(f"{BLOCK}.feed_forward_output_norm", f"{LAYER}.post_feedforward_layernorm"),
-)
+FEED_FORWARD = under(f"{BLOCK}.feed_forward", f"{LAYER}.mlp", "gate_proj", "up_proj", "down_proj")
+OUTPUT_NORMS = under(
+    BLOCK, LAYER,
+    attention_output_norm="post_attention_layernorm",
+    feed_forward_output_norm="post_feedforward_layernorm",
+)  # fmt: skip
 _GATE_UP = (f"{BLOCK}.feed_forward.gate_proj", f"{BLOCK}.feed_forward.up_proj")
 FUSED_FEED_FORWARD = (
     *fused(_GATE_UP, f"{LAYER}.mlp.gate_up_proj"),
@@ -112,66 +118,52 @@ PAIRED_ATTENTION = tuple(
     for rule in ATTENTION
 )
 TENSORS = (*EMBEDDING, *PRE_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
+PAIRED_TENSORS = (*EMBEDDING, *PRE_NORMS, *PAIRED_ATTENTION, *FEED_FORWARD, *HEAD)
 
-LLAMA = Family(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(vocab_size=32000, max_seq_len=2048, d_ff=11008),
-        HEAD_DIM,
-        ATTENTION_BIAS,
-        ATTENTION_DROPOUT,
-        switch("mlp_bias", "feed_forward_bias", default=False),
-        RopeParameters(),
-        # Parallelism of the training program, a marker of SmolLM2, and lengths that other programs added.
-        unread("pretraining_tp", "is_llama_config", "max_sequence_length", "model_max_length"),
-        unread("tokenizer_model_max_length", "tokenizer_padding_side"),
-        fixed("rope_interleaved", False),
-    ),
-    tensors=TENSORS,
+LLAMA = family(
+    "llama",
+    "LlamaForCausalLM",
+    TENSORS,
+    *llama_fields(32000, 2048, d_ff=11008),
+    MLP_BIAS,
+    # Parallelism of the training program, a marker of SmolLM2, and lengths that other programs added.
+    unread("pretraining_tp", "is_llama_config", "max_sequence_length", "model_max_length"),
+    unread("tokenizer_model_max_length", "tokenizer_padding_side"),
+    fixed("rope_interleaved", False),
     whole_heads=True,
 )
 
-MISTRAL = Family(
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(vocab_size=32000, max_seq_len=131072, d_ff=14336, num_kv_heads=8),
-        HEAD_DIM,
-        ATTENTION_DROPOUT,
-        Window(default=4096),
-        RopeParameters(),
-    ),
-    tensors=TENSORS,
+_MISTRAL = (*IMPLIED, HEAD_DIM, ATTENTION_DROPOUT)
+MISTRAL = family(
+    "mistral",
+    "MistralForCausalLM",
+    TENSORS,
+    *_MISTRAL,
+    *llama_keys(32000, 131072, d_ff=14336, num_kv_heads=8),
+    Window(default=4096),
+    RopeParameters(),
 )
 
-MIXTRAL = Family(
-    model_type="mixtral",
-    architecture="MixtralForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(vocab_size=32000, max_seq_len=131072, d_ff=14336, num_kv_heads=8, norm_eps=1e-5),
-        HEAD_DIM,
-        ATTENTION_DROPOUT,
-        Window(default=None),
-        RopeParameters(base=1_000_000.0),
-        *implied(**{"experts.scores": "softmax", "experts.normalize": True, "experts.router_z_loss": 0.0}),
-        count("num_local_experts", "experts.count", 8, "num_experts"),
-        size("num_experts_per_tok", "experts.per_token", 2),
-        number("router_aux_loss_coef", "experts.load_balancing_loss", 0.001),
-        fixed("router_jitter_noise", 0.0, 0),
-        unread("output_router_logits"),
-    ),
-    tensors=(
-        *EMBEDDING,
-        *PRE_NORMS,
-        *ATTENTION,
+ROUTER_LOSS = number("router_aux_loss_coef", "experts.load_balancing_loss", 0.001)
+MIXTRAL = family(
+    "mixtral",
+    "MixtralForCausalLM",
+    (
+        *EMBEDDING, *PRE_NORMS, *ATTENTION,
         *experts(f"{LAYER}.block_sparse_moe", {"gate": "w1", "down": "w2", "up": "w3"}),
         *HEAD,
     ),
-)
+    *_MISTRAL,
+    *llama_keys(32000, 131072, d_ff=14336, num_kv_heads=8, norm_eps=1e-5),
+    Window(default=None),
+    RopeParameters(base=1_000_000.0),
+    *implied(**{"experts.scores": "softmax", "experts.normalize": True, "experts.router_z_loss": 0.0}),
+    count("num_local_experts", "experts.count", 8, "num_experts"),
+    size("num_experts_per_tok", "experts.per_token", 2),
+    ROUTER_LOSS,
+    fixed("router_jitter_noise", 0.0, 0),
+    unread("output_router_logits"),
+)  # fmt: skip
 
 
 class SparseLayers(Field):
@@ -199,24 +191,20 @@ class SparseLayers(Field):
         return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
-class SharedExpert(Field):
-    """The width of a shared expert with a gate, a multiple of that of an expert. This field must follow the latter."""
+def shared_expert(default: int) -> Converted:
+    """Returns a field for the width of a shared expert with a gate, a multiple of that of an expert, read before."""
 
-    def __init__(self, default: int) -> None:
-        self._default = default
-
-    def read(self, given: Given, settings: Settings) -> Settings:
-        """Returns the number of experts that it is as wide as."""
-        width, unit = given.typed("shared_expert_intermediate_size", int, self._default), settings["experts"]["d_ff"]
+    def to_ours(width: int, settings: Settings) -> Settings:
+        unit = settings["experts"]["d_ff"]
         if width < 1 or unit < 1 or width % unit:
-            raise given.problem("shared_expert_intermediate_size", f"is not a multiple of the {unit} of an expert")
+            raise ValueError(f"is not a multiple of the {unit} of an expert")
         return {"experts.shared": width // unit, "experts.shared_gate": True}
 
-    def write(self, config: ModelConfig) -> Settings:
-        """Returns the width."""
+    def to_theirs(config: ModelConfig) -> int:
         experts = config.experts
-        width = 0 if experts is None else experts.shared * (experts.d_ff or config.ffn_size)
-        return {"shared_expert_intermediate_size": width}
+        return 0 if experts is None else experts.shared * (experts.d_ff or config.ffn_size)
+
+    return Converted("shared_expert_intermediate_size", int, default, to_ours, to_theirs)
 
 
 def qwen_experts(count_: int, per_token: int, width: int, *aliases: str) -> tuple[Field, ...]:
@@ -226,7 +214,7 @@ def qwen_experts(count_: int, per_token: int, width: int, *aliases: str) -> tupl
         count("num_experts", "experts.count", count_, *aliases),
         size("num_experts_per_tok", "experts.per_token", per_token),
         size("moe_intermediate_size", "experts.d_ff", width),
-        number("router_aux_loss_coef", "experts.load_balancing_loss", 0.001),
+        ROUTER_LOSS,
         unread("output_router_logits"),
     )
 
@@ -238,84 +226,62 @@ def _every_second_layer(given: Given, num_layers: int) -> list[bool]:
 
 QWEN_EXPERTS = experts(f"{LAYER}.mlp", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
 SHARED_EXPERT = (
-    *(
-        rule
-        for name in ("gate_proj", "up_proj", "down_proj")
-        for rule in same(f"{EXPERTS}.shared.{name}", f"{LAYER}.mlp.shared_expert.{name}")
-    ),
+    *under(f"{EXPERTS}.shared", f"{LAYER}.mlp.shared_expert", "gate_proj", "up_proj", "down_proj"),
     TensorRule((f"{EXPERTS}.shared_gate",), f"{LAYER}.mlp.shared_expert_gate.weight"),
 )
 NORMALIZES_EXPERTS = switch("norm_topk_prob", "experts.normalize", default=False)
 
-_QWEN_KEYS = llama_keys(vocab_size=151936, max_seq_len=32768, d_ff=22016, num_kv_heads=32)
 _QWEN_WINDOWS = windows_from_layer(default=4096, first=28)
 
-QWEN2 = Family(
-    model_type="qwen2",
-    architecture="Qwen2ForCausalLM",
-    fields=(
-        *IMPLIED,
-        *implied(attention_bias=True),
-        *_QWEN_KEYS,
-        HEAD_DIM,
-        ATTENTION_DROPOUT,
-        _QWEN_WINDOWS,
-        RopeParameters(),
-        fixed("use_mrope", False),
-    ),
-    tensors=TENSORS,
+QWEN2 = family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    TENSORS,
+    *IMPLIED,
+    *implied(attention_bias=True),
+    *llama_keys(151936, 32768, d_ff=22016, num_kv_heads=32),
+    HEAD_DIM,
+    ATTENTION_DROPOUT,
+    _QWEN_WINDOWS,
+    RopeParameters(),
+    fixed("use_mrope", False),
 )
 
-QWEN3 = Family(
-    model_type="qwen3",
-    architecture="Qwen3ForCausalLM",
-    fields=(
-        *IMPLIED,
-        *implied(qk_norm="head"),
-        *_QWEN_KEYS,
-        size("head_dim", "head_dim", 128),
-        ATTENTION_BIAS,
-        ATTENTION_DROPOUT,
-        _QWEN_WINDOWS,
-        RopeParameters(),
-    ),
-    tensors=TENSORS,
+HEADS_OF_128 = size("head_dim", "head_dim", 128)
+QWEN3 = family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    TENSORS,
+    *llama_fields(151936, 32768, d_ff=22016, num_kv_heads=32, head_dim=HEADS_OF_128),
+    *implied(qk_norm="head"),
+    _QWEN_WINDOWS,
 )
 
-QWEN3_MOE = Family(
-    model_type="qwen3_moe",
-    architecture="Qwen3MoeForCausalLM",
-    fields=(
-        *IMPLIED,
-        *implied(qk_norm="head"),
-        *llama_keys(151936, max_seq_len=32768, d_ff=6144, d_model=2048, num_layers=24, num_kv_heads=4),
-        HEAD_DIM,
-        ATTENTION_BIAS,
-        ATTENTION_DROPOUT,
-        Window(default=4096, switched_by="use_sliding_window"),
-        RopeParameters(),
-        *qwen_experts(128, 8, 768, "num_local_experts"),
-        NORMALIZES_EXPERTS,
-        SparseLayers(),
-    ),
-    tensors=(*TENSORS, *QWEN_EXPERTS),
+QWEN3_MOE = family(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    (*TENSORS, *QWEN_EXPERTS),
+    *llama_fields(151936, 32768, d_ff=6144, d_model=2048, num_layers=24, num_kv_heads=4),
+    *implied(qk_norm="head"),
+    Window(default=4096, switched_by="use_sliding_window"),
+    *qwen_experts(128, 8, 768, "num_local_experts"),
+    NORMALIZES_EXPERTS,
+    SparseLayers(),
 )
 
-QWEN2_MOE = Family(
-    model_type="qwen2_moe",
-    architecture="Qwen2MoeForCausalLM",
-    fields=(
-        *IMPLIED,
-        *llama_keys(151936, max_seq_len=32768, d_ff=5632, d_model=2048, num_layers=24, num_heads=16, num_kv_heads=16),
-        HEAD_DIM,
-        switch("qkv_bias", "attention_bias", default=True),
-        ATTENTION_DROPOUT,
-        LayerTypes(4096, _every_second_layer, "use_sliding_window"),
-        RopeParameters(),
-        *qwen_experts(60, 4, 1408),
-        NORMALIZES_EXPERTS,
-        SharedExpert(5632),
-        SparseLayers(),
-    ),
-    tensors=(*TENSORS, *QWEN_EXPERTS, *SHARED_EXPERT),
+QWEN2_MOE = family(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    (*TENSORS, *QWEN_EXPERTS, *SHARED_EXPERT),
+    *IMPLIED,
+    *llama_keys(151936, 32768, d_ff=5632, d_model=2048, num_layers=24, num_heads=16, num_kv_heads=16),
+    HEAD_DIM,
+    switch("qkv_bias", "attention_bias", default=True),
+    ATTENTION_DROPOUT,
+    LayerTypes(4096, _every_second_layer, "use_sliding_window"),
+    RopeParameters(),
+    *qwen_experts(60, 4, 1408),
+    NORMALIZES_EXPERTS,
+    shared_expert(5632),
+    SparseLayers(),
 )

@@ -12,19 +12,12 @@ from typing import Any, NamedTuple
 
 from sheepop.checkpoint.exchange.families.gemma import GEMMA3
 from sheepop.checkpoint.exchange.families.hybrid import FOR_IMAGES, QWEN3_5, QWEN3_5_MOE
-from sheepop.checkpoint.exchange.families.llama import (
-    ATTENTION_BIAS,
-    ATTENTION_DROPOUT,
-    IMPLIED,
-    MISTRAL,
-    QWEN3,
-    llama_keys,
-)
+from sheepop.checkpoint.exchange.families.llama import HEADS_OF_128, MISTRAL, QWEN3, llama_fields
 from sheepop.checkpoint.exchange.family import Family, read_keys
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
-from sheepop.checkpoint.mapping import Field, implied, size, unread
+from sheepop.checkpoint.mapping import Field, implied, unread
 from sheepop.checkpoint.weight_files import listed
 
 _TEXT = "text_config"
@@ -64,7 +57,7 @@ class Multimodal:
     text_types: tuple[str, ...]
     fields: tuple[Field, ...]
     left_out: tuple[str, ...]
-    tied: bool
+    tied: bool = False
 
     def language_model(self, keys: Mapping[str, Any], tensors: Mapping[str, LazyTensor], where: str) -> LanguageModel:
         """Finds the language model; raises `CheckpointError` like `Family.read`, or if there is no such table."""
@@ -101,74 +94,40 @@ _SIGLIP_PARTS = ("vision_tower.", "multi_modal_projector.")
 _QWEN3_VL_TEXT = replace(
     QWEN3,
     fields=(
-        *IMPLIED,
         *implied(qk_norm="head"),
-        *llama_keys(vocab_size=151936, max_seq_len=128000, d_ff=22016, num_kv_heads=32),
-        size("head_dim", "head_dim", 128),
-        ATTENTION_BIAS,
-        ATTENTION_DROPOUT,
-        RopeParameters(base=500_000.0, for_images=FOR_IMAGES),
+        *llama_fields(
+            151936, 128000, d_ff=22016, num_kv_heads=32, head_dim=HEADS_OF_128,
+            rope=RopeParameters(base=500_000.0, for_images=FOR_IMAGES),
+        ),
     ),
-)
+)  # fmt: skip
+_OF_IMAGES = unread("vision_config", "image_token_index", "image_token_id")
 _QWEN_KEYS = (
     unread("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+)
+_GEMMA_KEYS = unread("mm_tokens_per_image", "boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id")
+_MISTRAL_KEYS = unread(
+    "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size"
 )
 
 _FAMILIES = (
     Multimodal(
-        model_type="gemma3",
-        architecture="Gemma3ForConditionalGeneration",
-        text=GEMMA3,
-        text_types=("gemma3_text",),
-        fields=(
-            unread(
-                "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
-                "image_token_id", "boi_token_id", "eoi_token_id",
-            ),
-        ),
-        left_out=_SIGLIP_PARTS,
+        "gemma3", "Gemma3ForConditionalGeneration", GEMMA3, ("gemma3_text",),
+        (_OF_IMAGES, _GEMMA_KEYS), _SIGLIP_PARTS,
         tied=True,
     ),
     Multimodal(
-        model_type="mistral3",
-        architecture="Mistral3ForConditionalGeneration",
-        text=MISTRAL,
-        text_types=("mistral",),
-        fields=(
-            unread(
-                "vision_config", "image_token_index", "image_token_id", "projector_hidden_act", "vision_feature_layer",
-                "multimodal_projector_bias", "spatial_merge_size",
-            ),
-        ),
-        left_out=_SIGLIP_PARTS,
+        "mistral3", "Mistral3ForConditionalGeneration", MISTRAL, ("mistral",),
+        (_OF_IMAGES, _MISTRAL_KEYS), _SIGLIP_PARTS,
         tied=True,
     ),
-    Multimodal(
-        model_type="qwen3_vl",
-        architecture="Qwen3VLForConditionalGeneration",
-        text=_QWEN3_VL_TEXT,
-        text_types=("qwen3_vl_text",),
-        fields=_QWEN_KEYS,
-        left_out=("visual.",),
-        tied=False,
-    ),
-    Multimodal(
-        model_type="qwen3_5",
-        architecture="Qwen3_5ForConditionalGeneration",
-        text=QWEN3_5,
-        text_types=("qwen3_5_text",),
-        fields=_QWEN_KEYS,
-        left_out=("visual.",),
-        tied=False,
-    ),
-    Multimodal(
-        model_type="qwen3_5_moe",
-        architecture="Qwen3_5MoeForConditionalGeneration",
-        text=QWEN3_5_MOE,
-        text_types=("qwen3_5_moe_text",),
-        fields=_QWEN_KEYS,
-        left_out=("visual.",),
-        tied=False,
+    *(
+        Multimodal(name, f"{architecture}ForConditionalGeneration", text, (f"{name}_text",), _QWEN_KEYS, ("visual.",))
+        for name, architecture, text in (
+            ("qwen3_vl", "Qwen3VL", _QWEN3_VL_TEXT),
+            ("qwen3_5", "Qwen3_5", QWEN3_5),
+            ("qwen3_5_moe", "Qwen3_5Moe", QWEN3_5_MOE),
+        )
     ),
 )  # fmt: skip
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Derived, Dropouts
-from sheepop.checkpoint.exchange.tensor_rules import Behind, TensorRule, same
+from sheepop.checkpoint.exchange.tensor_rules import BLOCK, Behind, TensorRule, same, under
 from sheepop.checkpoint.mapping import context, count, fixed, implied, number, size, switch
 
-_BLOCK = "blocks.{layer}"
 _LAYER = "model.decoder.layers.{layer}"
 
 OPT = Family(
@@ -38,16 +37,9 @@ OPT = Family(
     tensors=(
         TensorRule(("embedding.weight",), "model.decoder.embed_tokens.weight"),
         TensorRule(("added_positions.table",), "model.decoder.embed_positions.weight", Behind(skipped=2)),
-        *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.self_attn_layer_norm"),
-        *(
-            rule
-            for name in ("q_proj", "k_proj", "v_proj")
-            for rule in same(f"{_BLOCK}.attention.{name}", f"{_LAYER}.self_attn.{name}")
-        ),
-        *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.self_attn.out_proj"),
-        *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.final_layer_norm"),
-        *same(f"{_BLOCK}.feed_forward.up_proj", f"{_LAYER}.fc1"),
-        *same(f"{_BLOCK}.feed_forward.down_proj", f"{_LAYER}.fc2"),
+        *under(BLOCK, _LAYER, attention_norm="self_attn_layer_norm", feed_forward_norm="final_layer_norm"),
+        *under(f"{BLOCK}.attention", f"{_LAYER}.self_attn", "q_proj", "k_proj", "v_proj", o_proj="out_proj"),
+        *under(f"{BLOCK}.feed_forward", _LAYER, up_proj="fc1", down_proj="fc2"),
         *same("final_norm", "model.decoder.final_layer_norm"),
         TensorRule(("lm_head.weight",), "lm_head.weight"),
     ),
