@@ -36,7 +36,7 @@ class Found(NamedTuple):
 def matrix_rows(weight: Tensor, rows: slice) -> Tensor:
     """Returns rows of a matrix as plain numbers; weights with a ``__torch_function__`` handle the call."""
     if has_torch_function_unary(weight):
-        return handle_torch_function(matrix_rows, (weight,), weight, rows)  # type: ignore[no-any-return]
+        return handle_torch_function(matrix_rows, (weight,), weight, rows)
     return weight.detach()[rows]
 
 
