@@ -6,7 +6,7 @@ Weights of 16 bits stay as they are stored; the kernels widen them, which is exa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
         say_once(
             f"This model computes in 16 bits in PyTorch, which is slower, because SheepOp's kernels lack {lacking}."
         )
-    replaced: dict[Tensor, Tensor] = {}
+    replaced: dict[Any, Any] = {}  # parameters and buffers
     if widens:
         tables = [weight for layer in model.modules() for weight in _tables(layer)]
         made = {weight: _stored(weight, torch.float32) for weight in (*made, *tables)}
