@@ -52,6 +52,8 @@ class Letters:
 
     def __init__(self, place: Path, scale: float, device: str) -> None:
         self.place, self.scale, self.device = place, scale, device
+        # Measuring which precision is faster takes longer than a trial.
+        self.precision = "fp32" if scale < 1 else "auto"
         self.started = time.monotonic()
 
     def run(self) -> None:
@@ -59,7 +61,7 @@ class Letters:
         self.place.mkdir(parents=True)
         self.write_files()
         base = self.place / "base"
-        settings = {**NETWORK, "training.max_steps": self.scaled(2000)}
+        settings = {**NETWORK, "training.max_steps": self.scaled(2000), "training.precision": self.precision}
         sheepop.train(self.place / "text.txt", base, device=self.device, quiet=True, settings=settings)
         self.tell("base", base)
         answers = self.tuned("sft", base, "answers.jsonl", epochs=4, rate=3e-4)
@@ -144,6 +146,7 @@ class Letters:
         """A run of post-training from `model`, and what it says of itself."""
         output = self.place / method
         settings = {"training.learning_rate": rate, "training.global_batch_size": 32, "training.keep_checkpoints": 20}
+        settings |= {"training.precision": self.precision}
         settings |= {"training.max_epochs": epochs} if steps is None else {"training.max_steps": self.scaled(steps)}
         if judge is not None:
             own = {"reward": str(judge), "max_new_tokens": ANSWER_TOKENS}

@@ -27,8 +27,6 @@ import pytest
 from sheepop.cli.main import main
 
 LIMIT = 300.0  # seconds
-# Python by itself looks for garbage 15 times as often, which takes a tenth of the time of many tests.
-RARE_GARBAGE = (10_000, 10, 10)
 COMMAND = "from sheepop.__main__ import main; main()"
 
 
@@ -74,7 +72,6 @@ from importlib import import_module
 pipe = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     import_module(name)
-gc.set_threshold(%d, %d, %d)
 gc.freeze()  # else every child visits all that is loaded here, and so copies it
 while True:
     length, streams, _, _ = socket.recv_fds(pipe, 8, 3)
@@ -126,8 +123,7 @@ class Launcher:
     def __init__(self) -> None:
         self._pipe, theirs = socket.socketpair()
         number = theirs.fileno()
-        program = [sys.executable, "-c", SERVER % RARE_GARBAGE, str(number), *LOADED]
-        self._server = subprocess.Popen(program, pass_fds=(number,))
+        self._server = subprocess.Popen([sys.executable, "-c", SERVER, str(number), *LOADED], pass_fds=(number,))
         theirs.close()
 
     def run(self, *arguments: object, program: str = COMMAND, **options: object) -> Ended:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from .command_line import RARE_GARBAGE, Launcher
+from .command_line import Launcher
 
 # Toy models gain nothing from threads, and test processes that run side by side would fight for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_finish() -> None:
     """Thousands of tests stay until the end: no collection of garbage needs to walk through them again."""
     gc.freeze()
-    gc.set_threshold(*RARE_GARBAGE)
+    gc.set_threshold(10_000, 10, 10)  # as often as Python does by itself, it takes a tenth of the time of many tests
     gc.enable()
 
 

@@ -98,7 +98,7 @@ def test_train_reports_its_scores_as_json(run: Run, text_folder: Path, tmp_path:
     result = run(
         *("train", "--data", text_folder, "--output", tmp_path / "run", "--json", "-q"),
         *("tokenizer.algorithm=char", "model.d_model=16", "model.num_layers=1", "model.num_heads=2"),
-        *("model.max_seq_len=32", "training.global_batch_size=4", "training.max_steps=3"),
+        *("model.max_seq_len=32", "training.global_batch_size=4", "training.max_steps=3", "training.precision=fp32"),
     )
     found = json.loads(result.out)
     assert found["steps"] == 3
@@ -251,7 +251,7 @@ def test_a_built_corpus_can_be_trained_on(run: Run, text_folder: Path, tmp_path:
     result = run(
         *("train", "--data", tmp_path / "corpus", "--output", tmp_path / "run", "-q"),
         *("model.d_model=16", "model.num_layers=1", "model.num_heads=2", "model.max_seq_len=32"),
-        *("training.global_batch_size=4", "training.max_steps=2"),
+        *("training.global_batch_size=4", "training.max_steps=2", "training.precision=fp32"),
     )
     assert result.code == 0, result.err
     assert not (tmp_path / "run" / "corpus").exists()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.parallel.launch import RankProcess

@@ -154,7 +154,7 @@ class RankProcess:
     def place(self) -> tuple[str, int]:
         """Hosts the store of the ranks until this actor ends; returns this machine's address and the store's port."""
         import ray
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         address: str = ray.util.get_node_ip_address()
         # A port that is only looked up may be another program's by the time the first rank has loaded its libraries.
