@@ -42,34 +42,47 @@ class Prompt:
 
 
 def read_prompt(
-    name: str, prompt: str | Sequence[int], model: Transformer, tokenizer: Tokenizer, on_overflow: str
+    name: str,
+    prompt: str | Sequence[int],
+    model: Transformer,
+    tokenizer: Tokenizer,
+    on_overflow: str,
+    longest: int | None = None,
 ) -> Prompt:
     """Encodes `prompt` for `model`; messages call it `name`; see `GenerationConfig` for `on_overflow`.
 
-    A text gets the tokenizer's prefix tokens; token ids are used as they are. Raises `UsageError` for a prompt that is
-    empty, is not text, has an id outside the vocabulary, or does not fit.
+    It must fit a context of `longest` tokens, by default the model's. A text gets the tokenizer's prefix tokens; token
+    ids are used as they are. Raises `UsageError` for a prompt that is empty, is not text, has an id outside the
+    vocabulary, or does not fit.
     """
     has_encoder = isinstance(model, EncoderDecoder)
-    token_ids = encode_prompt(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
-    text = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
-    longest = model.config.max_seq_len
-    if has_encoder:
-        if on_overflow == "window":
-            raise UsageError(
-                "on_overflow=window (--window) drops the beginning of a text, but a target needs it. Leave it out."
-            )
-        if len(token_ids) >= longest:
+    longest = longest or model.config.max_seq_len
+    if has_encoder and on_overflow == "window":
+        raise UsageError(
+            "on_overflow=window (--window) drops the beginning of a text, but a target needs it. Leave it out."
+        )
+
+    def check_length(count: int) -> None:
+        if on_overflow == "window" or count < longest:
+            return
+        if has_encoder:
             raise PromptTooLongError(
-                f"{name} has {len(token_ids)} tokens, but the encoder's max_seq_len = {longest} has room for "
+                f"{name} has {count} tokens, but the encoder's max_seq_len = {longest} has room for "
                 f"{longest - 1} and the end token. Shorten it."
             )
-        return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
-    if on_overflow != "window" and len(token_ids) >= longest:
         raise PromptTooLongError(
-            f"{name} has {len(token_ids)} tokens, but the model's context of max_seq_len = {longest} has room for "
+            f"{name} has {count} tokens, but the model's context of max_seq_len = {longest} has room for "
             f"{longest - 1} and a new one. Shorten it, or set on_overflow=window (--window) to keep "
             "only its last tokens."
         )
+
+    if not isinstance(prompt, str):
+        check_length(len(prompt))  # before millions of ids are read
+    token_ids = encode_prompt(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
+    check_length(len(token_ids))
+    text = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
+    if has_encoder:
+        return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
     return Prompt(text, token_ids)
 
 
@@ -163,7 +176,7 @@ class Candidate:
         self.num_dropped = len(prompt_ids) - len(self.context)
         self._occurrences = Occurrences(prompt_ids) if request.config.penalises else None
         self._stop = StopMatcher(request.config.stop)
-        self._decoder = StreamDecoder(request.tokenizer, continues=request.continues)
+        self._decoder = StreamDecoder(request.tokenizer, shown_ids=request.shown_ids, continues=request.continues)
         self._text: list[str] = []
 
     @property
@@ -257,7 +270,7 @@ class Request:
 
     The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
     a grammar. A token of `end_ids` ends a text. Requests run in order of `priority`, smaller first, then of `number`.
-    Only requests of the same `tenant` share cached prefixes.
+    Only requests of the same `tenant` share cached prefixes. The text has the special tokens of `shown_ids`.
     """
 
     def __init__(
@@ -274,10 +287,11 @@ class Request:
         priority: int = 0,
         tenant: str = "",
         matcher: Matcher | None = None,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.index, self.prompt, self.config = index, prompt, config
         self.call_seed, self.seed = seed, derive_seed(seed, "request", index)
-        self.end_ids = end_ids.union(config.stop_token_ids)
+        self.end_ids, self.shown_ids = end_ids.union(config.stop_token_ids), shown_ids
         self.max_seq_len, self.matcher, self.order = max_seq_len, matcher, (priority, number)
         # Keys and values of a target depend on its source.
         self.salt = tenant if prompt.source_ids is None else f"{tenant}\0{prompt.source_ids}"

@@ -8,12 +8,13 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field, ValidationError
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sheepop.core.config import Config
@@ -66,17 +67,22 @@ class Client:
 
 
 class Doorkeeper:
-    """Identifies clients by their keys; without a file of keys, everyone is the same client without limits."""
+    """Identifies clients by the keys of a `file` and a `key`; with neither, all are one client without limits."""
 
-    def __init__(self, file: str | None) -> None:
-        self._clients = [Client(settings) for settings in _read(Path(file))] if file is not None else []
-        self._anyone = Client(KeySettings(key="everyone", name="")) if file is None else None
+    def __init__(self, file: str | None, key: str | None = None) -> None:
+        own = [] if key is None else [KeySettings(key=key, name="")]
+        self._clients = [Client(settings) for settings in (*own, *(() if file is None else _read(Path(file))))]
+        self._anyone = None if self._clients else Client(KeySettings(key="everyone", name=""))
 
-    def client(self, authorization: str | None) -> Client:
-        """Returns the client that sent a request; raises `ApiError` 401. Compares every key in constant time."""
+    def client(self, headers: Mapping[str, str]) -> Client:
+        """Returns the client that sent a request with these headers; raises `ApiError` 401.
+
+        The key is a bearer token, or as in Anthropic's API in ``x-api-key``. Compares every key in constant time.
+        """
         if self._anyone is not None:
             return self._anyone
-        given = (authorization or "").removeprefix("Bearer ").strip().encode()
+        found = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+        given = found.strip().encode()
         matching = [client for client in self._clients if hmac.compare_digest(client.settings.key.encode(), given)]
         if not matching:
             raise ApiError(401, "The API key is missing or wrong.", kind="authentication_error", code="invalid_api_key")
@@ -162,11 +168,11 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         """Refuses a request without a valid key or with a large body before the body is read."""
-        headers = dict(scope["headers"])
+        headers = Headers(scope=scope)
         if scope["path"] in self._model_paths:
-            self._doorkeeper.client(headers.get(b"authorization", b"").decode("latin-1"))
-        length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._largest_body:
+            self._doorkeeper.client(headers)
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._largest_body:
             raise _too_large(self._largest_body)
 
     def _record(self, scope: Scope, status: int, seconds: float, name: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from sheepop.core.errors import PromptTooLongError, SheepOpError
 from sheepop.generate.engine import Update
 from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper, Gate
+from sheepop.serve.answer_text import AnswerText, active_sections
 from sheepop.serve.answers import (
     DONE,
     Answer,
@@ -33,6 +35,7 @@ from sheepop.serve.answers import (
 )
 from sheepop.serve.arena import Arena
 from sheepop.serve.bodies import left, route_class, written
+from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.inside import Inside
 from sheepop.serve.logprobs import Tokens
@@ -41,7 +44,6 @@ from sheepop.serve.pieces import ChatPieces, TextPieces, number_of
 from sheepop.serve.protocol import (
     MODEL_PATHS,
     ApiError,
-    ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
@@ -57,9 +59,13 @@ from sheepop.serve.worker import SideWork
 _MOST_EMBEDDINGS = 2048
 _MOST_BODIES = 4096
 # Settings that only the model can check, with their names in the API.
-_PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"} | {
-    name: name for name in ("stop_token_ids", "chat_template_kwargs", "continue_final_message", "documents")
-}
+_PARAMETERS = {
+    "logit_bias": "logit_bias",
+    "json_schema": "response_format",
+    "regex": "guided_regex",
+    "choice": "guided_choice",
+    "grammar": "guided_grammar",
+} | {name: name for name in ("stop_token_ids", "chat_template_kwargs", "continue_final_message", "documents")}
 T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
 
@@ -88,7 +94,7 @@ def create_app(
             part.close()
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
+    service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys, config.api_key))
     endpoints: dict[str, tuple[Callable[..., Any], type[replies.Shape] | None]] = {
         "/health": (service.health, replies.Status),
         "/ready": (service.ready, replies.Status),
@@ -154,20 +160,25 @@ class Service:
 
     async def list_models(self, request: Request) -> dict[str, Any]:
         """The models of this server."""
-        self.doorkeeper.client(request.headers.get("authorization"))
+        self.doorkeeper.client(request.headers)
         return {"object": "list", "data": [_described(model) for model in self._registry.models()]}
 
     async def show_model(self, name: str, request: Request) -> dict[str, Any]:
         """One model."""
-        self.doorkeeper.client(request.headers.get("authorization"))
+        self.doorkeeper.client(request.headers)
         return _described(self._registry.model(name))
 
     async def tokenize(self, requested: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text."""
         with self._ticket(request, requested.model) as ticket:
-            reading = ticket.model.tokens(requested.prompt, with_prefix=requested.add_special_tokens)
+            reading = ticket.model.prepare(
+                ticket.model.encoded,
+                requested.prompt,
+                with_prefix=requested.add_special_tokens,
+                parse_special=requested.parse_special,
+            )
             tokens = await self._while_wanted(request, reading, "prompt")
-            longest = ticket.model.generator.model.config.max_seq_len
+            longest = ticket.model.generator.max_seq_len
             return await self._json({"tokens": tokens, "count": len(tokens), "max_model_len": longest})
 
     async def detokenize(self, requested: DetokenizeRequest, request: Request) -> Response:
@@ -204,6 +215,13 @@ class Service:
             most = self._config.max_running + self._config.max_waiting
             config = completion_config(requested, ticket.model.generator.defaults)
             prompts = as_prompts(requested.prompt, "prompt", most)
+            if requested.parse_special or not requested.add_special_tokens:
+                how = {"with_prefix": requested.add_special_tokens, "parse_special": requested.parse_special}
+
+                def read() -> list[Sequence[int]]:
+                    return [ticket.model.encoded(each, **how) for each in prompts]
+
+                prompts = await self._while_wanted(request, ticket.model.prepare(read), "prompt")
             making = ticket.model.requests(prompts, config, priority=requested.priority, tenant=ticket.tenant)
             requests = await self._while_wanted(request, making, "prompt")
             scored: Sequence[Tokens] = ()
@@ -219,22 +237,34 @@ class Service:
 
             def read() -> list[int]:
                 messages = [message.to_template() for message in requested.messages]
-                return ticket.model.read_chat(messages, requested.for_template(), requested.variables())
+                return ticket.model.read_chat(
+                    messages,
+                    requested.for_template(),
+                    requested.variables(),
+                    parse_special=requested.parse_special,
+                )
 
             prompt = await self._while_wanted(request, ticket.model.prepare(read), "messages")
             room = ticket.model.room(len(prompt), requested.n)
             config = chat_config(requested, room, ticket.model.generator.defaults)
-            making = ticket.model.requests([prompt], config, priority=requested.priority, tenant=ticket.tenant)
+            making = ticket.model.requests(
+                [prompt],
+                config,
+                priority=requested.priority,
+                tenant=ticket.tenant,
+                shown_ids=ticket.model.shown_ids(active_sections(requested, ticket.model.sections)),
+            )
             requests = await self._while_wanted(request, making, "messages")
             answer = Answer("chat.completion", ticket.model, requests)
-            return await self._respond(answer, ChatPieces(answer, requested), requested, ticket, request)
+            split = partial(AnswerText, requested, ticket.model.sections, ticket.model.begins_in(prompt))
+            return await self._respond(answer, ChatPieces(answer, requested, split), requested, ticket, request)
 
     async def _json(self, value: dict[str, Any]) -> Response:
         """Answers with JSON that is written beside the event loop, since it may be large."""
         return Response(await self.bodies.do(written, value), media_type="application/json")
 
     def _ticket(self, request: Request, model: str) -> Ticket:
-        return Ticket(self.doorkeeper, self._registry, request.headers.get("authorization"), model)
+        return Ticket(self.doorkeeper, self._registry, request.headers, model)
 
     async def _while_wanted(self, request: Request, work: Awaitable[T], param: str | None = None) -> T:
         """Awaits `work` on the field `param`; cancels it if the client disconnects or it takes too long."""
@@ -309,8 +339,8 @@ class Service:
 class Ticket:
     """A client's request for a model: counts for both until the context ends."""
 
-    def __init__(self, doorkeeper: Doorkeeper, registry: Registry, authorization: str | None, model: str) -> None:
-        client = doorkeeper.client(authorization)
+    def __init__(self, doorkeeper: Doorkeeper, registry: Registry, headers: Mapping[str, str], model: str) -> None:
+        client = doorkeeper.client(headers)
         with ExitStack() as stack:
             client.enter()
             stack.callback(client.leave)
@@ -344,7 +374,7 @@ class _EventStream(StreamingResponse):
 
 def _described(model: ServedModel) -> dict[str, Any]:
     found = {"id": model.name, "object": "model", "created": model.created, "owned_by": "sheepop"}
-    return {**found, "max_model_len": model.generator.model.config.max_seq_len}
+    return {**found, "max_model_len": model.generator.max_seq_len}
 
 
 async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> T:

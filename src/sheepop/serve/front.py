@@ -79,7 +79,7 @@ class Front:
         if request.scope["path"] not in MODEL_PATHS:
             await self._copy("", request, body, send)
             return
-        client = self._doorkeeper.client(request.headers.get("authorization"))
+        client = self._doorkeeper.client(request.headers)
         client.enter()
         try:
             await self._copy(beginning(body, client.settings.name), request, body, send)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Request
+from sheepop.serve.answer_text import AnswerText
 from sheepop.serve.answers import Answer
+from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.logprobs import TextLogprobs, Tokens, chat_logprobs
-from sheepop.serve.protocol import ChatRequest, CompletionRequest
-from sheepop.serve.tools import ToolText
+from sheepop.serve.protocol import CompletionRequest
 
 _FINISH = {None: None, "stop": "stop", "length": "length", "abort": "stop"}
 
@@ -62,18 +63,21 @@ class TextPieces:
 
 
 class ChatPieces:
-    """The choices of ``/v1/chat/completions``."""
+    """The choices of ``/v1/chat/completions``; `text` makes what splits the text of one."""
 
-    def __init__(self, answer: Answer, requested: ChatRequest) -> None:
-        self._answer, self._requested = answer, requested
+    def __init__(self, answer: Answer, requested: ChatRequest, text: Callable[[], AnswerText]) -> None:
+        self._answer, self._requested, self._text = answer, requested, text
         self._unsent: dict[int, Tokens] = {}
-        self._texts: dict[int, ToolText] = {}
+        self._texts: dict[int, AnswerText] = {}
         self._num_calls: dict[int, int] = {}
 
     def whole(self, update: Update, number: int) -> dict[str, Any]:
         """A finished choice."""
-        said, calls = ToolText(self._requested).push(update.text, is_last=True)
+        part = self._text().push(update.text, is_last=True)
+        said, calls = part.said, part.calls
         message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
         if calls:
             message["tool_calls"] = calls
         self._unsent[number] = Tokens()
@@ -85,19 +89,21 @@ class ChatPieces:
         """The new pieces of a choice after a step: the role, once, then text, tool calls, and the finish reason."""
         found = []
         if number not in self._texts:
-            self._texts[number], self._unsent[number] = ToolText(self._requested), Tokens()
+            self._texts[number], self._unsent[number] = self._text(), Tokens()
             self._num_calls[number] = 0
             role = {"role": "assistant", "content": "", "refusal": None}
             found.append({"index": number, "delta": role, "logprobs": None, "finish_reason": None})
         self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
         is_last = update.finish_reason is not None
-        said, calls = self._texts[number].push(update.text, is_last=is_last)
+        part = self._texts[number].push(update.text, is_last=is_last)
         first = self._num_calls[number]
-        self._num_calls[number] += len(calls)
-        if said:
-            found.append(self._choice(number, {"content": said}))
-        if calls:
-            numbered = [{"index": index, **call} for index, call in enumerate(calls, first)]
+        self._num_calls[number] += len(part.calls)
+        if part.reasoning:
+            found.append(self._choice(number, {"reasoning_content": part.reasoning}))
+        if part.said:
+            found.append(self._choice(number, {"content": part.said}))
+        if part.calls:
+            numbered = [{"index": index, **call} for index, call in enumerate(part.calls, first)]
             found.append(self._choice(number, {"tool_calls": numbered}))
         if is_last:
             reason = "tool_calls" if self._num_calls[number] else _FINISH[update.finish_reason]

@@ -155,6 +155,7 @@ class Message(Shape):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
     tool_calls: list[Call] | None = None
 
 
