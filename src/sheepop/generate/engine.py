@@ -28,8 +28,8 @@ TOKENS_PER_STEP = 512
 class Update:
     """The result of a step for one text, `index` of its request; a snapshot, which stays as it is while the text grows.
 
-    It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text, and
-    `error` if its request failed.
+    It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text,
+    `stop` to the stop string that ended it, and `error` if its request failed.
     """
 
     request: Request
@@ -39,6 +39,7 @@ class Update:
     logprobs: tuple[float, ...] = ()
     likeliest: tuple[Likeliest, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
     error: SheepOpError | None = None
 
     @classmethod
@@ -52,6 +53,7 @@ class Update:
             tuple(candidate.logprobs[first:]),
             tuple(candidate.likeliest[first:]),
             candidate.finish_reason,
+            candidate.stop,
         )
 
 
@@ -151,6 +153,8 @@ class Engine:
         shares = self.scheduler.schedule()
         if not shares:
             return []
+        for share in shares:
+            cast(Request, share.request).begin(share)
         logits = self._runner.run(shares)
         for grant in (grant for share in shares for grant in share.grants):
             context = grant.reader.context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -16,7 +17,7 @@ from sheepop.generate.blocks import BlockTable
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
 from sheepop.generate.sampler import Likeliest, Occurrences, Row
-from sheepop.generate.scheduler import Reader
+from sheepop.generate.scheduler import Reader, Share
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import StreamDecoder, Tokenizer
 
@@ -260,6 +261,11 @@ class Candidate:
         """The text so far, without what is withheld as part of a possible stop string."""
         return "".join(self._text)
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop.matched
+
     def _show(self, text: str) -> str:
         self._text.append(text)
         return text
@@ -299,6 +305,8 @@ class Request:
         self.tokenizer = tokenizer
         self.continues = not set(tokenizer.special_tokens.values()).issuperset(prompt.token_ids)
         self.candidates = [Candidate(self, 0)]
+        self.num_cached, self.seconds_waited = 0, 0.0
+        self._made: float | None = time.monotonic()
         self.beam: Beam | None = None
         self.branches: list[Branch] = []
         if config.num_beams > 1:
@@ -310,6 +318,12 @@ class Request:
                 length_penalty=config.length_penalty,
             )
             self.branches = [Branch(first.context, self.salt)]
+
+    def begin(self, share: Share) -> None:
+        """Keeps of the first step how long the request waited, and how many tokens of its prompt were in the cache."""
+        if self._made is not None:
+            self.num_cached = sum(grant.chunk.start for grant in share.grants)
+            self.seconds_waited, self._made = time.monotonic() - self._made, None
 
     @property
     def writing(self) -> list[Candidate]:

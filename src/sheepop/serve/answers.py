@@ -124,10 +124,12 @@ class Answer:
         name = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{self.id}"
         return {"id": name, "object": self.kind + suffix, "created": self.created, "model": self.model.name}
 
-    def usage(self) -> dict[str, int]:
-        """The usage object of OpenAI's API: the tokens of the updates so far."""
+    def usage(self) -> dict[str, Any]:
+        """The usage object of OpenAI's API: the tokens of the updates so far, and those of prompts from the cache."""
         read, written = sum(request.prompt.num_tokens for request in self.requests), self.num_written
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        found = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        cached = sum(request.num_cached for request in self.requests)
+        return {**found, "prompt_tokens_details": {"cached_tokens": cached}}
 
     def whole(self) -> list[Update]:
         """The chosen texts, each as one update, after all have ended."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from sheepop.serve.protocol import RequestModel, SamplingRequest
+from sheepop.serve.protocol import RequestModel, SamplingRequest, refusal_of
 from sheepop.tokenizer.messages import check_content, message_text
 
 
@@ -17,6 +17,10 @@ def _none_yet(given: list[Any]) -> list[Any]:
     if given:
         raise PydanticCustomError("unsupported", "{name}", {"name": ""})
     return given
+
+
+NoneYet = Annotated[list[Any], AfterValidator(_none_yet)] | None
+"""A field that is not supported, which clients send empty."""
 
 
 class TextPart(RequestModel):
@@ -129,7 +133,7 @@ class ChatRequest(SamplingRequest):
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool = True
-    functions: Annotated[list[Any], AfterValidator(_none_yet)] | None = None
+    functions: NoneYet = None
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
     # For the chat template; not in OpenAI's API, and named as by other servers.
@@ -173,3 +177,12 @@ class ChatRequest(SamplingRequest):
             "add_generation_prompt": prompted,
             "continue_final_message": self.continue_final_message,
         }
+
+
+def translated(**values: Any) -> ChatRequest:
+    """The request of a chat that another API asks for, with None for what it leaves out; raises `ApiError`."""
+    try:
+        return ChatRequest.model_validate(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise refusal_of([{**each, "loc": ("body", *each["loc"])} for each in found]) from None

@@ -34,6 +34,12 @@ class ServerConfig(Config):
     """How the models write tool calls; `auto` tells it from each chat template."""
     max_model_len: int | None = Field(default=None, ge=2)
     """The longest context, in tokens; `null` is the model's own."""
+    cors_origins: tuple[str, ...] = ()
+    """The web pages that may use the server, such as `https://example.org`; `*` is every one."""
+    protect_metrics: bool = False
+    """Require a key for `/metrics` and `/openapi.json` too."""
+    embedding_pooling: Literal["mean", "last"] = "mean"
+    """What an embedding is made of: the mean of the last hidden states, or that of the last token."""
     certificate: PathText | None = None
     """A TLS certificate file; `null` serves plain HTTP."""
     private_key: PathText | None = None

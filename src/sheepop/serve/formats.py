@@ -32,7 +32,7 @@ class Section:
     is_whole: bool = False
 
 
-def _json_calls(text: str, _: Parameters) -> list[Call]:
+def _json_calls(text: str, parameters: Parameters) -> list[Call]:
     """Objects with a name and arguments or parameters: one, a list, or several between semicolons."""
     found, decoder, place = list[Any](), json.JSONDecoder(), 0
     text = text.strip()
@@ -68,7 +68,7 @@ def _named_calls(separator: str, begin: str = "") -> Callable[[str, Parameters],
     return read
 
 
-def _deepseek_call(text: str, _: Parameters) -> list[Call]:
+def _deepseek_call(text: str, parameters: Parameters) -> list[Call]:
     """``NAME<sep>{...}``, or as first published ``function<sep>NAME`` and the object in a code block."""
     name, _, arguments = text.partition("<｜tool▁sep｜>")
     if "```" in arguments:
@@ -76,7 +76,7 @@ def _deepseek_call(text: str, _: Parameters) -> list[Call]:
     return [(name.strip(), arguments.strip().removesuffix("```").strip())]
 
 
-def _harmony_call(text: str, _: Parameters) -> list[Call]:
+def _harmony_call(text: str, parameters: Parameters) -> list[Call]:
     """``functions.NAME <|constrain|>json<|message|>{...}``, possibly with a channel after the name."""
     head, _, arguments = text.partition("<|message|>")
     return [(re.split(r"[\s<]", head.strip(), maxsplit=1)[0].removeprefix("functions."), arguments.strip())]

@@ -48,7 +48,7 @@ class TextPieces:
         self._unsent[number] = Tokens()
         logprobs = self._logprobs[number].shown(unsent) if number in self._logprobs else None
         reason = _FINISH[update.finish_reason]
-        return [{"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}]
+        return [{"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason, **_stop(update)}]
 
     def _begun(self, request: Request, number: int) -> Tokens:
         if self._requested.logprobs is None:
@@ -83,7 +83,8 @@ class ChatPieces:
         self._unsent[number] = Tokens()
         self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
         reason = "tool_calls" if calls else _FINISH[update.finish_reason]
-        return {"index": number, "message": message, "logprobs": self._logprobs(number), "finish_reason": reason}
+        logprobs = self._logprobs(number)
+        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason, **_stop(update)}
 
     def piece(self, update: Update, number: int) -> list[dict[str, Any]]:
         """The new pieces of a choice after a step: the role, once, then text, tool calls, and the finish reason."""
@@ -107,7 +108,7 @@ class ChatPieces:
             found.append(self._choice(number, {"tool_calls": numbered}))
         if is_last:
             reason = "tool_calls" if self._num_calls[number] else _FINISH[update.finish_reason]
-            found.append(self._choice(number, {}, reason))
+            found.append({**self._choice(number, {}, reason), **_stop(update)})
         return found
 
     def _choice(self, number: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -119,3 +120,8 @@ class ChatPieces:
         if not self._requested.logprobs or not tokens.token_ids:
             return None
         return chat_logprobs(tokens, self._answer.model.tokenizer)
+
+
+def _stop(update: Update) -> dict[str, str]:
+    """The stop string that ended a text; not in OpenAI's API, and named as by other servers."""
+    return {} if update.stop is None else {"stop_reason": update.stop}

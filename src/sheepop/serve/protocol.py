@@ -15,7 +15,23 @@ from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
 # The paths of requests to a model: these need a key, count towards its limits, and have metrics per path.
-MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+MODEL_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/score",
+    "/v1/rerank",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/api/embed",
+)
+# The names of errors in Anthropic's API that differ.
+_KINDS = {404: "not_found_error", 413: "request_too_large", 500: "api_error", 503: "overloaded_error", 504: "api_error"}
 _MOST_TEXTS = 128
 _MOST_STOPS = 4
 _MOST_BIASES = 16384
@@ -34,6 +50,15 @@ class ApiError(HTTPException):
         message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
         super().__init__(status, message, None if retry_after is None else {"Retry-After": str(retry_after)})
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    """The body of an error in the shape of the API that has `path`: Anthropic's, Ollama's, or OpenAI's."""
+    about = error.body["error"]
+    if path.startswith("/v1/messages"):
+        kind = _KINDS.get(error.status_code, about["type"])
+        return {"type": "error", "error": {"type": kind, "message": about["message"]}}
+    return {"error": about["message"]} if path.startswith("/api/") else error.body
 
 
 class RequestModel(BaseModel):
@@ -230,15 +255,6 @@ class CompletionRequest(SamplingRequest):
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: Input should be greater than or equal to 1, or 0 with echo = true")
         return self
-
-
-class EmbeddingRequest(RequestModel):
-    """``POST /v1/embeddings``."""
-
-    model: ModelName
-    input: Prompts
-    encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
 
 
 class TokenizeRequest(RequestModel):

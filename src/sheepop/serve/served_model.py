@@ -56,7 +56,7 @@ class ServedModel:
             guesses=config.guesses,
         )
         self.worker = EngineWorker(engine, name)
-        self.created = int(time.time())
+        self.created, self._pools_last = int(time.time()), config.embedding_pooling == "last"
         self._numbers, self._guesses = itertools.count(), config.guesses
         self._preparing = SideWork(f"preparing for {name}", threads=2, most=max(config.max_waiting, _FEWEST))
         # Slow grammars delay only other grammars.
@@ -159,7 +159,7 @@ class ServedModel:
             self.tokenizer, messages, parse_special=parse_special, **options, **free_variables(variables)
         )
 
-    def encoded(self, prompt: str | Sequence[int], *, with_prefix: bool, parse_special: bool) -> Sequence[int]:
+    def encoded(self, prompt: str | list[int], *, with_prefix: bool, parse_special: bool) -> list[int]:
         """The tokens of a text, with the tokenizer's prefix and the special tokens that it spells, or token ids."""
         if not isinstance(prompt, str):
             return prompt
@@ -167,7 +167,7 @@ class ServedModel:
         return [*prefix_ids, *self.tokenizer.encode(prompt, allow_special=parse_special)]
 
     async def embed(self, prompts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
-        """Returns the mean of the last hidden states of each text, scaled to length 1, and the number of all tokens.
+        """Returns a vector of length 1 for each text, as `server.embedding_pooling` says, and the number of all tokens.
 
         Raises `UsageError` for a text that does not fit.
         """
@@ -178,8 +178,9 @@ class ServedModel:
 
         @torch.inference_mode()
         def embedded(texts: Sequence[Sequence[int]]) -> list[list[float]]:
-            means = torch.stack([found.float().mean(0) for found in hidden_states(model, texts)])
-            return (means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()
+            states = [found.float() for found in hidden_states(model, texts)]
+            vectors = torch.stack([found[-1] if self._pools_last else found.mean(0) for found in states])
+            return (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()
 
         texts = await self._preparing.do(read)
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
