@@ -17,7 +17,7 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
-from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, Update
+from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, TextStream, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
@@ -375,23 +375,6 @@ class Generator:
 
     def _models(self, guesses: int) -> list[Transformer]:
         return [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
-
-
-class TextStream:
-    """Iterates over the pieces of a text as it is generated; then `completion` has the result."""
-
-    def __init__(self, request: Request, updates: Iterator[Update]) -> None:
-        self._request, self._updates = request, updates
-
-    def __iter__(self) -> Iterator[str]:
-        return (update.text for update in self._updates if update.text)
-
-    @property
-    def completion(self) -> Completion:
-        """The completion; raises `UsageError` before the text has ended."""
-        if self._request.writing:
-            raise UsageError("The text is still being written: read the stream to its end first.")
-        return self._request.completions()[0]
 
 
 def _prepared(model: Transformer) -> Transformer:
