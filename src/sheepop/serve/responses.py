@@ -302,7 +302,7 @@ class Responses:
         return messages
 
     def _remember(self, key: tuple[str, str], messages: Messages) -> None:
-        size = sum(len(message.get("content") or "") for message in messages)
+        size = len(json.dumps(messages))
         self._kept[key] = (time.monotonic(), size, messages)
         self._size += size
         while len(self._kept) > _MOST_KEPT or self._size > _LARGEST_KEPT:
