@@ -133,3 +133,16 @@ def test_a_full_queue_and_a_budget_below_the_number_of_texts_are_refused() -> No
         scheduler.add(Job((0, 3), [Text([5], 9)]))
     with pytest.raises(UsageError, match="max_tokens = 3 is less than max_sequences = 4"):
         Scheduler(manager, max_tokens=3, max_sequences=4, max_waiting=1)
+
+
+def test_the_tokens_of_a_preempted_request_go_to_the_others() -> None:
+    """A writer's token is granted before a reader of higher priority takes its blocks: the reader gets that token."""
+    scheduler = Scheduler(BlockManager([6], [None], BLOCK), max_tokens=8, max_sequences=4, max_waiting=9)
+    scheduler.add(Job((1, 0), [Text([5] * 8, 30)]))
+    take_step(scheduler, scheduler.schedule())
+    scheduler.add(Job((0, 1), [Text([6] * 20, 30)]))
+    for tokens in ([1, 7], [8]):
+        shares = scheduler.schedule()
+        assert [share.num_tokens for share in shares] == tokens
+        take_step(scheduler, shares)
+    assert scheduler.num_preemptions == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.generate.request import StopMatcher
+from sheepop.generate.stop_strings import StopMatcher
 
 # Two letters, so that partial and overlapping matches are the rule.
 WORDS = st.text(alphabet="ab", min_size=1, max_size=5)

@@ -182,7 +182,7 @@ def test_what_is_not_a_json_object_is_refused(client: httpx.Client, path: str) -
 
 @pytest.mark.parametrize("path", list(ENDPOINTS))
 def test_unknown_fields_are_refused_by_name(client: httpx.Client, path: str) -> None:
-    names = ["chat_template", "suffixes", "audio", "guided_regex", "ä", "__class__", "x" * 5000, "model ", "a.b"]
+    names = ["chat_template", "suffixes", "audio", "use_beam_search", "ä", "__class__", "x" * 5000, "model ", "a.b"]
     for name in names:
         error = refusal(client.post(path, json={**ENDPOINTS[path], name: "{{ 1 }}"}))
         assert (error["code"], error["param"]) == ("unsupported_parameter", name)

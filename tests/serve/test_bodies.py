@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 
-from sheepop.serve import app, bodies, served_model
+from sheepop.serve import answering, bodies, served_model
 from sheepop.serve.bodies import parsed, written
 from sheepop.serve.config import ServerConfig
 
@@ -74,7 +74,7 @@ def test_reading_and_writing_is_done_beside_the_event_loop(roomy: Live, monkeypa
         monkeypatch.setattr(place, name, watched)
 
     watch(bodies, "checked")
-    watch(app, "written")
+    watch(answering, "written")
     watch(served_model, "read_prompt")
     watch(served_model.ServedModel, "read_chat")
     watch(roomy.registry.model("plain").tokenizer, "encode")
@@ -113,7 +113,8 @@ def test_the_log_probabilities_of_a_prompt_are_those_of_the_network(roomy: Live)
         longer = client.post("/v1/completions", json={**asked, "max_tokens": 1, "temperature": 0}).json()
     choice, found = answer["choices"][0], answer["choices"][0]["logprobs"]
     assert (choice["text"], choice["finish_reason"]) == ("Once upon", "length")
-    assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 0, "total_tokens": 9}
+    cached = {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 0, "total_tokens": 9, **cached}
     model = roomy.registry.model("plain")
     ids = torch.tensor([model.tokenizer.encode("Once upon")])
     with torch.no_grad():

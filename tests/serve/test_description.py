@@ -26,6 +26,8 @@ OPERATIONS = [
     ("post", "/v1/chat/completions", 40),
     ("post", "/v1/completions", 40),
     ("post", "/v1/embeddings", 15),
+    ("post", "/v1/score", 10),
+    ("post", "/v1/rerank", 10),
     ("post", "/tokenize", 10),
     ("post", "/detokenize", 10),
     ("get", "/v1/models/{name}", 10),
@@ -33,6 +35,7 @@ OPERATIONS = [
     ("get", "/metrics", 1),
     ("get", "/health", 1),
     ("get", "/ready", 1),
+    ("get", "/version", 1),
 ]
 
 

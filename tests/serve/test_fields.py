@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sheepop.serve.answer_text import AnswerText
+from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.protocol import ChatRequest
-from sheepop.serve.tools import ToolText, tool_calls
+from sheepop.serve.formats import format_of
 
 from .conftest import Live, WithTemplate, tiny
 
@@ -70,7 +71,7 @@ def test_a_tool_is_shown_to_the_template_as_it_was_sent() -> None:
 def test_arguments_that_a_model_writes_as_text_are_not_encoded_again(arguments: str, expected: str) -> None:
     requested = ChatRequest.model_validate({**ASKED, "tools": [TOOL]})
     text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
-    assert tool_calls(text, requested)[1][0]["function"]["arguments"] == expected
+    assert AnswerText(requested, format_of("")).push(text, is_last=True).calls[0]["function"]["arguments"] == expected
 
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
@@ -83,14 +84,15 @@ PARTS = st.sampled_from(
 def test_whatever_the_pieces_are_they_add_up_to_the_whole(parts: list[str], sizes: list[int], several: bool) -> None:
     requested = ChatRequest.model_validate({**ASKED, "tools": [TOOL], "parallel_tool_calls": several})
     text = "".join(parts)
-    expected, calls = tool_calls(text, requested)
-    stream, said, found, start = ToolText(requested), "", 0, 0
+    whole = AnswerText(requested, format_of("")).push(text, is_last=True)
+    expected, calls = whole.said, whole.calls
+    stream, said, found, start = AnswerText(requested, format_of("")), "", 0, 0
     while start < len(text):
         size = sizes[start % len(sizes)]
-        piece, new = stream.push(text[start : start + size])
-        said, found, start = said + piece, found + len(new), start + size
-    piece, new = stream.push("", is_last=True)
-    assert (said + piece, found + len(new)) == (expected, len(calls))
+        part = stream.push(text[start : start + size])
+        said, found, start = said + part.said, found + len(part.calls), start + size
+    part = stream.push("", is_last=True)
+    assert (said + part.said, found + len(part.calls)) == (expected, len(calls))
     assert len(calls) <= (8 if several else 1)
     if not calls:
         assert expected == text

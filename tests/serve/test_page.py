@@ -47,7 +47,7 @@ def test_the_file_of_keys_is_read(tmp_path: Path) -> None:
     (keys,) = [block for block in fences("json") if block.startswith("[")]
     (tmp_path / "keys.json").write_text(keys)
     doorkeeper = Doorkeeper(str(tmp_path / "keys.json"))
-    assert doorkeeper.client("Bearer another-random-word").settings.requests_per_minute == 600
+    assert doorkeeper.client({"authorization": "Bearer another-random-word"}).settings.requests_per_minute == 600
 
 
 def test_every_path_and_every_metric_is_listed(live: Live) -> None:

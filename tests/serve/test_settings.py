@@ -11,8 +11,9 @@ pytest.importorskip("fastapi")
 
 from sheepop.checkpoint import LoadedModel
 from sheepop.serve.answers import chat_config, completion_config
+from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest
+from sheepop.serve.protocol import ApiError, CompletionRequest
 from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 

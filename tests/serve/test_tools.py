@@ -9,10 +9,11 @@ import pytest
 
 from sheepop.generate.engine import Update
 from sheepop.generate.request import FinishReason, Request
+from sheepop.serve.answer_text import AnswerText
 from sheepop.serve.answers import Answer
+from sheepop.serve.chat_request import ChatRequest
+from sheepop.serve.formats import format_of
 from sheepop.serve.pieces import ChatPieces
-from sheepop.serve.protocol import ChatRequest
-from sheepop.serve.tools import tool_calls
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
 BOTH = ["weather", "time"]
@@ -22,6 +23,11 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call
 def chat(**more: Any) -> ChatRequest:
     messages = [{"role": "user", "content": "Hi"}]
     return ChatRequest.model_validate({"model": "m", "messages": messages, "tools": TOOLS, **more})
+
+
+def tool_calls(text: str, requested: ChatRequest) -> tuple[str, list[dict[str, Any]]]:
+    part = AnswerText(requested, format_of("")).push(text, is_last=True)
+    return part.said, part.calls
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,7 @@ def test_a_call_is_one_of_a_tool_that_was_offered(text: str, said: str, names: l
 def test_a_stream_says_what_the_whole_answer_says(step: int) -> None:
     """For any split into pieces, and never the beginning of a call."""
     text = f"Let me see. {CALL} Done <tool_call>{{"
-    pieces = ChatPieces(cast(Answer, None), chat())
+    pieces = ChatPieces(cast(Answer, None), chat(), lambda: AnswerText(chat(), format_of("")))
     said, calls = "", []
     for start in range(0, len(text), step):
         piece = text[start : start + step]

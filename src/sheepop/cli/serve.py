@@ -35,6 +35,12 @@ def serve(
         Path | None,
         typer.Option(help="A JSON file of the API keys that clients may use.", show_default="server.api_keys"),
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", envvar="SHEEPOP_API_KEY", help="An API key that clients must send.", show_default="none"
+        ),
+    ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Also serve the web page of sheepop ui, at /ui.")] = False,
     votes: Annotated[
         Path | None, typer.Option(help="The file that stores the votes given on the page.", show_default="server.votes")
@@ -51,6 +57,10 @@ def serve(
         typer.Option(
             metavar="N", help="Split models over N processes, one per GPU.", show_default="server.tensor_parallel"
         ),
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A chat template in Jinja.", show_default="the model's"),
     ] = None,
     chat_template_kwargs: TemplateVariables = None,
     config: ConfigFile = None,
@@ -85,8 +95,9 @@ def serve(
     from sheepop.jobs.config import SheepOpConfig, load_config
 
     given = {
-        "host": host, "port": port, "api_keys": api_keys and str(api_keys), "engine": engine, "replicas": replicas,
-        "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
+        "host": host, "port": port, "api_keys": api_keys and str(api_keys), "api_key": api_key, "engine": engine,
+        "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
+        "chat_template": chat_template and str(chat_template),
         "chat_template_kwargs": template_variables(chat_template_kwargs),
     }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}

@@ -13,7 +13,7 @@ from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager, BlockTable
 from sheepop.generate.paged_cache import block_manager
-from sheepop.generate.request import Candidate, FinishReason, Request
+from sheepop.generate.request import Candidate, Completion, FinishReason, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
 from sheepop.generate.sampler import Choice, Likeliest, Row, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
@@ -32,8 +32,8 @@ def tokens_per_step(device: torch.device) -> int:
 class Update:
     """The result of a step for one text, `index` of its request; a snapshot, which stays as it is while the text grows.
 
-    It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text, and
-    `error` if its request failed.
+    It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text,
+    `stop` to the stop string that ended it, and `error` if its request failed.
     """
 
     request: Request
@@ -43,6 +43,7 @@ class Update:
     logprobs: tuple[float, ...] = ()
     likeliest: tuple[Likeliest, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
     error: SheepOpError | None = None
 
     @classmethod
@@ -56,6 +57,7 @@ class Update:
             tuple(candidate.logprobs[first:]),
             tuple(candidate.likeliest[first:]),
             candidate.finish_reason,
+            candidate.stop,
         )
 
 
@@ -156,6 +158,8 @@ class Engine:
         shares = self.scheduler.schedule()
         if not shares:
             return []
+        for share in shares:
+            cast(Request, share.request).begin(share)
         logits = self._runner.run(shares)
         for grant in (grant for share in shares for grant in share.grants):
             context = grant.reader.context
@@ -292,6 +296,23 @@ class Engine:
         best, candidate = request.beam.best(), request.candidates[0]
         text = "".join(map(candidate.accept, best.token_ids, best.logprobs))
         return [Update.of(candidate, text if candidate.finish_reason else text + candidate.finish("abort"))]
+
+
+class TextStream:
+    """Iterates over the pieces of a text as it is generated; then `completion` has the result."""
+
+    def __init__(self, request: Request, updates: Iterator[Update]) -> None:
+        self._request, self._updates = request, updates
+
+    def __iter__(self) -> Iterator[str]:
+        return (update.text for update in self._updates if update.text)
+
+    @property
+    def completion(self) -> Completion:
+        """The completion; raises `UsageError` before the text has ended."""
+        if self._request.writing:
+            raise UsageError("The text is still being written: read the stream to its end first.")
+        return self._request.completions()[0]
 
 
 def _not_finite(candidate: Candidate) -> CheckpointError:

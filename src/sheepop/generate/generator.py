@@ -17,7 +17,7 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
-from sheepop.generate.engine import BLOCK_SIZE, Engine, Update
+from sheepop.generate.engine import BLOCK_SIZE, Engine, TextStream, Update
 from sheepop.generate.native_block import prepared, with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
@@ -60,7 +60,8 @@ class Generator:
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds the
     memory of their keys and values. `end_ids` end a text, as the tokenizer's own end token does. `draft_model`, a
     smaller one with the same vocabulary, makes the guesses of `GenerationConfig.guesses`; without it they come from the
-    text itself. `defaults` are the model's own settings, which callers apply with `GenerationConfig.over`. Several
+    text itself. `defaults` are the model's own settings, which callers apply with `GenerationConfig.over`. A
+    `max_seq_len` below the model's shortens its context. Several
     `ranks` with the same weights, all called with the same arguments, share the prompts of each list and the texts to
     score. Raises `TokenizerError` if the tokenizer has more tokens than a model.
     """
@@ -75,6 +76,7 @@ class Generator:
         end_ids: Sequence[int] = (),
         draft_model: Transformer | None = None,
         defaults: Mapping[str, Any] | None = None,
+        max_seq_len: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         for network in (model,) if draft_model is None else (model, draft_model):
@@ -93,6 +95,12 @@ class Generator:
         self.max_batch_size = max_batch_size
         self.ranks = ranks
         self.defaults = dict(defaults or {})
+        self.max_seq_len = model.config.max_seq_len if max_seq_len is None else max_seq_len
+        if self.max_seq_len > model.config.max_seq_len:
+            raise UsageError(
+                f"The context of {max_seq_len} tokens is longer than the model's, max_seq_len = "
+                f"{model.config.max_seq_len}. Ask for less."
+            )
         own = tokenizer.special_id("eos")
         self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
         self._sampler = Sampler.of(self.tokenizer, self.model, self._end_ids)
@@ -220,7 +228,7 @@ class Generator:
             kept.engine.scheduler.max_waiting = len(requests)
             return kept.engine
         self._kept = kept = None  # its memory is free for the next
-        wanted = max(together, -(-self.model.config.max_seq_len // BLOCK_SIZE))
+        wanted = max(together, -(-self.max_seq_len // BLOCK_SIZE))
         free = free_memory(self.model.device) // 2 - self._state_bytes(guesses, max_sequences)
         affordable = max(0, free) // self._bytes_per_block(guesses, in_int8=in_int8)
         engine = Engine.build(
@@ -287,6 +295,7 @@ class Generator:
         number: int = 0,
         priority: int = 0,
         tenant: str = "",
+        shown_ids: frozenset[int] = frozenset(),
     ) -> Request:
         """Makes a request for an engine of this model; raises `UsageError` as `generate` does, or for a bad grammar."""
         if unknown := [token_id for token_id in config.logit_bias if not 0 <= token_id < self.tokenizer.vocab_size]:
@@ -296,15 +305,16 @@ class Generator:
             )
         return Request(
             index,
-            read_prompt(name, prompt, self.model, self.tokenizer, config.on_overflow),
+            read_prompt(name, prompt, self.model, self.tokenizer, config.on_overflow, self.max_seq_len),
             config,
             self.tokenizer,
             self._end_ids,
-            max_seq_len=self.model.config.max_seq_len,
+            max_seq_len=self.max_seq_len,
             seed=secrets.randbits(32) if config.seed is None else config.seed,
             number=number,
             priority=priority,
             tenant=tenant,
+            shown_ids=shown_ids,
             matcher=self._grammars.matcher(config) if config.is_constrained else None,
         )
 
@@ -324,7 +334,7 @@ class Generator:
         Its cache has at most `cache_bytes`, by default half of the free memory, and never more than `max_sequences`
         whole contexts need.
         """
-        most = max_sequences * -(-self.model.config.max_seq_len // BLOCK_SIZE)
+        most = max_sequences * -(-self.max_seq_len // BLOCK_SIZE)
         if cache_bytes is None:
             cache_bytes = free_memory(self.model.device) // 2
         cache_bytes -= self._state_bytes(guesses, max_sequences)
@@ -375,23 +385,6 @@ class Generator:
 
     def _models(self, guesses: int) -> list[Transformer]:
         return [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
-
-
-class TextStream:
-    """Iterates over the pieces of a text as it is generated; then `completion` has the result."""
-
-    def __init__(self, request: Request, updates: Iterator[Update]) -> None:
-        self._request, self._updates = request, updates
-
-    def __iter__(self) -> Iterator[str]:
-        return (update.text for update in self._updates if update.text)
-
-    @property
-    def completion(self) -> Completion:
-        """The completion; raises `UsageError` before the text has ended."""
-        if self._request.writing:
-            raise UsageError("The text is still being written: read the stream to its end first.")
-        return self._request.completions()[0]
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,8 +1,9 @@
-"""Requests: their prompts as the network reads them, their texts, stop strings, and completions."""
+"""Requests: their prompts as the network reads them, their texts, and completions."""
 
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -16,7 +17,8 @@ from sheepop.generate.blocks import BlockTable
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
 from sheepop.generate.sampler import Likeliest, Occurrences, Row
-from sheepop.generate.scheduler import Reader
+from sheepop.generate.scheduler import Reader, Share
+from sheepop.generate.stop_strings import StopMatcher
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import StreamDecoder, Tokenizer
 
@@ -42,34 +44,47 @@ class Prompt:
 
 
 def read_prompt(
-    name: str, prompt: str | Sequence[int], model: Transformer, tokenizer: Tokenizer, on_overflow: str
+    name: str,
+    prompt: str | Sequence[int],
+    model: Transformer,
+    tokenizer: Tokenizer,
+    on_overflow: str,
+    longest: int | None = None,
 ) -> Prompt:
     """Encodes `prompt` for `model`; messages call it `name`; see `GenerationConfig` for `on_overflow`.
 
-    A text gets the tokenizer's prefix tokens; token ids are used as they are. Raises `UsageError` for a prompt that is
-    empty, is not text, has an id outside the vocabulary, or does not fit.
+    It must fit a context of `longest` tokens, by default the model's. A text gets the tokenizer's prefix tokens; token
+    ids are used as they are. Raises `UsageError` for a prompt that is empty, is not text, has an id outside the
+    vocabulary, or does not fit.
     """
     has_encoder = isinstance(model, EncoderDecoder)
-    token_ids = encode_prompt(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
-    text = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
-    longest = model.config.max_seq_len
-    if has_encoder:
-        if on_overflow == "window":
-            raise UsageError(
-                "on_overflow=window (--window) drops the beginning of a text, but a target needs it. Leave it out."
-            )
-        if len(token_ids) >= longest:
+    longest = longest or model.config.max_seq_len
+    if has_encoder and on_overflow == "window":
+        raise UsageError(
+            "on_overflow=window (--window) drops the beginning of a text, but a target needs it. Leave it out."
+        )
+
+    def check_length(count: int) -> None:
+        if on_overflow == "window" or count < longest:
+            return
+        if has_encoder:
             raise PromptTooLongError(
-                f"{name} has {len(token_ids)} tokens, but the encoder's max_seq_len = {longest} has room for "
+                f"{name} has {count} tokens, but the encoder's max_seq_len = {longest} has room for "
                 f"{longest - 1} and the end token. Shorten it."
             )
-        return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
-    if on_overflow != "window" and len(token_ids) >= longest:
         raise PromptTooLongError(
-            f"{name} has {len(token_ids)} tokens, but the model's context of max_seq_len = {longest} has room for "
+            f"{name} has {count} tokens, but the model's context of max_seq_len = {longest} has room for "
             f"{longest - 1} and a new one. Shorten it, or set on_overflow=window (--window) to keep "
             "only its last tokens."
         )
+
+    if not isinstance(prompt, str):
+        check_length(len(prompt))  # before millions of ids are read
+    token_ids = encode_prompt(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
+    check_length(len(token_ids))
+    text = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
+    if has_encoder:
+        return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
     return Prompt(text, token_ids)
 
 
@@ -167,7 +182,7 @@ class Candidate:
         self.num_dropped = len(prompt_ids) - len(self.context)
         self._occurrences = Occurrences(prompt_ids) if request.config.penalises else None
         self._stop = StopMatcher(request.config.stop)
-        self._decoder = StreamDecoder(request.tokenizer, continues=request.continues)
+        self._decoder = StreamDecoder(request.tokenizer, shown_ids=request.shown_ids, continues=request.continues)
         self._text: list[str] = []
 
     @property
@@ -251,6 +266,11 @@ class Candidate:
         """The text so far, without what is withheld as part of a possible stop string."""
         return "".join(self._text)
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop.matched
+
     def _show(self, text: str) -> str:
         self._text.append(text)
         return text
@@ -261,7 +281,7 @@ class Request:
 
     The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
     a grammar. A token of `end_ids` ends a text. Requests run in order of `priority`, smaller first, then of `number`.
-    Only requests of the same `tenant` share cached prefixes.
+    Only requests of the same `tenant` share cached prefixes. The text has the special tokens of `shown_ids`.
     """
 
     def __init__(
@@ -278,10 +298,11 @@ class Request:
         priority: int = 0,
         tenant: str = "",
         matcher: Matcher | None = None,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.index, self.prompt, self.config = index, prompt, config
         self.call_seed, self.seed = seed, derive_seed(seed, "request", index)
-        self.end_ids = end_ids.union(config.stop_token_ids)
+        self.end_ids, self.shown_ids = end_ids.union(config.stop_token_ids), shown_ids
         self.max_seq_len, self.matcher, self.order = max_seq_len, matcher, (priority, number)
         # Keys and values of a target depend on its source.
         self.salt = tenant if prompt.source_ids is None else f"{tenant}\0{prompt.source_ids}"
@@ -289,6 +310,8 @@ class Request:
         self.tokenizer = tokenizer
         self.continues = not set(tokenizer.special_tokens.values()).issuperset(prompt.token_ids)
         self.candidates = [Candidate(self, 0)]
+        self.num_cached, self.seconds_waited = 0, 0.0
+        self._made: float | None = time.monotonic()
         self.beam: Beam | None = None
         self.branches: list[Branch] = []
         if config.num_beams > 1:
@@ -300,6 +323,12 @@ class Request:
                 length_penalty=config.length_penalty,
             )
             self.branches = [Branch(first.context, self.salt)]
+
+    def begin(self, share: Share) -> None:
+        """Keeps of the first step how long the request waited, and how many tokens of its prompt were in the cache."""
+        if self._made is not None:
+            self.num_cached = sum(grant.chunk.start for grant in share.grants)
+            self.seconds_waited, self._made = time.monotonic() - self._made, None
 
     @property
     def writing(self) -> list[Candidate]:
@@ -342,63 +371,3 @@ class Request:
     def completions(self) -> list[Completion]:
         """The completions of the chosen texts."""
         return [candidate.completion() for candidate in self.chosen()]
-
-
-class StopMatcher:
-    """Passes text through until a stop string is complete; withholds text that may become part of one.
-
-    The stop string that is complete first ends the text; if several end at the same character, the longest. So the
-    result does not depend on how the text is split into pieces. Each stop string has an automaton (Knuth, Morris and
-    Pratt 1977), which makes the work per character constant.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._automata = [_Automaton(pattern) for pattern in stop]
-        self._withheld = ""
-        self.matched: str | None = None
-
-    def push(self, text: str) -> str:
-        """Returns the text that is now known to precede any stop string; nothing after one has `matched`."""
-        if self.matched is not None:
-            return ""
-        if not self._automata:
-            return text
-        for position, character in enumerate(text):
-            # All automata must see the character, so this is a list and not a generator.
-            complete = [automaton.pattern for automaton in self._automata if automaton.advance(character)]
-            if complete:
-                self.matched = max(complete, key=len)
-                shown = (self._withheld + text[: position + 1])[: -len(self.matched)]
-                self._withheld = ""
-                return shown
-        pending = self._withheld + text
-        boundary = len(pending) - max(automaton.state for automaton in self._automata)
-        self._withheld = pending[boundary:]
-        return pending[:boundary]
-
-    def finish(self) -> str:
-        """Returns the withheld text, since no more text follows."""
-        rest, self._withheld = self._withheld, ""
-        return rest
-
-
-class _Automaton:
-    """Matches one pattern; `state` is the length of the longest suffix of the text that is a prefix of `pattern`."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.state = 0
-        # borders[n] is the longest proper prefix of the first n characters that is also their suffix.
-        self._borders = [0] * (len(pattern) + 1)
-        for length in range(2, len(pattern) + 1):
-            self._borders[length] = self._next(self._borders[length - 1], pattern[length - 1])
-
-    def advance(self, character: str) -> bool:
-        """Reads one character; returns whether the pattern ends with it."""
-        self.state = self._next(self.state, character)
-        return self.state == len(self.pattern)
-
-    def _next(self, state: int, character: str) -> int:
-        while state and (state == len(self.pattern) or self.pattern[state] != character):
-            state = self._borders[state]
-        return state + 1 if self.pattern[state] == character else 0

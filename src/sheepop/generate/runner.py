@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -24,6 +25,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], Any]]
 _PADDING_ID = 0  # any valid row of the embedding will do: no token attends to it
 _MOST_CAPTURED, _SIZES_APART = 256, 16
 _PASSES_BEFORE_CAPTURE = 2  # a capture costs as much as several passes
+_CAPTURING: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device; it captures one at a time
 
 
 class Runner(Protocol):
@@ -257,7 +259,11 @@ def _cuda_capture() -> Capture:
                 work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Other threads, of other models or of embeddings, use the same GPU meanwhile.
+        with (
+            _CAPTURING[torch.cuda.current_device()],
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
             work()
         return graph.replay
 

@@ -122,7 +122,7 @@ def _service(
         from sheepop.serve.replicas import replicas_on_ray
     except ImportError as error:
         raise UsageError(f"The engine ray needs Ray Serve: pip install 'sheepop[cluster]' ({error})") from None
-    doorkeeper = Doorkeeper(server.api_keys)
+    doorkeeper = Doorkeeper(server.api_keys, server.api_key)
     console.info(f"Starting {counted(server.replicas, 'replica')} on the Ray cluster.")
     known = doorkeeper.without_limits()
     with replicas_on_ray(stock, known) as replicas:

@@ -8,18 +8,19 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field, ValidationError
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sheepop.core.config import Config
 from sheepop.core.errors import ConfigError
 from sheepop.serve.metrics import Metrics
-from sheepop.serve.protocol import ApiError
+from sheepop.serve.protocol import MODEL_PATHS, ApiError, error_body
 
 _ACCESS, _FAULTS = logging.getLogger("sheepop.access"), logging.getLogger("sheepop.server")
 _LONGEST_PATH = 200
@@ -66,17 +67,22 @@ class Client:
 
 
 class Doorkeeper:
-    """Identifies clients by their keys; without a file of keys, everyone is the same client without limits."""
+    """Identifies clients by the keys of a `file` and a `key`; with neither, all are one client without limits."""
 
-    def __init__(self, file: str | None) -> None:
-        self._clients = [Client(settings) for settings in _read(Path(file))] if file is not None else []
-        self._anyone = Client(KeySettings(key="everyone", name="")) if file is None else None
+    def __init__(self, file: str | None, key: str | None = None) -> None:
+        own = [] if key is None else [KeySettings(key=key, name="")]
+        self._clients = [Client(settings) for settings in (*own, *(() if file is None else _read(Path(file))))]
+        self._anyone = None if self._clients else Client(KeySettings(key="everyone", name=""))
 
-    def client(self, authorization: str | None) -> Client:
-        """Returns the client that sent a request; raises `ApiError` 401. Compares every key in constant time."""
+    def client(self, headers: Mapping[str, str]) -> Client:
+        """Returns the client that sent a request with these headers; raises `ApiError` 401.
+
+        The key is a bearer token, or as in Anthropic's API in ``x-api-key``. Compares every key in constant time.
+        """
         if self._anyone is not None:
             return self._anyone
-        given = (authorization or "").removeprefix("Bearer ").strip().encode()
+        found = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+        given = found.strip().encode()
         matching = [client for client in self._clients if hmac.compare_digest(client.settings.key.encode(), given)]
         if not matching:
             raise ApiError(401, "The API key is missing or wrong.", kind="authentication_error", code="invalid_api_key")
@@ -110,13 +116,19 @@ def _read(file: Path) -> list[KeySettings]:
 
 
 class Gate:
-    """ASGI middleware. Requests for `model_paths` need a key; the log contains no text of prompts or answers."""
+    """ASGI middleware. Requests for `paths_with_key` need one; the log contains no text of prompts or answers."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, doorkeeper: Doorkeeper, model_paths: Collection[str], largest_body: int
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        doorkeeper: Doorkeeper,
+        paths_with_key: Collection[str],
+        largest_body: int,
     ) -> None:
         self._app, self._metrics, self._doorkeeper = app, metrics, doorkeeper
-        self._model_paths, self._largest_body = frozenset(model_paths), largest_body
+        self._paths_with_key, self._largest_body = frozenset(paths_with_key), largest_body
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +164,7 @@ class Gate:
             await self._app(scope, limited, watched)
         except Exception as error:
             if status == 0:
-                await _answer(error if isinstance(error, ApiError) else _fault(error, name), watched)
+                await _answer(error if isinstance(error, ApiError) else _fault(error, name), scope["path"], watched)
             else:
                 _fault(error, name)
         finally:
@@ -162,16 +174,16 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         """Refuses a request without a valid key or with a large body before the body is read."""
-        headers = dict(scope["headers"])
-        if scope["path"] in self._model_paths:
-            self._doorkeeper.client(headers.get(b"authorization", b"").decode("latin-1"))
-        length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._largest_body:
+        headers = Headers(scope=scope)
+        if scope["path"] in self._paths_with_key:
+            self._doorkeeper.client(headers)
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._largest_body:
             raise _too_large(self._largest_body)
 
     def _record(self, scope: Scope, status: int, seconds: float, name: str) -> None:
         # Unknown paths must not create new time series.
-        known = scope["path"] if scope["path"] in self._model_paths else "other"
+        known = scope["path"] if scope["path"] in MODEL_PATHS else "other"
         self._metrics.requests.labels(known, str(status)).inc()
         self._metrics.duration.labels(known).observe(seconds)
         entry = {
@@ -194,8 +206,8 @@ def _fault(error: Exception, name: str) -> ApiError:
     return ApiError(500, f"The server failed; its log says more about request {name}.", kind="server_error")
 
 
-async def _answer(error: ApiError, send: Send) -> None:
+async def _answer(error: ApiError, path: str, send: Send) -> None:
     headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     headers.append((b"content-type", b"application/json"))
     await send({"type": "http.response.start", "status": error.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(error.body).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(error_body(error, path)).encode()})

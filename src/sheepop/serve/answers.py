@@ -18,9 +18,9 @@ from sheepop.generate.config import with_defaults
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Request
 from sheepop.generate.scheduler import QueueFullError
-from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, SamplingRequest, ToolChoice
+from sheepop.serve.chat_request import ChatRequest, ToolChoice
+from sheepop.serve.protocol import ApiError, CompletionRequest, SamplingRequest
 from sheepop.serve.served_model import ServedModel
-from sheepop.serve.tools import must_call
 from sheepop.serve.worker import DeadlineError, EngineDeadError, ShutdownError
 
 DONE = "data: [DONE]\n\n"
@@ -52,6 +52,7 @@ def sampling_config(
             "logit_bias": bias,
             "min_new_tokens": requested.min_tokens,
             "stop": [requested.stop] if isinstance(requested.stop, str) else requested.stop or (),
+            **requested.grammar(),
             **more,
         }
         return validate(GenerationConfig, given)
@@ -64,12 +65,9 @@ def chat_config(requested: ChatRequest, room: int, defaults: Mapping[str, Any]) 
     more: dict[str, Any] = {"max_new_tokens": requested.max_completion_tokens or requested.max_tokens or room}
     if requested.logprobs:
         more["top_logprobs"] = requested.top_logprobs or 0
-    if requested.response_format is not None and requested.response_format.type != "text":
-        schema = requested.response_format.json_schema
-        more["json_schema"] = {"type": "object"} if schema is None else schema.schema_
     if (calls := calls_schema(requested)) is not None:
-        if "json_schema" in more:
-            raise ApiError(400, "tool_choice: cannot be combined with response_format.", param="tool_choice")
+        if requested.grammar():
+            raise ApiError(400, "tool_choice: cannot be combined with structured output.", param="tool_choice")
         more["json_schema"] = calls
     return sampling_config(requested, defaults, **more)
 
@@ -87,7 +85,7 @@ def completion_config(requested: CompletionRequest, defaults: Mapping[str, Any])
 
 def calls_schema(requested: ChatRequest) -> dict[str, Any] | None:
     """The JSON schema of a tool call, if the chat must call a tool; else None."""
-    if not must_call(requested):
+    if not requested.must_call:
         return None
     wanted = requested.tool_choice.function.name if isinstance(requested.tool_choice, ToolChoice) else None
     options = [
@@ -126,10 +124,12 @@ class Answer:
         name = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{self.id}"
         return {"id": name, "object": self.kind + suffix, "created": self.created, "model": self.model.name}
 
-    def usage(self) -> dict[str, int]:
-        """The usage object of OpenAI's API: the tokens of the updates so far."""
+    def usage(self) -> dict[str, Any]:
+        """The usage object of OpenAI's API: the tokens of the updates so far, and those of prompts from the cache."""
         read, written = sum(request.prompt.num_tokens for request in self.requests), self.num_written
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        found = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        cached = sum(request.num_cached for request in self.requests)
+        return {**found, "prompt_tokens_details": {"cached_tokens": cached}}
 
     def whole(self) -> list[Update]:
         """The chosen texts, each as one update, after all have ended."""

@@ -18,12 +18,28 @@ class ServerConfig(Config):
     """The port to listen on; 0 chooses a free one."""
     api_keys: PathText | None = None
     """A JSON file of API keys and their limits; `null` lets everyone use the server."""
+    api_key: str | None = Field(default=None, min_length=8, repr=False)
+    """One API key without limits, alone or beside those of the file."""
     ui: bool = False
     """Serve a page that looks inside the models, at `/ui`; it needs no key, and only this machine can open it."""
     votes: PathText = "votes.jsonl"
     """The file where the page saves your votes between two answers, for `sheepop tune dpo` and `reward`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat templates to read, such as `{enable_thinking: false}`, unless a request gives others."""
+    chat_template: PathText | None = None
+    """A file with a chat template in Jinja, for all models; `null` is each model's own."""
+    answer_format: Literal[
+        "auto", "harmony", "deepseek", "mistral", "gemma", "function_gemma", "llama3", "hermes", "json"
+    ] = "auto"
+    """How the models write tool calls; `auto` tells it from each chat template."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """The longest context, in tokens; `null` is the model's own."""
+    cors_origins: tuple[str, ...] = ()
+    """The web pages that may use the server, such as `https://example.org`; `*` is every one."""
+    protect_metrics: bool = False
+    """Require a key for `/metrics` and `/openapi.json` too."""
+    embedding_pooling: Literal["mean", "last"] = "mean"
+    """What an embedding is made of: the mean of the last hidden states, or that of the last token."""
     certificate: PathText | None = None
     """A TLS certificate file; `null` serves plain HTTP."""
     private_key: PathText | None = None
@@ -70,6 +86,6 @@ class ServerConfig(Config):
             raise ValueError("certificate and private_key: TLS needs both, or neither")
         if self.ui and self.engine == "ray":
             raise ValueError("ui looks into models of this process; choose engine = local")
-        if self.ui and self.api_keys is not None:
+        if self.ui and (self.api_keys is not None or self.api_key is not None):
             raise ValueError("ui works without keys, so it cannot be combined with api_keys; serve it separately")
         return self

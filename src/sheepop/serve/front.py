@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from sheepop.serve.access import Doorkeeper, Gate
+from sheepop.serve.answering import while_wanted
 from sheepop.serve.answers import event
-from sheepop.serve.app import while_wanted
 from sheepop.serve.bodies import CLIENT_LEFT
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.metrics import Metrics, merged
@@ -39,7 +39,7 @@ class Front:
             self._answer,
             metrics=self._metrics,
             doorkeeper=doorkeeper,
-            model_paths=MODEL_PATHS,
+            paths_with_key=(*MODEL_PATHS, *(("/metrics", "/openapi.json") if config.protect_metrics else ())),
             largest_body=config.max_body_bytes,
         )
         self.is_draining, self.num_open = False, 0
@@ -79,7 +79,7 @@ class Front:
         if request.scope["path"] not in MODEL_PATHS:
             await self._copy("", request, body, send)
             return
-        client = self._doorkeeper.client(request.headers.get("authorization"))
+        client = self._doorkeeper.client(request.headers)
         client.enter()
         try:
             await self._copy(beginning(body, client.settings.name), request, body, send)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -25,6 +25,10 @@ class Metrics:
             "sheepop_requests", "Requests by endpoint and status.", ["path", "status"], registry=own
         )
         self.prompt_tokens = Counter("sheepop_prompt_tokens", "Prompt tokens.", ["model"], registry=own)
+        self.cached_tokens = Counter("sheepop_cached_tokens", "Prompt tokens from the cache.", ["model"], registry=own)
+        self.queued = Histogram(
+            "sheepop_queue_seconds", "From a request to its first step.", ["model"], buckets=_SECONDS, registry=own
+        )
         self.completion_tokens = Counter("sheepop_completion_tokens", "Generated tokens.", ["model"], registry=own)
         self.first_token = Histogram(
             "sheepop_time_to_first_token_seconds", "From a request to its first token.", ["model"], buckets=_SECONDS,
@@ -48,8 +52,14 @@ class _Engines(Collector):
     def __init__(self, registry: Registry) -> None:
         self._models = registry
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yields the current gauges of the engines."""
+        preemptions = CounterMetricFamily(
+            "sheepop_preemptions", "Requests that gave their cache to others.", labels=["model"]
+        )
+        for model in self._models.models():
+            preemptions.add_metric([model.name], model.worker.scheduler.num_preemptions)
+        yield preemptions
         gauges: dict[str, tuple[str, Callable[[Scheduler], float]]] = {
             "sheepop_running_requests": ("Running requests.", lambda scheduler: len(scheduler.running)),
             "sheepop_waiting_requests": ("Waiting requests.", lambda scheduler: len(scheduler.waiting)),

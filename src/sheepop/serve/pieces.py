@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Request
+from sheepop.serve.answer_text import AnswerText
 from sheepop.serve.answers import Answer
+from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.logprobs import TextLogprobs, Tokens, chat_logprobs
-from sheepop.serve.protocol import ChatRequest, CompletionRequest
-from sheepop.serve.tools import ToolText
+from sheepop.serve.protocol import CompletionRequest
 
 _FINISH = {None: None, "stop": "stop", "length": "length", "abort": "stop"}
 
@@ -47,7 +48,7 @@ class TextPieces:
         self._unsent[number] = Tokens()
         logprobs = self._logprobs[number].shown(unsent) if number in self._logprobs else None
         reason = _FINISH[update.finish_reason]
-        return [{"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}]
+        return [{"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason, **_stop(update)}]
 
     def _begun(self, request: Request, number: int) -> Tokens:
         if self._requested.logprobs is None:
@@ -62,46 +63,52 @@ class TextPieces:
 
 
 class ChatPieces:
-    """The choices of ``/v1/chat/completions``."""
+    """The choices of ``/v1/chat/completions``; `text` makes what splits the text of one."""
 
-    def __init__(self, answer: Answer, requested: ChatRequest) -> None:
-        self._answer, self._requested = answer, requested
+    def __init__(self, answer: Answer, requested: ChatRequest, text: Callable[[], AnswerText]) -> None:
+        self._answer, self._requested, self._text = answer, requested, text
         self._unsent: dict[int, Tokens] = {}
-        self._texts: dict[int, ToolText] = {}
+        self._texts: dict[int, AnswerText] = {}
         self._num_calls: dict[int, int] = {}
 
     def whole(self, update: Update, number: int) -> dict[str, Any]:
         """A finished choice."""
-        said, calls = ToolText(self._requested).push(update.text, is_last=True)
+        part = self._text().push(update.text, is_last=True)
+        said, calls = part.said, part.calls
         message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
         if calls:
             message["tool_calls"] = calls
         self._unsent[number] = Tokens()
         self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
         reason = "tool_calls" if calls else _FINISH[update.finish_reason]
-        return {"index": number, "message": message, "logprobs": self._logprobs(number), "finish_reason": reason}
+        logprobs = self._logprobs(number)
+        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason, **_stop(update)}
 
     def piece(self, update: Update, number: int) -> list[dict[str, Any]]:
         """The new pieces of a choice after a step: the role, once, then text, tool calls, and the finish reason."""
         found = []
         if number not in self._texts:
-            self._texts[number], self._unsent[number] = ToolText(self._requested), Tokens()
+            self._texts[number], self._unsent[number] = self._text(), Tokens()
             self._num_calls[number] = 0
             role = {"role": "assistant", "content": "", "refusal": None}
             found.append({"index": number, "delta": role, "logprobs": None, "finish_reason": None})
         self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
         is_last = update.finish_reason is not None
-        said, calls = self._texts[number].push(update.text, is_last=is_last)
+        part = self._texts[number].push(update.text, is_last=is_last)
         first = self._num_calls[number]
-        self._num_calls[number] += len(calls)
-        if said:
-            found.append(self._choice(number, {"content": said}))
-        if calls:
-            numbered = [{"index": index, **call} for index, call in enumerate(calls, first)]
+        self._num_calls[number] += len(part.calls)
+        if part.reasoning:
+            found.append(self._choice(number, {"reasoning_content": part.reasoning}))
+        if part.said:
+            found.append(self._choice(number, {"content": part.said}))
+        if part.calls:
+            numbered = [{"index": index, **call} for index, call in enumerate(part.calls, first)]
             found.append(self._choice(number, {"tool_calls": numbered}))
         if is_last:
             reason = "tool_calls" if self._num_calls[number] else _FINISH[update.finish_reason]
-            found.append(self._choice(number, {}, reason))
+            found.append({**self._choice(number, {}, reason), **_stop(update)})
         return found
 
     def _choice(self, number: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -113,3 +120,8 @@ class ChatPieces:
         if not self._requested.logprobs or not tokens.token_ids:
             return None
         return chat_logprobs(tokens, self._answer.model.tokenizer)
+
+
+def _stop(update: Update) -> dict[str, str]:
+    """The stop string that ended a text; not in OpenAI's API, and named as by other servers."""
+    return {} if update.stop is None else {"stop_reason": update.stop}

@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
-from sheepop.tokenizer.messages import check_content, message_text
-
 # The paths of requests to a model: these need a key, count towards its limits, and have metrics per path.
-MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+MODEL_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/score",
+    "/v1/rerank",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/api/embed",
+)
+# The names of errors in Anthropic's API that differ.
+_KINDS = {404: "not_found_error", 413: "request_too_large", 500: "api_error", 503: "overloaded_error", 504: "api_error"}
 _MOST_TEXTS = 128
 _MOST_STOPS = 4
 _MOST_BIASES = 16384
@@ -35,6 +50,15 @@ class ApiError(HTTPException):
         message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
         super().__init__(status, message, None if retry_after is None else {"Retry-After": str(retry_after)})
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    """The body of an error in the shape of the API that has `path`: Anthropic's, Ollama's, or OpenAI's."""
+    about = error.body["error"]
+    if path.startswith("/v1/messages"):
+        kind = _KINDS.get(error.status_code, about["type"])
+        return {"type": "error", "error": {"type": kind, "message": about["message"]}}
+    return {"error": about["message"]} if path.startswith("/api/") else error.body
 
 
 class RequestModel(BaseModel):
@@ -94,16 +118,42 @@ Prompts = Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator
 _Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
-def _none_yet(given: list[Any]) -> list[Any]:
-    if given:
-        raise PydanticCustomError("unsupported", "{name}", {"name": ""})
-    return given
-
-
 def _few(given: Any) -> Any:
     if isinstance(given, dict) and len(given) > _MOST_BIASES:
         raise PydanticCustomError("too_many", f"has more than {_MOST_BIASES:,} entries")
     return given
+
+
+class JsonSchema(RequestModel):
+    """A schema that the answer must fit."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestModel):
+    """The format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema: needed for type json_schema, and only there")
+        return self
+
+
+class StructuredOutputs(RequestModel):
+    """What the text must follow, in the words of vLLM: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(alias="json", default=None)
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
 
 
 class SamplingRequest(RequestModel):
@@ -135,8 +185,42 @@ class SamplingRequest(RequestModel):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
     stop_token_ids: Annotated[list[int], Field(max_length=_MOST_TEXTS)] = Field(default_factory=list)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    parse_special: bool = False
     # The default is the most urgent: a client can lower its priority, but not overtake others.
     priority: Annotated[int, Field(ge=0, le=100)] = 0
+
+    def grammar(self) -> dict[str, Any]:
+        """What the text must follow, as a setting of `GenerationConfig`; empty for free text.
+
+        Raises `ApiError` for more than one grammar, or a schema that is no JSON.
+        """
+        outputs, answer = self.structured_outputs or StructuredOutputs(), self.response_format
+        found: list[tuple[str, str, Any]] = []
+        if answer is not None and answer.type != "text":
+            schema = {"type": "object"} if answer.json_schema is None else answer.json_schema.schema_
+            found.append(("response_format", "json_schema", schema))
+        if outputs.json_object:
+            found.append(("structured_outputs", "json_schema", {"type": "object"}))
+        for name, setting, values in (
+            ("json", "json_schema", (outputs.json_, self.guided_json)),
+            ("regex", "regex", (outputs.regex, self.guided_regex)),
+            ("choice", "choice", (outputs.choice, self.guided_choice)),
+            ("grammar", "grammar", (outputs.grammar, self.guided_grammar)),
+        ):
+            for field, value in zip((f"structured_outputs.{name}", f"guided_{name}"), values, strict=True):
+                if value is not None:
+                    found.append((field, setting, value))
+        if len(found) > 1:
+            raise ApiError(400, f"{found[1][0]}: cannot be combined with {found[0][0]}.", param=found[1][0])
+        return {
+            setting: _schema(field, value) if setting == "json_schema" else value for field, setting, value in found
+        }
 
     @model_validator(mode="after")
     def _check_sampling(self) -> SamplingRequest:
@@ -145,12 +229,24 @@ class SamplingRequest(RequestModel):
         return self
 
 
+def _schema(field: str, value: Any) -> dict[str, Any]:
+    """A JSON schema, which clients may send as text."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ApiError(400, f"{field}: is no JSON schema.", param=field)
+    return found
+
+
 class CompletionRequest(SamplingRequest):
     """``POST /v1/completions``."""
 
     prompt: Prompts
     best_of: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] | None = None
     echo: bool = False
+    add_special_tokens: bool = True
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -161,178 +257,13 @@ class CompletionRequest(SamplingRequest):
         return self
 
 
-class TextPart(RequestModel):
-    """A text part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class FunctionCall(RequestModel):
-    """A function that the model called."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(RequestModel):
-    """A call of a tool in an earlier message."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class ChatMessage(RequestModel):
-    """A message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-    # Templates read either; `annotations` come back from a client as it got them.
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    annotations: list[Any] | None = None
-    refusal: None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> ChatMessage:
-        check_content(self.model_dump())
-        return self
-
-    def to_template(self) -> dict[str, Any]:
-        """Converts the message for chat templates: joins its parts, and parses the arguments of tool calls."""
-        found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
-        if isinstance(self.content, list):
-            found["content"] = message_text(found)
-        for call in found.get("tool_calls", ()):
-            try:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"].strip() or "{}")
-            except (ValueError, RecursionError):
-                continue  # the template gets the unparsed text
-        return found
-
-
-class Function(RequestModel):
-    """A function that the model may call."""
-
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: bool | None = None
-
-
-class Tool(RequestModel):
-    """A tool; only functions are supported."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(RequestModel):
-    """A function, by name."""
-
-    name: str
-
-
-class ToolChoice(RequestModel):
-    """The function that the model must call."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class JsonSchema(RequestModel):
-    """A schema that the answer must fit."""
-
-    name: str = ""
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
-    strict: bool | None = None
-
-
-class ResponseFormat(RequestModel):
-    """The format of the answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema: needed for type json_schema, and only there")
-        return self
-
-
-class ChatRequest(SamplingRequest):
-    """``POST /v1/chat/completions``."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool = True
-    functions: Annotated[list[Any], AfterValidator(_none_yet)] | None = None
-    reasoning_effort: str | None = None
-    modalities: list[Literal["text"]] | None = None
-    # For the chat template; not in OpenAI's API, and named as by other servers.
-    documents: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: only with logprobs = true")
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_completion_tokens: cannot be combined with max_tokens")
-        names = {tool.function.name for tool in self.tools or ()}
-        if self.tool_choice not in (None, "none", "auto") and not names:
-            raise ValueError("tool_choice: only with tools")
-        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name!r}")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message: cannot be combined with add_generation_prompt")
-        return self
-
-    def variables(self) -> dict[str, Any]:
-        """Returns the variables of the request for the chat template."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**effort, **(self.chat_template_kwargs or {})}
-
-    def for_template(self) -> dict[str, Any]:
-        """Returns what the chat template gets besides the messages."""
-        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or () if self.tool_choice != "none"]
-        prompted = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
-        return {
-            "tools": tools or None,
-            "documents": self.documents,
-            "add_generation_prompt": prompted,
-            "continue_final_message": self.continue_final_message,
-        }
-
-
-class EmbeddingRequest(RequestModel):
-    """``POST /v1/embeddings``."""
-
-    model: ModelName
-    input: Prompts
-    encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
-
-
 class TokenizeRequest(RequestModel):
     """``POST /tokenize``."""
 
     model: ModelName
     prompt: str
     add_special_tokens: bool = True
+    parse_special: bool = False
 
 
 class DetokenizeRequest(RequestModel):
@@ -352,7 +283,8 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
     source, *parts = first["loc"]
-    path = ".".join(str(part) for part in parts if isinstance(part, int) or source != "body" or part in _FIELDS)
+    known = _fields(RequestModel)
+    path = ".".join(str(part) for part in parts if isinstance(part, int) or source != "body" or part in known)
     if kind == "value_error":  # a check of several fields together
         name, _, message = message.removeprefix("Value error, ").partition(": ")
         path = ".".join(filter(None, (path, name)))
@@ -368,10 +300,8 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, f"{path}: {message}", param=path, code="invalid_value")
 
 
+@cache
 def _fields(model: type[BaseModel]) -> set[str]:
     """The names of all fields of requests; pydantic's locations also contain names of types."""
     own = {field.alias or name for name, field in model.model_fields.items()}
     return own.union(*map(_fields, model.__subclasses__()))
-
-
-_FIELDS = _fields(RequestModel)

@@ -76,12 +76,72 @@ class EmbeddingList(Shape):
     usage: EmbeddingUsage
 
 
+class PromptTokensDetails(Shape):
+    """How many tokens of prompts were in the cache."""
+
+    cached_tokens: int
+
+
+class Version(Shape):
+    """The version of the server."""
+
+    version: str
+
+
+class Score(Shape):
+    """How alike a pair of texts is, from -1 to 1."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Shape):
+    """The scores of all pairs."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RankedText(Shape):
+    """A document."""
+
+    text: str
+
+
+class Ranked(Shape):
+    """A document by its index, and how alike it is to the query."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class RankingUsage(Shape):
+    """The number of tokens of all texts."""
+
+    total_tokens: int
+
+
+class Ranking(Shape):
+    """The documents, the best first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: RankingUsage
+
+
 class Usage(Shape):
     """The number of tokens of prompts and of generated texts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class TextLogprobs(Shape):
@@ -100,6 +160,7 @@ class TextChoice(Shape):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Reason
+    stop_reason: str | None = None
 
 
 class Completion(Shape):
@@ -155,6 +216,7 @@ class Message(Shape):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
     tool_calls: list[Call] | None = None
 
 
@@ -165,6 +227,7 @@ class ChatChoice(Shape):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: Reason
+    stop_reason: str | None = None
 
 
 class ChatCompletion(Shape):

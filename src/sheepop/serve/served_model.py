@@ -21,6 +21,7 @@ from sheepop.generate.likelihood import prompt_likelihoods
 from sheepop.generate.request import Request, read_prompt
 from sheepop.generate.runner import hidden_states, is_led
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.formats import Section, format_of, markers
 from sheepop.serve.logprobs import Tokens
 from sheepop.serve.worker import EngineWorker, SideWork
 from sheepop.tokenizer import ChatTemplate
@@ -28,6 +29,7 @@ from sheepop.tokenizer.chat import free_variables
 
 T = TypeVar("T")
 _TOKENS_PER_PASS = 2048  # of embeddings
+_TAIL = 16  # tokens of a prompt that may begin a section of the answer
 _FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for the engine
 
 
@@ -42,6 +44,7 @@ class ServedModel:
             loaded.tokenizer,
             end_ids=loaded.end_ids,
             defaults=model_defaults(loaded.generation, str(loaded.directory / GENERATION)),
+            max_seq_len=config.max_model_len,
         )
         engine = self.generator.serving_engine(
             max_sequences=config.max_running,
@@ -53,7 +56,7 @@ class ServedModel:
             guesses=config.guesses,
         )
         self.worker = EngineWorker(engine, name)
-        self.created = int(time.time())
+        self.created, self._pools_last = int(time.time()), config.embedding_pooling == "last"
         self._numbers, self._guesses = itertools.count(), config.guesses
         self._preparing = SideWork(f"preparing for {name}", threads=2, most=max(config.max_waiting, _FEWEST))
         # Slow grammars delay only other grammars.
@@ -61,17 +64,38 @@ class ServedModel:
         self._scoring = SideWork(f"embeddings of {name}", threads=1, most=max(config.max_waiting, _FEWEST))
         self.template: ChatTemplate | None = None
         # Without a template, a model still continues texts, but nothing would read the variables.
-        with suppress(*(() if config.chat_template_kwargs else (TokenizerError,))):
-            self.template = ChatTemplate.of(loaded.tokenizer, variables=config.chat_template_kwargs)
+        with suppress(*(() if config.chat_template_kwargs or config.chat_template else (TokenizerError,))):
+            self.template = ChatTemplate.of(
+                loaded.tokenizer, variables=config.chat_template_kwargs, file=config.chat_template
+            )
+        self.sections = format_of("" if self.template is None else self.template.source, config.answer_format)
+
+    def shown_ids(self, sections: Sequence[Section]) -> frozenset[int]:
+        """The special tokens that the text of an answer has, so that its `sections` can be told."""
+        marks = set(markers(sections))
+        special = self.tokenizer.special_tokens
+        return frozenset(token_id for text, token_id in special.items() if any(text in mark for mark in marks))
+
+    def begins_in(self, token_ids: Sequence[int]) -> Section | None:
+        """The section of reasoning that a prompt of these tokens has begun, if it has."""
+        tail = self.tokenizer.decode(token_ids[-_TAIL:], skip_special=False).rstrip()
+        found = (each for each in self.sections if each.kind == "reasoning" and tail.endswith(each.begin))
+        return next(found, None)
 
     async def requests(
-        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, *, priority: int, tenant: str
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        config: GenerationConfig,
+        *,
+        priority: int,
+        tenant: str,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> list[Request]:
         """Makes requests for the engine; raises `UsageError` for an invalid prompt or grammar."""
         work = self._compiling if config.is_constrained else self._preparing
         return await work.do(
             lambda: [
-                self.request(prompt, config, index=index, priority=priority, tenant=tenant)
+                self.request(prompt, config, index=index, priority=priority, tenant=tenant, shown_ids=shown_ids)
                 for index, prompt in enumerate(prompts)
             ]
         )
@@ -84,6 +108,7 @@ class ServedModel:
         index: int = 0,
         priority: int = 0,
         tenant: str = "",
+        shown_ids: frozenset[int] = frozenset(),
     ) -> Request:
         """Makes one request for the engine; a stop string that spells a special token is that token, too.
 
@@ -97,57 +122,65 @@ class ServedModel:
         if self._guesses:
             config = config.replace(guesses=self._guesses)
         return self.generator.request(
-            prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant
-        )
+            prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant,
+            shown_ids=shown_ids,
+        )  # fmt: skip
 
     def room(self, num_tokens: int, width: int) -> int:
         """The most tokens that each of `width` texts can have after a prompt, in the context and in the cache."""
         manager = self.worker.scheduler.manager
         whole = [count for count, reach in zip(manager.num_blocks, manager.reaches, strict=True) if reach is None]
-        longest = [self.generator.model.config.max_seq_len, *(count // width * BLOCK_SIZE for count in whole)]
+        longest = [self.generator.max_seq_len, *(count // width * BLOCK_SIZE for count in whole)]
         return max(1, min(longest) - num_tokens)
 
-    async def prepare(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def prepare(self, work: Callable[..., T], *arguments: Any, **settings: Any) -> T:
         """Returns the result of `work`, which reads a request, from a thread beside the engine."""
-        return await self._preparing.do(work, *arguments)
+        return await self._preparing.do(work, *arguments, **settings)
 
     def read_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any] = MappingProxyType({"add_generation_prompt": True}),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        parse_special: bool = False,
     ) -> list[int]:
         """Renders a chat to tokens, by default up to the beginning of the answer.
 
-        `options` are those of `ChatTemplate.render`, and `variables` the request's. Raises `TokenizerError` without a
-        template, and as `ChatTemplate.render`.
+        `options` are those of `ChatTemplate.render`, and `variables` the request's. A special token that a message
+        spells is text, unless `parse_special`. Raises `TokenizerError` without a template, and as the template's
+        `render`.
         """
         if self.template is None:
             raise TokenizerError(
                 f"The model {self.name} has no chat template, so it cannot answer conversations. Use /v1/completions."
             )
-        text = self.template.render(messages, **options, **free_variables(variables))
-        return self.tokenizer.encode(text, allow_special=True)
+        return self.template.encode(
+            self.tokenizer, messages, parse_special=parse_special, **options, **free_variables(variables)
+        )
 
-    async def tokens(self, text: str, *, with_prefix: bool) -> list[int]:
-        """Encodes a text."""
+    def encoded(self, prompt: str | list[int], *, with_prefix: bool, parse_special: bool) -> list[int]:
+        """The tokens of a text, with the tokenizer's prefix and the special tokens that it spells, or token ids."""
+        if not isinstance(prompt, str):
+            return prompt
         prefix_ids = self.tokenizer.prefix_ids if with_prefix else ()
-        return [*prefix_ids, *await self._preparing.do(self.tokenizer.encode, text)]
+        return [*prefix_ids, *self.tokenizer.encode(prompt, allow_special=parse_special)]
 
     async def embed(self, prompts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
-        """Returns the mean of the last hidden states of each text, scaled to length 1, and the number of all tokens.
+        """Returns a vector of length 1 for each text, as `server.embedding_pooling` says, and the number of all tokens.
 
         Raises `UsageError` for a text that does not fit.
         """
-        model = self.generator.model
+        model, longest = self.generator.model, self.generator.max_seq_len
 
         def read() -> list[list[int]]:
-            return [read_prompt("input", each, model, self.tokenizer, "refuse").token_ids for each in prompts]
+            return [read_prompt("input", each, model, self.tokenizer, "refuse", longest).token_ids for each in prompts]
 
         @torch.inference_mode()
         def embedded(texts: Sequence[Sequence[int]]) -> list[list[float]]:
-            means = torch.stack([found.float().mean(0) for found in hidden_states(model, texts)])
-            return (means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()
+            states = [found.float() for found in hidden_states(model, texts)]
+            vectors = torch.stack([found[-1] if self._pools_last else found.mean(0) for found in states])
+            return (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()
 
         texts = await self._preparing.do(read)
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, MemoryLimitError, TimeLimitError
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
 from sheepop.tokenizer.messages import Message
-from sheepop.tokenizer.settings import LARGEST_TEMPLATE
+from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 # The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
@@ -79,14 +80,18 @@ class ChatTemplate:
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, name: str | None = None, variables: Mapping[str, Any] | None = None
+        cls,
+        tokenizer: Tokenizer,
+        name: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        file: str | Path | None = None,
     ) -> ChatTemplate:
-        """The chat templates in the settings of a model's tokenizer.
+        """The chat templates in the settings of a model's tokenizer, or the one in `file`.
 
         `name` chooses one, and `variables` are for the template to read, such as ``enable_thinking``. Raises
         `TokenizerError` if there is no template, or none of that name.
         """
-        templates = chat_templates(tokenizer)
+        templates = chat_templates(tokenizer) if file is None else {_DEFAULT: read_text(Path(file), LARGEST_TEMPLATE)}
         if not templates:
             raise TokenizerError(
                 f"This model has no chat template: neither {SETTINGS_FILE} nor a chat_template.jinja has one. Use a "
@@ -105,6 +110,11 @@ class ChatTemplate:
             known = ", ".join(sorted(self._templates))
             raise TokenizerError(f"This model has no chat template {name!r}; it has {known}. Choose one by its name.")
         return self._templates[name]
+
+    @property
+    def source(self) -> str:
+        """The text of all templates, for those who look for what it writes."""
+        return "\n".join(self._templates.values())
 
     def marks_answers(self, *, with_tools: bool = False) -> bool:
         """Whether the template has ``{% generation %}`` blocks around the parts that the model writes."""
@@ -151,6 +161,29 @@ class ChatTemplate:
             )
         # A template that strips the content has removed the space after the mark too.
         return before if after.startswith(" ") else before.rstrip()
+
+    def encode(
+        self, tokenizer: Tokenizer, /, messages: Sequence[Message], *, parse_special: bool = False, **options: Any
+    ) -> list[int]:
+        """The tokens of a conversation; `options` are those of `render`, which this raises as.
+
+        The special tokens of the template are tokens. One that the text of a message, a tool or a document spells is
+        text, unless `parse_special`, so that nobody can end a message inside it.
+        """
+        given = {name: options.pop(name, None) for name in ("tools", "documents")}
+        spelled: set[str] = set()
+        if not parse_special:
+            special = tokenizer.special_tokens
+            for text in _texts([messages, *given.values()]):
+                spelled.update(token for token in special if token in text)
+        if not spelled:
+            return tokenizer.encode(self.render(messages, **given, **options), allow_special=True)
+        mark = f"q{secrets.token_hex(8)}z"  # of which no beginning is an end
+        hidden = sorted(spelled, key=len, reverse=True)
+        names = {token: f"{mark}{number}{mark}" for number, token in enumerate(hidden)}
+        seen, tools, documents = _replaced([messages, *given.values()], names)
+        text = self.render(seen, tools=tools, documents=documents, **options)
+        return _encoded_apart(tokenizer, text.split(mark), hidden)
 
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
@@ -213,6 +246,52 @@ class ChatTemplate:
         else:
             reason = f"could not be rendered: {error}"
         return TokenizerError(f"The chat template of the model {reason}.")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _texts(key)
+            yield from _texts(entry)
+    elif isinstance(value, Sequence):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _replaced(value: Any, names: Mapping[str, str]) -> Any:
+    """A value of JSON with the texts `names` replaced, in order."""
+    if isinstance(value, str):
+        for text, name in names.items():
+            value = value.replace(text, name)
+        return value
+    if isinstance(value, Mapping):
+        return {_replaced(key, names): _replaced(entry, names) for key, entry in value.items()}
+    return [_replaced(entry, names) for entry in value] if isinstance(value, Sequence) else value
+
+
+def _encoded_apart(tokenizer: Tokenizer, parts: Sequence[str], hidden: Sequence[str]) -> list[int]:
+    """The ids of a text; every second part is the number of an entry of `hidden` that is text there.
+
+    Around it, all is text up to the special tokens before and after.
+    """
+    special, ids, plain = list(tokenizer.special_tokens), list[int](), ""
+    for place, part in enumerate(parts):
+        if place % 2:
+            plain += hidden[int(part)]
+            continue
+        first = min((found for token in special if (found := part.find(token)) >= 0), default=len(part))
+        end = max((found + len(token) for token in special if (found := part.rfind(token)) >= 0), default=0)
+        begin, end = (first if place else 0), (end if place + 1 < len(parts) else len(part))
+        if begin >= end:
+            plain += part
+            continue
+        ids += tokenizer.encode(plain + part[:begin])
+        ids += tokenizer.encode(part[begin:end], allow_special=True)
+        plain = part[end:]
+    return ids + tokenizer.encode(plain)
 
 
 def chat_templates(tokenizer: Tokenizer) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,20 +195,28 @@ def without_leading_spaces(data: bytes, count: int) -> bytes:
 class StreamDecoder:
     """Decodes one token at a time; the results of `push` and `finish` joined equal ``tokenizer.decode`` of all ids.
 
-    A character whose bytes span several tokens appears with the token that completes it. With `continues`, the tokens
-    follow others with text (see `Tokenizer.decode`).
+    A character whose bytes span several tokens appears with the token that completes it. Special tokens among
+    `shown_ids` are never left out. With `continues`, the tokens follow others with text (see `Tokenizer.decode`).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        shown_ids: Collection[int] = (),
+        continues: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skip_special, self._shown_ids = skip_special, shown_ids
         self._first_spaces = 0 if continues else tokenizer.leading_spaces
         self._spaces = self._first_spaces
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty if a character is still incomplete."""
-        data = self._tokenizer.decode_bytes((token_id,), skip_special=self._skip_special, continues=True)
+        skip_special = self._skip_special and token_id not in self._shown_ids
+        data = self._tokenizer.decode_bytes((token_id,), skip_special=skip_special, continues=True)
         if self._spaces and data:
             kept = without_leading_spaces(data, self._spaces)
             # Once other text has begun, no more leading spaces are dropped.

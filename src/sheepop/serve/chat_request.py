@@ -1,0 +1,188 @@
+"""The request of a chat: its messages, tools, and what the chat template gets of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from sheepop.serve.protocol import RequestModel, SamplingRequest, refusal_of
+from sheepop.tokenizer.messages import check_content, message_text
+
+
+def _none_yet(given: list[Any]) -> list[Any]:
+    if given:
+        raise PydanticCustomError("unsupported", "{name}", {"name": ""})
+    return given
+
+
+NoneYet = Annotated[list[Any], AfterValidator(_none_yet)] | None
+"""A field that is not supported, which clients send empty."""
+
+
+class TextPart(RequestModel):
+    """A text part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(RequestModel):
+    """A function that the model called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestModel):
+    """A call of a tool in an earlier message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(RequestModel):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    # Templates read either; `annotations` come back from a client as it got them.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    annotations: list[Any] | None = None
+    refusal: None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> ChatMessage:
+        check_content(self.model_dump())
+        return self
+
+    def to_template(self) -> dict[str, Any]:
+        """Converts the message for chat templates: joins its parts, and parses the arguments of tool calls."""
+        found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+        if isinstance(self.content, list):
+            found["content"] = message_text(found)
+        for call in found.get("tool_calls", ()):
+            try:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"].strip() or "{}")
+            except (ValueError, RecursionError):
+                continue  # the template gets the unparsed text
+        return found
+
+
+class Function(RequestModel):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+
+
+class Tool(RequestModel):
+    """A tool; only functions are supported. `given` is it as the client sent it, without null, for chat templates."""
+
+    type: Literal["function"]
+    function: Function
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The tool with the keys in the client's order."""
+        return self._given
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, given: Any, check: Callable[[Any], Tool]) -> Tool:
+        tool = check(given)
+        tool._given = {
+            name: {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+            for name, value in given.items()
+            if value is not None
+        }
+        return tool
+
+
+class NamedFunction(RequestModel):
+    """A function, by name."""
+
+    name: str
+
+
+class ToolChoice(RequestModel):
+    """The function that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(SamplingRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: NoneYet = None
+    reasoning_effort: str | None = None
+    modalities: list[Literal["text"]] | None = None
+    # For the chat template; not in OpenAI's API, and named as by other servers.
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs = true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_completion_tokens: cannot be combined with max_tokens")
+        names = {tool.function.name for tool in self.tools or ()}
+        if self.tool_choice not in (None, "none", "auto") and not names:
+            raise ValueError("tool_choice: only with tools")
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name!r}")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: cannot be combined with add_generation_prompt")
+        return self
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the whole answer must be a tool call."""
+        return isinstance(self.tool_choice, ToolChoice) or self.tool_choice == "required"
+
+    def variables(self) -> dict[str, Any]:
+        """Returns the variables of the request for the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns what the chat template gets besides the messages."""
+        tools = [tool.given for tool in self.tools or () if self.tool_choice != "none"]
+        prompted = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        return {
+            "tools": tools or None,
+            "documents": self.documents,
+            "add_generation_prompt": prompted,
+            "continue_final_message": self.continue_final_message,
+        }
+
+
+def translated(**values: Any) -> ChatRequest:
+    """The request of a chat that another API asks for, with None for what it leaves out; raises `ApiError`."""
+    try:
+        return ChatRequest.model_validate(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise refusal_of([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
