@@ -29,7 +29,7 @@ def sheepop(*arguments: str) -> str:
 
 
 def test_an_encoder_decoder_learns_to_reverse_and_to_sort(tmp_path: Path) -> None:
-    """After two thirds of the recipe's steps, over 99 percent of the targets for unseen words are right throughout."""
+    """Over 99 percent of the targets for words it has never seen are right in every letter."""
     every = words(3200, seed=1)
     random.Random(2).shuffle(every)
     seen, unseen = every[:3000], every[3000:]
@@ -37,8 +37,7 @@ def test_an_encoder_decoder_learns_to_reverse_and_to_sort(tmp_path: Path) -> Non
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     run = str(tmp_path / "run")
     recipe = str(ROOT / "recipes" / "reverse-and-sort.yaml")
-    data, steps = str(tmp_path / "pairs.jsonl"), "training.max_steps=400"
-    sheepop("train", "--config", recipe, "--data", data, "--output", run, "--quiet", steps)
+    sheepop("train", "--config", recipe, "--data", str(tmp_path / "pairs.jsonl"), "--output", run, "--quiet")
 
     for options, asked in ((["--greedy"], unseen), (["--beams", "4"], unseen[:101])):
         for name, rule in RULES.items():
