@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -78,7 +78,7 @@ def read_prompt(
             "only its last tokens."
         )
 
-    if not isinstance(prompt, str):
+    if isinstance(prompt, Sized) and not isinstance(prompt, str):
         check_length(len(prompt))  # before millions of ids are read
     token_ids = encode_prompt(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
     check_length(len(token_ids))
