@@ -22,9 +22,8 @@ from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attention_kernel
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
-from sheepop.model.block import Block, BlockInputs
+from sheepop.model.block import Block, BlockInputs, BlockOutputs
 from sheepop.model.cache import Cache
-from sheepop.model.experts import Routing
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.norms import ZeroCenteredRMSNorm
 from sheepop.model.probe import someone_watches
@@ -91,7 +90,7 @@ class NativeBlock(Block):
         block.__dict__.update(copy.deepcopy(kept, memo))
         return block
 
-    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
+    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> BlockOutputs:
         """See `Block.forward`."""
         metadata = cache.metadata(inputs.attending) if isinstance(cache, PagedCache) else None
         count = x_BTD.numel() // self._layer.width
@@ -117,7 +116,7 @@ class NativeBlock(Block):
             attention_kernel(keys.scales is not None),
             torch.get_num_threads(),
         )
-        return out_BTD, None
+        return BlockOutputs(out_BTD)
 
 
 def with_native_blocks(model: Transformer) -> Transformer:
@@ -133,7 +132,7 @@ def with_native_blocks(model: Transformer) -> Transformer:
 def _is_supported(block: Block) -> bool:
     """Whether the native block computes everything that `block` does."""
     attention, feed_forward = block.attention, block.feed_forward
-    if attention is None:
+    if attention is None or attention.v_proj is None or attention.gives_keys or block.factor is not None:
         return False
     norms = [module for module in block.modules() if type(module) in _NORMS]
     linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
@@ -156,6 +155,7 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
     """The description of a block that the native code reads."""
     attention, feed_forward = block.attention, block.feed_forward
     assert attention is not None and isinstance(feed_forward, FeedForward)
+    assert attention.k_proj is not None and attention.v_proj is not None
     norms = (
         (block.attention_norm, block.attention_output_norm),
         (block.feed_forward_norm, block.feed_forward_output_norm),

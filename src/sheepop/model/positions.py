@@ -98,7 +98,7 @@ class RotaryPositions(nn.Module):
         base, scaling = config.position_base, config.rotary_scaling
         if sliding and config.sliding_position_base is not None:
             base, scaling = config.sliding_position_base, None
-        cos, sin = rotary_tables(config.max_seq_len, config.rotary_dim, base, scaling)
+        cos, sin = rotary_tables(config.max_seq_len, config.rotary_width(sliding=sliding), base, scaling)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 

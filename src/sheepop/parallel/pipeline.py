@@ -53,6 +53,8 @@ def check_pipeline(config: ModelConfig, parallel: ParallelConfig) -> None:
         )
     refused = {
         "an encoder": config.architecture != "decoder",
+        "model.shared_kv_layers, whose keys and values other stages have": config.shared_kv_layers > 0,
+        "model.layer_inputs, of which every stage needs some": config.layer_inputs is not None,
         "model.dropout, which stages would draw otherwise than one device": config.dropout > 0,
     }
     for name in (name for name, is_so in refused.items() if is_so):

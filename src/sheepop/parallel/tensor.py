@@ -35,6 +35,8 @@ from sheepop.parallel.experts import keep_tokens_apart, split_features
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
 from sheepop.parallel.split_vocabulary import SplitVocabulary
 
+_WHOLE = ("sliding_head_dim", "sliding_num_kv_heads", "shared_kv_layers", "layer_d_ff", "layer_inputs")
+
 
 def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> None:
     """Raises `ConfigError` if `count` ranks cannot split the matrices, for training or with `writes` for generation."""
@@ -54,6 +56,9 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
         "an encoder": config.architecture != "decoder",
         "layers without attention": any(map(config.mixer, range(config.num_layers))),
         "model.experts.shared_gate": getattr(config.experts, "shared_gate", False),
+        "model.experts.own_norms": getattr(config.experts, "own_norms", False),
+        "model.layer_factor": config.layer_factor,
+        **{f"model.{name}": bool(getattr(config, name)) for name in _WHOLE},
     }
     for name in (name for name, is_so in refused.items() if is_so):
         raise ConfigError(f"Matrices are split over ranks for a decoder, and not for one with {name}.")

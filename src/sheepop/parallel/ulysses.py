@@ -30,6 +30,7 @@ def check_context(config: ModelConfig, parallel: ParallelConfig) -> None:
     if parallel.context == 1:
         return
     needed, sizes = parallel.context * parallel.tensor, {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads}
+    sizes["sliding_num_kv_heads"] = config.sliding_num_kv_heads or config.kv_heads
     for name, size in sizes.items():
         if size % needed and parallel.context_method == "ulysses":
             with_tensor = f" times parallel.tensor = {parallel.tensor}" if parallel.tensor > 1 else ""

@@ -141,8 +141,7 @@ def _warn(requested: SheepOpConfig, training: TrainingConfig, held_out_tokens: i
 def check_settings(task: Task, device: str) -> None:
     """Raises `ConfigError` for settings that would end the run halfway, or be ignored."""
     config = task.config
-    narrowest = min(config.model.head_size, config.model.value_size)
-    require_backend(config.model.attention_backend, torch.device(device), narrowest)
+    require_backend(config.model.attention_backend, torch.device(device), config.model.narrowest_head)
     check_ring_here(config.model, config.parallel, device, config.training.precision)
     if config.training.early_stopping is not None and task.held_out_tokens == 0:
         raise ConfigError(
