@@ -90,7 +90,9 @@ def key_keys(draw: st.DrawFn, keys: dict[str, Any], attending: list[int]) -> dic
     slides = keys["sliding_layers"] if keys["sliding_layers"] is not None else attending
     in_pairs = (keys.get("rotary_scaling") or {}).get("kind") == "longrope"  # factors for one width only
     if keys["sliding_window"] and keys["initialization"] != "mup" and not in_pairs:
-        found["sliding_head_dim"] = draw(maybe(st.sampled_from([4, 8])))
+        fraction = keys.get("rotary_fraction", 1.0)
+        widths = [width for width in (4, 8) if int(width * fraction) > 0 and int(width * fraction) % 2 == 0]
+        found["sliding_head_dim"] = draw(maybe(st.sampled_from(widths))) if widths else None
     if keys["sliding_window"]:
         counts = [count for count in range(1, keys["num_heads"] + 1) if keys["num_heads"] % count == 0]
         found["sliding_num_kv_heads"] = draw(maybe(st.sampled_from(counts)))

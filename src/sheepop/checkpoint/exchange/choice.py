@@ -23,6 +23,7 @@ from sheepop.checkpoint.exchange.families.descendants import (
     SMOLLM3,
 )
 from sheepop.checkpoint.exchange.families.gemma import GEMMA, GEMMA2, GEMMA3
+from sheepop.checkpoint.exchange.families.gemma4 import GEMMA4
 from sheepop.checkpoint.exchange.families.gpt2 import GPT2
 from sheepop.checkpoint.exchange.families.gpt_neox import GPT_NEOX
 from sheepop.checkpoint.exchange.families.gpt_oss import GPT_OSS
@@ -46,7 +47,7 @@ FAMILIES: dict[str, Family] = {
         LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE, GPT2, GPT_NEOX, BLOOM, SMOLLM3,
         COHERE2, EXAONE4, GRANITE, OLMO3, GLM4, SEED_OSS, ARCEE, STABLELM, STARCODER2, GEMMA, COHERE, ERNIE4_5,
         OPT, PHI, GPTJ, GPT_OSS, LFM2, QWEN2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, DEEPSEEK_V2, DEEPSEEK_V3,
-        GLM4_MOE_LITE, GLM4_MOE, MINICPM3,
+        GLM4_MOE_LITE, GLM4_MOE, MINICPM3, GEMMA4,
     )
 }  # fmt: skip
 

@@ -187,6 +187,23 @@ class StackedExperts:
         return list(whole.reshape(len(whole), -1, len(shapes), *whole.shape[2:]).unbind(2))
 
 
+class JoinedExperts:
+    """Several projections of stacked experts (E, outputs, inputs) in one tensor, one behind the other."""
+
+    def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Returns one shape with the outputs of all."""
+        count, _, *inputs = ours[0]
+        return [(count, sum(shape[1] for shape in ours), *inputs)]
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Joins the outputs."""
+        return [torch.cat(list(ours), dim=1)]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Separates the outputs."""
+        return list(torch.split(theirs[0], [shape[1] for shape in shapes], dim=1))
+
+
 class PerExpert:
     """One of our tensors, which stacks all experts (or heads) in its first dimension, and one of theirs for each."""
 
@@ -229,6 +246,7 @@ TAPS = Taps()
 ROTARY_PAIRS = RotaryPairs()
 HEAD_PAIRS = HeadPairs()
 PER_EXPERT = PerExpert()
+JOINED_EXPERTS = JoinedExperts()
 STACKED_EXPERTS = StackedExperts()
 ABSENT = Absent()
 QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter in "qkv")

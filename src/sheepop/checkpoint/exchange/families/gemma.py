@@ -96,13 +96,13 @@ _GEMMA_FIELDS: tuple[Field, ...] = (
     # transformers reads `hidden_activation` and `sliding_window` instead of these.
     unread("hidden_act", "sliding_window_size"),
 )
-_GEMMA_NORMS = (
+GEMMA_NORMS = (
     *same(f"{BLOCK}.attention_norm", f"{LAYER}.input_layernorm"),
     *same(f"{BLOCK}.attention_output_norm", f"{LAYER}.post_attention_layernorm"),
     *same(f"{BLOCK}.feed_forward_norm", f"{LAYER}.pre_feedforward_layernorm"),
     *same(f"{BLOCK}.feed_forward_output_norm", f"{LAYER}.post_feedforward_layernorm"),
 )
-_GEMMA_TENSORS = (*EMBEDDING, *_GEMMA_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
+_GEMMA_TENSORS = (*EMBEDDING, *GEMMA_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
 
 GEMMA2 = Family(
     model_type="gemma2",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sheepop.checkpoint.exchange.families.gemma import GEMMA3
+from sheepop.checkpoint.exchange.families.gemma4 import GEMMA4
 from sheepop.checkpoint.exchange.families.hybrid import FOR_IMAGES, QWEN3_5, QWEN3_5_MOE
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION_BIAS,
@@ -127,6 +128,20 @@ _FAMILIES = (
             ),
         ),
         left_out=_SIGLIP_PARTS,
+        tied=True,
+    ),
+    Multimodal(
+        model_type="gemma4",
+        architecture="Gemma4ForConditionalGeneration",
+        text=GEMMA4,
+        text_types=("gemma4_text",),
+        fields=(
+            unread(
+                "vision_config", "audio_config", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id",
+                "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id", "vision_soft_tokens_per_image",
+            ),
+        ),
+        left_out=("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
         tied=True,
     ),
     Multimodal(
