@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -66,11 +66,7 @@ class Stream:
 
     def run_from(self, first: int, x_BTD: Tensor) -> Tensor:
         """Runs the blocks from number `first` on on another stream (B, T, D) before them."""
-        rows, kept = len(x_BTD), self.passing
-        vectors = None if kept.vectors is None else kept.vectors.expand(rows, -1, -1, -1)
-        passing = Passing(vectors)
-        for layer, (keys, values) in kept.keys_values.items():
-            passing.keys_values[layer] = keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)
+        passing = self.passing.of_rows(len(x_BTD))
         for layer in range(first, len(self.blocks)):
             x_BTD = self.run_block(layer, x_BTD, passing)
         return x_BTD
@@ -142,15 +138,13 @@ class Trace:
             return Stream(path, blocks, ids, kept[f"{prefix}embedded"][0][0], residuals, run, not prefix, passing)
 
         if not isinstance(model, EncoderDecoder):
-            return cls(model, tokenizer, read, stream("blocks", "", read.token_ids, partial(_run_block, model)))
+            network = model
+            target = stream("blocks", "", read.token_ids, lambda layer, x, given: network.run_block(layer, x, given))
+            return cls(model, tokenizer, read, target)
         memory, source_ids = Memory(kept["memory"][0]), cast("list[int]", read.source_ids)
-        encoder_decoder = model
-        own = stream(
-            "blocks", "", read.token_ids, lambda layer, x, _: encoder_decoder.run_target_block(layer, x, memory)
-        )
-        source = stream(
-            "encoder_blocks", "source_", source_ids, lambda layer, x, _: encoder_decoder.run_encoder_block(layer, x)
-        )
+        pair = model
+        own = stream("blocks", "", read.token_ids, lambda layer, x, _: pair.run_target_block(layer, x, memory))
+        source = stream("encoder_blocks", "source_", source_ids, lambda layer, x, _: pair.run_encoder_block(layer, x))
         return cls(model, tokenizer, read, own, source, memory.states[0])
 
     @cached_property
@@ -344,10 +338,6 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """The prediction as plain data."""
         return asdict(self)
-
-
-def _run_block(model: Transformer, layer: int, x_BTD: Tensor, passing: Passing) -> Tensor:
-    return model.run_block(layer, x_BTD, passing=passing)
 
 
 # The order of the probes of a block; the probes of experts are below ``feed_forward``.

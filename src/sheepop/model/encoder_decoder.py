@@ -95,7 +95,7 @@ class EncoderDecoder(Transformer):
     def run_target_block(self, layer: int, x_BTD: Tensor, memory: Memory) -> Tensor:
         """Runs one decoder block, which attends to `memory`; its states have one row, or one for each row of x."""
         states = memory.states.expand(len(x_BTD), -1, -1)
-        return self.run_block(layer, x_BTD, states, self._looking_at(memory, x_BTD.shape[1]))
+        return self.run_block(layer, x_BTD, None, states, self._looking_at(memory, x_BTD.shape[1]))
 
     def _looking_at(self, memory: Memory, num_targets: int) -> Attending:
         """Prepares the cross-attention kernel; it has no ALiBi slopes, since the two sequences have no distances."""

@@ -45,6 +45,14 @@ class Passing:
     vectors: Tensor | None = None
     keys_values: dict[int, KeysValues] = field(default_factory=dict)
 
+    def of_rows(self, count: int) -> Passing:
+        """Returns those of a single row for `count` rows."""
+        vectors = None if self.vectors is None else self.vectors.expand(count, -1, -1, -1)
+        given = self.keys_values.items()
+        return Passing(
+            vectors, {at: (k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)) for at, (k, v) in given}
+        )
+
 
 class Transformer(nn.Module):
     """A causal language model on one device, whose weights `sheepop.model.initialization` sets."""
@@ -243,9 +251,9 @@ class Transformer(nn.Module):
         self,
         layer: int,
         x_BTD: Tensor,
+        passing: Passing | None = None,
         memory: Tensor | None = None,
         memory_attending: Attending | None = None,
-        passing: Passing | None = None,
     ) -> Tensor:
         """Runs one block on the residual stream (B, T, D); each row is a whole sequence that begins at position 0.
 

@@ -201,6 +201,8 @@ def _count(model: Transformer, run: Callable[[], Outputs], arithmetic: AbstractC
     with arithmetic, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         outputs = run()
         kept.add(outputs.hidden_states)
+    for sizes in (*(sizes for layer, sizes in kept.sizes.items() if layer is not None), *products):
+        kept.take_given(sizes)
     recorded: list[dict[int, int]] = [{} for _ in products]
     for layer, routing in zip(model.mixtures, outputs.routings, strict=True):
         recorded[layer] = dict(map(_storage, routing))
@@ -209,7 +211,10 @@ def _count(model: Transformer, run: Callable[[], Outputs], arithmetic: AbstractC
         BlockBytes(sum(kept.sizes.get(layer, {}).values()), sum((again | routed).values()), sum(routed.values()))
         for layer, (again, routed) in enumerate(zip(products, recorded, strict=True))
     )
-    return Activations(tuple(blocks), inputs[0].nbytes, kept.masks, sum(kept.sizes.get(None, {}).values()))
+    outside = kept.sizes.get(None, {})
+    # The stream before the first block may be kept for layer inputs anyway, and is not kept again for recomputation.
+    masks = kept.masks - outside.get(_storage(inputs[0])[0], 0)
+    return Activations(tuple(blocks), inputs[0].nbytes, masks, sum(outside.values()))
 
 
 def _count_going_back(
@@ -259,6 +264,7 @@ class _Kept:
         self.sizes: dict[int | None, dict[int, int]] = {}
         self._block: int | None = None
         self._given: dict[int, int] = {}
+        self._shared: set[int] = set()
         self._known = {_storage(tensor)[0] for tensor in (*model.parameters(), *model.buffers())}
         self._tensors: list[Tensor] = []  # kept alive, so that no new storage gets the identity of a counted one
 
@@ -279,10 +285,16 @@ class _Kept:
             place = None if identity in self._given else self._block
             self.sizes.setdefault(place, {})[identity] = size
 
+    def take_given(self, sizes: dict[int, int]) -> None:
+        """Takes the storages that a block gave to others out of `sizes`: they outlive the block."""
+        for identity in self._shared & sizes.keys():
+            self.sizes.setdefault(None, {})[identity] = sizes.pop(identity)
+
     @contextmanager
     def inside(self, block: int, given: BlockInputs) -> Iterator[None]:
-        tensors = list(tensors_of((given.attending, given.memory, given.rotary)))
+        tensors = list(tensors_of((given.attending, given.memory, given.rotary, given.vectors, given.shared)))
         self._given |= dict(map(_storage, tensors))
+        self._shared |= {_storage(tensor)[0] for tensor in tensors_of(given.shared)}
         self._tensors += tensors
         self._block = block
         try:
