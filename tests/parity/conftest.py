@@ -329,6 +329,11 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "lfm2-tied": ("Lfm2ForCausalLM", "Lfm2Config", LLAMA | {
         "full_attn_idxs": [0, 2], "block_auto_adjust_ff_dim": False, "num_key_value_heads": 4,
     }),
+    "lfm2-moe": ("Lfm2MoeForCausalLM", "Lfm2MoeConfig", LLAMA | {
+        "layer_types": ["conv", FULL, "conv"], "conv_bias": True, "conv_L_cache": 4, "norm_eps": 1e-3, "head_dim": 12,
+        "tie_word_embeddings": False, "num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "norm_topk_prob": False, "routed_scaling_factor": 2.0, "rope_parameters": YARN,
+    }),
     "qwen2-moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", LLAMA | {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
         "decoder_sparse_step": 2, "num_hidden_layers": 5, "mlp_only_layers": [3], "use_sliding_window": True,
@@ -395,7 +400,7 @@ def randomised(model: nn.Module) -> nn.Module:
             if name.endswith("embed_positions.weight"):
                 parameter[:2] = 0.0  # OPT never reads these rows
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)

@@ -139,8 +139,8 @@ class Trace:
 
         if not isinstance(model, EncoderDecoder):
             network = model
-            target = stream("blocks", "", read.token_ids, lambda layer, x, given: network.run_block(layer, x, given))
-            return cls(model, tokenizer, read, target)
+            own = stream("blocks", "", read.token_ids, lambda layer, x, given: network.run_block(layer, x, given))
+            return cls(model, tokenizer, read, own)
         memory, source_ids = Memory(kept["memory"][0]), cast("list[int]", read.source_ids)
         pair = model
         own = stream("blocks", "", read.token_ids, lambda layer, x, _: pair.run_target_block(layer, x, memory))

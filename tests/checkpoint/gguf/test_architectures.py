@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, choose_architecture, config_metadata
+from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
 from sheepop.checkpoint.gguf.layout import places
 from sheepop.checkpoint.gguf.metadata import value_of
 from sheepop.core.config import validate

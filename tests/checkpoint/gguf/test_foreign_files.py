@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import CHECKSUM_KEY, TensorEntry, checksum_placeholder, write_container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, config_metadata
+from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
 from sheepop.checkpoint.gguf.metadata import Value, ValueType, i32s, value_of
 from sheepop.checkpoint.gguf.quantized_types import F32
 from sheepop.checkpoint.gguf.reader import open_gguf

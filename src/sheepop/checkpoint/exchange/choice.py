@@ -28,7 +28,7 @@ from sheepop.checkpoint.exchange.families.gpt2 import GPT2
 from sheepop.checkpoint.exchange.families.gpt_neox import GPT_NEOX
 from sheepop.checkpoint.exchange.families.gpt_oss import GPT_OSS
 from sheepop.checkpoint.exchange.families.gptj import GPTJ
-from sheepop.checkpoint.exchange.families.hybrid import LFM2, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from sheepop.checkpoint.exchange.families.hybrid import LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from sheepop.checkpoint.exchange.families.layer_norm import COHERE, COHERE2, STABLELM, STARCODER2
 from sheepop.checkpoint.exchange.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from sheepop.checkpoint.exchange.families.minicpm import MINICPM
@@ -47,7 +47,7 @@ FAMILIES: dict[str, Family] = {
         LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE, GPT2, GPT_NEOX, BLOOM, SMOLLM3,
         COHERE2, EXAONE4, GRANITE, OLMO3, GLM4, SEED_OSS, ARCEE, STABLELM, STARCODER2, GEMMA, COHERE, ERNIE4_5,
         OPT, PHI, GPTJ, GPT_OSS, LFM2, QWEN2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, DEEPSEEK_V2, DEEPSEEK_V3,
-        GLM4_MOE_LITE, GLM4_MOE, MINICPM3, GEMMA4,
+        GLM4_MOE_LITE, GLM4_MOE, MINICPM3, GEMMA4, LFM2_MOE,
     )
 }  # fmt: skip
 

@@ -78,14 +78,15 @@ class Architecture:
         llama.cpp reads that for any architecture; SheepOp does so if their rows keep our order (older files of Phi-2).
         """
         apart = [row for row in self.rows if row.theirs.startswith(_APART)]
-        if _STACKED not in tensors or not apart or any(row.interleaved for row in apart):
+        has_both = any(row.theirs == "blk.{}.attn_qkv.weight" for row in self.rows)
+        if _STACKED not in tensors or not apart or has_both or any(row.interleaved for row in apart):
             return self
         rows = (*(row for row in self.rows if row not in apart), *stacked_attention()[:2])
         bias = Biases("attention_bias", "optional", "blk.0.attn_qkv.bias")
-        return Architecture(self.name, _like(self.fields, bias), rows)
+        return Architecture(self.name, like(self.fields, bias), rows)
 
 
-def _like(base: tuple[Field, ...], *changes: Field) -> tuple[Field, ...]:
+def like(base: tuple[Field, ...], *changes: Field) -> tuple[Field, ...]:
     """Returns `base` with `changes`, each in the place of the last of the fields that cover the same settings."""
     fields = list(base)
     for change in changes:
@@ -103,7 +104,7 @@ def _biases(presence: Presence, *names: str) -> tuple[Field, ...]:
 _RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
 _OTHER_BIASES = ("attention_output_bias", "feed_forward_bias", "norm_bias")
 # RMSNorm before the sublayers, SwiGLU, rotary positions; biases of queries, keys and values if the file has them.
-_LLAMA: tuple[Field, ...] = (
+LLAMA: tuple[Field, ...] = (
     # Initialisation, training and implementation; the embedding's rows give the vocabulary size.
     WithoutInfluence(
         covers=("preset", "vocab_size", "bias", "dropout", "initialization", "initial_std", "attention_backend")
@@ -122,7 +123,8 @@ _LLAMA: tuple[Field, ...] = (
         parallel_residual=False, activation="swiglu", attention_sinks=False, attention_soft_cap=None,
         logit_soft_cap=None, residual_scale=1.0, logit_scale=1.0, rotary_layers=None, head_bias=False, ngrams=None,
         short_convolution=None, latent_attention=None, gated_convolution=None, gated_delta_net=None,
-        attention_output_gate=False,
+        attention_output_gate=False, layer_inputs=None, layer_factor=False, layer_d_ff=None, sliding_head_dim=None,
+        sliding_num_kv_heads=None, shared_kv_layers=0, keys_as_values=None, value_norm=False,
     ),
     NoExperts(),
     Heads(),
@@ -135,15 +137,15 @@ _LLAMA: tuple[Field, ...] = (
 )  # fmt: skip
 _LLAMA_ROWS = (*EMBEDDING, *first_and_last_norms(), *norms_before(), *OUTPUT)
 # Llama with the biases and scalings that llama.cpp reads for some of its descendants too.
-_LLAMA_WITH_BIASES = _like(
-    _LLAMA,
+_LLAMA_WITH_BIASES = like(
+    LLAMA,
     Biases("attention_output_bias", "optional", "blk.0.attn_output.bias"),
     Biases("feed_forward_bias", "optional", "blk.0.ffn_up.bias"),
     Rotary(divisors=True),
 )
 _LLAMA_OR_MIXTRAL = Experts(required=False, own_width=False)
 _INTERLEAVED_ROWS = (*separate_attention(interleaved=True), *GATED_FEED_FORWARD)
-_QWEN3 = _like(_LLAMA, *implied(qk_norm="head"))
+_QWEN3 = like(LLAMA, *implied(qk_norm="head"))
 _QWEN3_ROWS = (*_LLAMA_ROWS, *separate_attention(), *QUERY_KEY_NORMS)
 _WIDE_EXPERTS = Experts(required=True, own_width=True)
 
@@ -152,8 +154,8 @@ _NO_ANGLES = (*implied(rotary_fraction=1.0, rotary_scaling=None), WithoutInfluen
 _GELU = ("gelu_tanh", "gelu")
 _LAYER_NORM = (*implied(norm="layernorm"), number("attention.layer_norm_epsilon", "norm_eps"))
 # LayerNorm and biases throughout.
-_BIASED = _like(
-    _LLAMA,
+_BIASED = like(
+    LLAMA,
     *_LAYER_NORM,
     Heads(square=True),
     Implied("activation", _GELU),
@@ -163,12 +165,12 @@ _BIASED_NORMS = (*EMBEDDING, *first_and_last_norms(zeros=True), *norms_before(ze
 # Queries, keys and values in one matrix.
 _STACKED_ROWS = (*_BIASED_NORMS, *stacked_attention(zeros=True), *PLAIN_FEED_FORWARD)
 # Or in three, whose biases are optional.
-_SEPARATE = _like(_BIASED, Biases("attention_bias", "optional", "blk.0.attn_q.bias"))
+_SEPARATE = like(_BIASED, Biases("attention_bias", "optional", "blk.0.attn_q.bias"))
 _SEPARATE_ROWS = (*_BIASED_NORMS, *separate_attention(zeros=True), *PLAIN_FEED_FORWARD)
 
 # Scaled embeddings, GeGLU.
-_GEMMA = _like(
-    _LLAMA,
+_GEMMA = like(
+    LLAMA,
     Implied("norm", ("rmsnorm_zero_centered", "rmsnorm")),
     EmbeddingRoot(),
     *implied(activation="geglu_tanh"),
@@ -179,7 +181,7 @@ _GEMMA_ROWS = (
     *EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *separate_attention(), *GATED_FEED_FORWARD,
 )  # fmt: skip
 # Norms on both sides.
-_GEMMA2 = _like(_GEMMA, *implied(norm_position="sandwich"))
+_GEMMA2 = like(_GEMMA, *implied(norm_position="sandwich"))
 _GEMMA2_ROWS = (*_GEMMA_ROWS, *NORMS_BEHIND, *QUERY_KEY_NORMS)
 
 _OUTPUT_NORM_ROWS = (
@@ -187,8 +189,8 @@ _OUTPUT_NORM_ROWS = (
 )  # fmt: skip
 
 # Both sublayers read one norm without a bias; logits have a factor.
-_COHERE = _like(
-    _LLAMA,
+_COHERE = like(
+    LLAMA,
     *_LAYER_NORM,
     *implied(parallel_residual=True, shared_norm=True, embedding_scale=1.0),
     Heads(square=True),
@@ -197,7 +199,7 @@ _COHERE = _like(
 )
 _COHERE_ROWS = (*EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *_INTERLEAVED_ROWS)
 
-_GRANITE = _like(
+_GRANITE = like(
     _LLAMA_WITH_BIASES,
     number("embedding_scale", "embedding_scale", 1.0),
     number("residual_scale", "residual_scale", 1.0),
@@ -211,19 +213,19 @@ _TABLES = (
     # Radford et al. 2019. Sinusoids are written as a table, and read as learned positions.
     Architecture(
         "gpt2",
-        _like(_BIASED, Implied("position_encoding", ("learned", "sinusoidal")), *_NO_ANGLES),
+        like(_BIASED, Implied("position_encoding", ("learned", "sinusoidal")), *_NO_ANGLES),
         (*_STACKED_ROWS, *POSITIONS, *OUTPUT),
     ),
     # Le Scao et al. 2022.
     Architecture(
         "bloom",
-        _like(_BIASED, *implied(position_encoding="alibi", embedding_norm=True), *_NO_ANGLES),
+        like(_BIASED, *implied(position_encoding="alibi", embedding_norm=True), *_NO_ANGLES),
         (*_STACKED_ROWS, *OUTPUT),
     ),
     # Black et al. 2022; Pythia.
     Architecture(
         "gptneox",
-        _like(
+        like(
             _BIASED,
             Implied("activation", _GELU[::-1]),
             switch("use_parallel_residual", "parallel_residual"),
@@ -235,7 +237,7 @@ _TABLES = (
     # Gemma team 2024. The models with 46 and with 62 layers have another score scale.
     Architecture(
         "gemma2",
-        _like(
+        like(
             _GEMMA2,
             ScoreScale(odd_layers=46),
             Windows(period=2, own_base="scaled", otherwise=4096),
@@ -246,7 +248,7 @@ _TABLES = (
     ),
     Architecture(
         "gemma3",
-        _like(
+        like(
             _GEMMA2,
             ScoreScale(odd_layers=62),
             *implied(qk_norm="head"),
@@ -259,8 +261,8 @@ _TABLES = (
     # OLMo team 2024: norms only after the sublayers.
     Architecture(
         "olmo2",
-        _like(
-            _LLAMA,
+        like(
+            LLAMA,
             *implied(norm_position="output", qk_norm="width"),
             Heads(square=True),
             Windows(period=4, own_base="shared"),
@@ -269,20 +271,20 @@ _TABLES = (
         (*_OUTPUT_NORM_ROWS, *OUTPUT_ALWAYS),
     ),
     # Qwen team 2024 and 2025.
-    Architecture("qwen3moe", _like(_QWEN3, _WIDE_EXPERTS), (*_QWEN3_ROWS, *EXPERTS)),
+    Architecture("qwen3moe", like(_QWEN3, _WIDE_EXPERTS), (*_QWEN3_ROWS, *EXPERTS)),
     Architecture("qwen3", _QWEN3, (*_QWEN3_ROWS, *GATED_FEED_FORWARD)),
     Architecture(
         "qwen2",
-        _like(_LLAMA, Implied("attention_bias", (True,)), Heads(square=True)),
+        like(LLAMA, Implied("attention_bias", (True,)), Heads(square=True)),
         (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD),
     ),
     # Touvron et al. 2023 and its many descendants.
-    Architecture("llama", _like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)),
+    Architecture("llama", like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)),
     # Abdin et al. 2024.
     Architecture(
         "phi3",
-        _like(
-            _LLAMA,
+        like(
+            LLAMA,
             Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"),
             Heads(square=True),
             Rotary(partial=True),
@@ -290,17 +292,17 @@ _TABLES = (
         (*_LLAMA_ROWS, *stacked_attention(), *STACKED_FEED_FORWARD),
     ),
     Architecture("gemma", _GEMMA, _GEMMA_ROWS),
-    Architecture("smollm3", _like(_LLAMA, RotatingLayers(period=4)), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
+    Architecture("smollm3", like(LLAMA, RotatingLayers(period=4)), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
     Architecture(
         "glm4",
-        _like(_LLAMA, *implied(norm_position="sandwich"), Rotary(partial=True)),
+        like(LLAMA, *implied(norm_position="sandwich"), Rotary(partial=True)),
         (*_LLAMA_ROWS, *NORMS_BEHIND, *separate_attention(interleaved=True), *STACKED_FEED_FORWARD),
     ),
     # Only its model with 64 layers has windows.
     Architecture(
         "exaone4",
-        _like(
-            _LLAMA,
+        like(
+            LLAMA,
             *implied(norm_position="output", qk_norm="head"),
             Heads(square=True),
             Rotary(divisors=True),
@@ -309,14 +311,14 @@ _TABLES = (
         (*_OUTPUT_NORM_ROWS, *OUTPUT),
     ),
     # Models with 64 layers have norms of queries and keys with a scale for each head.
-    Architecture("command-r", _like(_COHERE, Layers(most=63)), _COHERE_ROWS),
-    Architecture("cohere2", _like(_COHERE, RotatingWindows(period=4, own_base="same", otherwise=4096)), _COHERE_ROWS),
+    Architecture("command-r", like(_COHERE, Layers(most=63)), _COHERE_ROWS),
+    Architecture("cohere2", like(_COHERE, RotatingWindows(period=4, own_base="same", otherwise=4096)), _COHERE_ROWS),
     Architecture("granite", _GRANITE, _GRANITE_ROWS),
-    Architecture("granitemoe", _like(_GRANITE, Experts(required=True, own_width=False)), _GRANITE_ROWS),
+    Architecture("granitemoe", like(_GRANITE, Experts(required=True, own_width=False)), _GRANITE_ROWS),
     Architecture(
         "gpt-oss",
-        _like(
-            _LLAMA,
+        like(
+            LLAMA,
             *implied(activation="swiglu_clamped", attention_sinks=True),
             Experts(required=True, own_width=True, biased=True),
             *_biases("always", "attention_output_bias", "feed_forward_bias"),
@@ -337,7 +339,7 @@ _TABLES = (
     Architecture("starcoder2", _SEPARATE, (*_SEPARATE_ROWS, *OUTPUT)),
     Architecture(
         "phi2",
-        _like(
+        like(
             _SEPARATE,
             *implied(parallel_residual=True, shared_norm=True, head_bias=True),
             Rotary(partial=True),
@@ -347,8 +349,8 @@ _TABLES = (
     ),
     Architecture(
         "stablelm",
-        _like(
-            _LLAMA,
+        like(
+            LLAMA,
             *_LAYER_NORM,
             *_biases("always", "norm_bias"),
             Heads(square=True),
@@ -360,20 +362,18 @@ _TABLES = (
     ),
     Architecture(
         "arcee",
-        _like(_LLAMA, *implied(activation="relu_squared"), Rotary(divisors=True)),
+        like(LLAMA, *implied(activation="relu_squared"), Rotary(divisors=True)),
         (*_LLAMA_ROWS, *_INTERLEAVED_ROWS),
     ),
     # Those below compute what one above does, under which a model is written.
+    Architecture("mistral3", like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)),
+    Architecture("ernie4_5", LLAMA, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
     Architecture(
-        "mistral3", _like(_LLAMA_WITH_BIASES, _LLAMA_OR_MIXTRAL), (*_LLAMA_ROWS, *_INTERLEAVED_ROWS, *EXPERTS)
-    ),
-    Architecture("ernie4_5", _LLAMA, (*_LLAMA_ROWS, *_INTERLEAVED_ROWS)),
-    Architecture(
-        "exaone", _like(_LLAMA, Rotary(divisors=True)), (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD)
+        "exaone", like(LLAMA, Rotary(divisors=True)), (*_LLAMA_ROWS, *separate_attention(), *GATED_FEED_FORWARD)
     ),
     Architecture(
         "seed_oss",
-        _LLAMA,
+        LLAMA,
         (
             *EMBEDDING,
             *first_and_last_norms(),
@@ -384,6 +384,6 @@ _TABLES = (
         ),
     ),
     Architecture("qwen3vl", (*_QWEN3, Pictures()), (*_QWEN3_ROWS, *GATED_FEED_FORWARD)),
-    Architecture("qwen3vlmoe", (*_like(_QWEN3, _WIDE_EXPERTS), Pictures()), (*_QWEN3_ROWS, *EXPERTS)),
+    Architecture("qwen3vlmoe", (*like(_QWEN3, _WIDE_EXPERTS), Pictures()), (*_QWEN3_ROWS, *EXPERTS)),
 )
 ARCHITECTURES = {architecture.name: architecture for architecture in _TABLES}

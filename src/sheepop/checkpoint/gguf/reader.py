@@ -47,13 +47,17 @@ class GGUFFile:
     def __init__(self, container: Container) -> None:
         self._container = container
         self.architecture, self.config = read_config(container)
-        found = places(self.architecture, self.config)
+        found = [
+            place
+            for place in places(self.architecture, self.config)
+            if place.theirs in container.tensors or not place.optional
+        ]
         _check_tensors(container, found)
         self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
         num_experts = 0 if self.config.experts is None else self.config.experts.count
         self.tensors: Mapping[str, LazyTensor] = {
-            **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
             **{name: LazyTensor.of(torch.zeros(num_experts)) for name in balances(self.config)},
+            **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
         }
         # One at a time, since its parts are read one after the other.
         self._read_stored = lru_cache(maxsize=1)(container.read_stored)
@@ -164,6 +168,12 @@ def _check_tensors(container: Container, found: list[Place]) -> None:
     """Raises `CheckpointError` naming every tensor that is missing, unexpected, or has the wrong shape or content."""
     shapes = {name: record.shape for name, record in container.tensors.items()}
     wanted = {place.theirs: place.shape for place in found}
+    # A matrix with a single row may stand there as a vector, and a vector as such a matrix.
+    shapes |= {
+        name: shape
+        for name, shape in wanted.items()
+        if shapes.get(name) in ((1, *shape), shape[1:]) and math.prod(shapes[name]) == math.prod(shape)
+    }
     if DIVISORS in shapes.keys() - wanted.keys() and bool((container.read(DIVISORS) == 1).all()):
         del shapes[DIVISORS]  # these divisors do not scale
     problems = tensor_problems(shapes, wanted)

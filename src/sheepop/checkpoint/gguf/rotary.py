@@ -42,6 +42,9 @@ class Rotary(Field):
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields refusals of other position encodings, of partly rotated heads, and of unsupported scalings."""
+        yield from self._refusals(config)
+
+    def _refusals(self, config: ModelConfig) -> Iterator[str]:
         if config.position_encoding != "rope":
             yield f"position_encoding = {config.position_encoding}, but it has rope"
             return
@@ -84,7 +87,7 @@ class Rotary(Field):
         return found if scaling is None else {**found, "rotary_scaling": scaling}
 
     def _scaling_refusals(self, config: ModelConfig, scaling: RotaryScaling) -> Iterator[str]:
-        if scaling.kind == "longrope" or (scaling.kind == "llama3" and not self.divisors):
+        if scaling.kind in ("longrope", "proportional") or (scaling.kind == "llama3" and not self.divisors):
             yield f"rotary_scaling.kind = {scaling.kind}, but it has linear, yarn and ntk"
         if scaling.kind != "yarn":
             return

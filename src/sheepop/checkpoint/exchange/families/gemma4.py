@@ -96,7 +96,7 @@ def _slides(settings: Settings) -> list[bool]:
 def _heads_by_layer(given: Given, slides: list[bool], usual: dict[str, int]) -> dict[str, int]:
     """Returns the heads of the layers without a window from the table that gives them layer by layer."""
     table = given.within(_PER_LAYER, given.take(_PER_LAYER))
-    found = []
+    found: list[dict[str, int]] = []
     for layer, slide in enumerate(slides):
         own = table.within(str(layer), table.take(str(layer), {}))
         heads = {name: own.typed(name, int, value) for name, value in usual.items()}
