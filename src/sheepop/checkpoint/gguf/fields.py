@@ -19,6 +19,8 @@ Presence = Literal["optional", "always", "never"]
 _FEED_FORWARD = "feed_forward_length"
 _EXPERT_FEED_FORWARD = "expert_feed_forward_length"
 _COUNT, _USED = "expert_count", "expert_used_count"
+# Layers after the last one, which predict further tokens and are left out.
+FURTHER_LAYERS = "nextn_predict_layers"
 _SOFTMAX = 1
 _MOST_EXPERTS = 512
 
@@ -41,7 +43,7 @@ class Layers(Field):
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the number of layers, if llama.cpp supports as many."""
-        num_layers = given.typed("block_count", int)
+        num_layers = given.typed("block_count", int) - given.typed(FURTHER_LAYERS, int, 0)
         if num_layers > self.most:
             raise given.problem("block_count", f"is more than the {self.most} layers that llama.cpp allows")
         return {"num_layers": num_layers}

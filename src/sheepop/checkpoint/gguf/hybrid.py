@@ -15,7 +15,7 @@ from sheepop.checkpoint.exchange.tensor_rules import BY_KEY_HEAD, INTERLEAVED, R
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES as OTHERS
 from sheepop.checkpoint.gguf.architectures import LLAMA, Architecture, like
 from sheepop.checkpoint.gguf.fields import Biases, Heads
-from sheepop.checkpoint.gguf.rotary import Rotary
+from sheepop.checkpoint.gguf.rotary import ATTENTION_FACTOR, Rotary
 from sheepop.checkpoint.gguf.rows import (
     EMBEDDING,
     EXPERTS,
@@ -332,8 +332,9 @@ class DeltaNet(Field):
         num_layers, period = settings["num_layers"], given.typed("full_attention_interval", int, 4)
         mixes = all_but_every(period or num_layers + 1, num_layers)
         if given.take(_RECURRENT, None) is not None:
-            mixes = [bool(entry) for entry in given.entries(_RECURRENT, bool)]
-        if len(mixes) != num_layers or not any(mixes):
+            mixes = given.entries(_RECURRENT, bool)
+            mixes = mixes[:num_layers] if len(mixes) == given.typed("block_count", int) else []
+        if not any(mixes):
             raise given.problem(_RECURRENT, f"is not a list for {num_layers} layers, some of which it names")
         return {
             "gated_delta_net": {
@@ -420,6 +421,10 @@ class LatentRotary(Rotary):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields the refusals of positions, except that of heads of which a part rotates."""
         yield from replace(self, partial=True)._refusals(config)
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Returns base, number of rotated columns, and scaling."""
+        return {name: value for name, value in super().write(config).items() if name != ATTENTION_FACTOR}
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the number of rotated columns, base and scaling, and the scale of the scores."""
