@@ -45,7 +45,7 @@ from sheepop.model.config import ModelConfig
 _SOFTMAX, _SIGMOID = 1, 2
 _MOST_EXPERTS = 512
 _KV_HEADS = "attention.head_count_kv"
-_RECURRENT = "attention.recurrent_layers"
+_RECURRENT, _PERIOD = "attention.recurrent_layers", "full_attention_interval"
 _YARN_LOG = "rope.scaling.yarn_log_multiplier"
 
 
@@ -314,13 +314,15 @@ class DeltaNet(Field):
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns sizes and layers."""
-        section = config.gated_delta_net
+        section, num_layers = config.gated_delta_net, config.num_layers
         assert section is not None
+        mixes = [layer in section.layers for layer in range(num_layers)]
+        periods = (period for period in range(1, num_layers + 1) if all_but_every(period, num_layers) == mixes)
+        period = next(periods, None)
         return {
             "ssm.conv_kernel": section.width, "ssm.state_size": section.key_head_dim,
             "ssm.group_count": section.num_key_heads, "ssm.time_step_rank": section.num_value_heads,
-            "ssm.inner_size": section.value_width,
-            _RECURRENT: [layer in section.layers for layer in range(config.num_layers)],
+            "ssm.inner_size": section.value_width, **({_RECURRENT: mixes} if period is None else {_PERIOD: period}),
         }  # fmt: skip
 
     def read(self, given: Given, settings: Settings) -> Settings:
@@ -329,7 +331,7 @@ class DeltaNet(Field):
         width, size, keys, values, inner = (given.typed(name, int) for name in names)
         if inner != size * values:
             raise given.problem("ssm.inner_size", f"is not ssm.state_size x ssm.time_step_rank = {size * values}")
-        num_layers, period = settings["num_layers"], given.typed("full_attention_interval", int, 4)
+        num_layers, period = settings["num_layers"], given.typed(_PERIOD, int, 4)
         mixes = all_but_every(period or num_layers + 1, num_layers)
         if given.take(_RECURRENT, None) is not None:
             mixes = given.entries(_RECURRENT, bool)

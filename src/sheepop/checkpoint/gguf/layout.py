@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -43,7 +43,7 @@ class Place:
     copied: bool = False
     constant: Callable[[], Tensor] | None = None
     layout: Conversion | None = None
-    config: ModelConfig | None = None
+    config: ModelConfig | None = field(default=None, compare=False)
     optional: bool = False
 
     @property
