@@ -57,9 +57,10 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any], str]] = {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16,
     }, "qwen3next"),
     "qwen3.5": ("Qwen3_5", LLAMA | SQUARE_DELTA, "qwen35"),
+    # Written under the other name, since both compute the same.
     "qwen3.5-moe": ("Qwen3_5Moe", LLAMA | SQUARE_DELTA | {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16,
-    }, "qwen35moe"),
+    }, "qwen3next"),
     "deepseek-v3": ("DeepseekV3", LATENT | ROUTED | {
         "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2,
         "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6, "rope_parameters": {

@@ -874,6 +874,23 @@ PUBLISHED: dict[str, Published] = {
             "torch_dtype": "bfloat16", "transformers_version": "4.41.0", "use_cache": True, "vocab_size": 73448,
         },
     ),
+    "gemma-4-e2b": Published(
+        4_628_569_379,
+        {"num_layers": 35, "head_dim": 512, "sliding_head_dim": 256, "kv_heads": 1, "shared_kv_layers": 20,
+         "layer_d_ff": (6144,) * 15 + (12288,) * 20, "sliding_window": 512, "position_base": 1e6},
+        {
+            "model_type": "gemma4_text", "hidden_size": 1536, "num_hidden_layers": 35, "intermediate_size": 6144,
+            "num_attention_heads": 8, "head_dim": 256, "global_head_dim": 512, "rms_norm_eps": 1e-6,
+            "vocab_size": 262144, "vocab_size_per_layer_input": 262144, "num_key_value_heads": 1,
+            "num_kv_shared_layers": 20, "hidden_size_per_layer_input": 256, "sliding_window": 512,
+            "max_position_embeddings": 131072, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+            "rope_parameters": {
+                "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+            },
+            "layer_types": [*(["sliding_attention"] * 4 + ["full_attention"])] * 7,
+        },
+    ),
     "lfm2-350m": Published(
         354_483_968,
         {"d_ff": 4608, "num_layers": 16, "tie_weights": True},

@@ -350,8 +350,9 @@ class PositionSections(Field):
     """Which columns rotate by which of three positions, which are equal for text (Qwen 3.5)."""
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns the sections of the published models, without which llama.cpp refuses a file."""
-        return {"rope.dimension_sections": [11, 11, 10, 0]}
+        """Returns three equal sections, without which llama.cpp refuses a file."""
+        pairs = config.rotary_dim // 2
+        return {"rope.dimension_sections": [*((pairs + more) // 3 for more in (2, 1, 0)), 0]}
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Accepts any sections."""
