@@ -906,6 +906,21 @@ PUBLISHED: dict[str, Published] = {
             "4.55.0.dev0", "use_cache": True, "use_pos_enc": True, "vocab_size": 65536,
         },
     ),
+    "lfm2-8b-a1b": Published(
+        8_339_929_856,
+        {"d_ff": 7168, "num_layers": 24, "tie_weights": True, "kv_heads": 8},
+        {
+            "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "vocab_size": 65536, "hidden_size": 2048,
+            "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_hidden_layers": 24,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000, "norm_eps": 1e-05,
+            "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1000000.0, "num_dense_layers": 2, "num_experts": 32,
+            "num_experts_per_tok": 4, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+            "bos_token_id": 1, "eos_token_id": 7, "pad_token_id": 0,
+            "layer_types": [
+                "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)
+            ],
+        },
+    ),
     "qwen1.5-moe-a2.7b": Published(
         14_315_784_192,
         {"attention_bias": True, "sliding_window": None},

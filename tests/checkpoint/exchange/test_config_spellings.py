@@ -220,7 +220,7 @@ def test_gemma_3_as_published_and_as_transformers_5_writes_it():
 
 def test_gemma_4_as_published_and_as_transformers_5_writes_it():
     old = read("gemma4_text", global_head_dim=512, num_global_key_value_heads=2, attention_k_eq_v=True)
-    heads = {str(layer): {"head_dim": 512, "num_key_value_heads": 2} for layer in range(5, 30, 6)}
+    heads = {f"{layer:02}": {"head_dim": 512, "num_key_value_heads": 2} for layer in range(5, 30, 6)}
     assert read("gemma4_text", per_layer_config=heads, attention_k_eq_v=True) == old
     assert [old.heads(layer) for layer in (4, 5)] == [(4, 256, 256), (2, 512, 512)]
     assert old.keys_as_values == (5, 11, 17, 23, 29)

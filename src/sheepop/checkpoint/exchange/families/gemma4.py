@@ -96,12 +96,15 @@ def _slides(settings: Settings) -> list[bool]:
 def _heads_by_layer(given: Given, slides: list[bool], usual: dict[str, int]) -> dict[str, int]:
     """Returns the heads of the layers without a window from the table that gives them layer by layer."""
     table = given.within(_PER_LAYER, given.take(_PER_LAYER))
+    # The numbers of layers may begin with zeros.
+    names = {int(name): name for name in table.unread() if name.isdecimal() and len(name) < 10}
     found: list[dict[str, int]] = []
     for layer, slide in enumerate(slides):
-        own = table.within(str(layer), table.take(str(layer), {}))
+        name = names.get(layer, str(layer))
+        own = table.within(name, table.take(name, {}))
         heads = {name: own.typed(name, int, value) for name, value in usual.items()}
         if own.unread() or (slide and heads != usual) or (found and not slide and heads != found[0]):
-            raise table.problem(str(layer), "does not give all layers of one type the same heads and nothing else")
+            raise table.problem(name, "does not give all layers of one type the same heads and nothing else")
         if not slide:
             found.append(heads)
     if table.unread():
