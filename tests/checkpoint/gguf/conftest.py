@@ -38,32 +38,20 @@ GRANITE = {"embedding_scale": 3.0, "residual_scale": 0.25, "logit_scale": 0.125,
 STABLELM = GATED | {"norm": "layernorm", "norm_bias": True, "rotary_fraction": 0.5}
 WITHOUT_EVERY_FOURTH = tuple(layer for layer in range(64) if layer % 4 < 3)
 
-# name: (architecture, configuration)
-LFM2 = GATED | {
-    "num_kv_heads": 2,
-    "qk_norm": "head",
-    "gated_convolution": {"layers": (0, 2), "width": 4},
-}
+LFM2 = GATED | {"num_kv_heads": 2, "qk_norm": "head", "gated_convolution": {"layers": (0, 2), "width": 4}}
 QWEN = GATED | {
-    "num_kv_heads": 2,
-    "head_dim": 16,
-    "qk_norm": "head",
-    "rotary_fraction": 0.5,
-    "attention_output_gate": True,
+    "num_kv_heads": 2, "head_dim": 16, "qk_norm": "head", "rotary_fraction": 0.5, "attention_output_gate": True,
     "gated_delta_net": {
-        "layers": (0, 1),
-        "num_key_heads": 2,
-        "num_value_heads": 6,
-        "key_head_dim": 8,
-        "value_head_dim": 8,
+        "layers": (0, 1), "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8,
     },
-}
+}  # fmt: skip
 LATENT = GATED | {
-    "head_dim": 12,
-    "value_head_dim": 8,
-    "latent_attention": {"kv_rank": 16, "q_rank": 24, "rope_head_dim": 4, "norm_eps": 1e-6},
-}
+    "head_dim": 36, "value_head_dim": 8,
+    "latent_attention": {"kv_rank": 32, "q_rank": 32, "rope_head_dim": 4, "norm_eps": 1e-6},
+}  # fmt: skip
 ROUTED = {"count": 6, "per_token": 2, "d_ff": 32, "shared": 2, "scale": 2.5, "layers": (1, 2)}
+
+# name: (architecture, configuration)
 TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gpt2": ("gpt2", BIASED | {"position_encoding": "learned", "norm_eps": 1e-3}),
     "gpt2-without-biases": ("gpt2", BIASED | {
@@ -157,7 +145,7 @@ TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3next": ("qwen3next", QWEN | {
         "experts": {"count": 4, "per_token": 2, "d_ff": 32, "shared": 2, "shared_gate": True},
     }),
-    "qwen35": ("qwen35", QWEN | {"norm": "rmsnorm_zero_centered", "tie_weights": True}),
+    "qwen35": ("qwen35", QWEN | {"norm": "rmsnorm_zero_centered"}),
     "qwen35moe": ("qwen35moe", QWEN | {
         "experts": {"count": 4, "per_token": 2, "d_ff": 32, "shared": 1, "shared_gate": True},
     }),

@@ -334,7 +334,7 @@ class DeltaNet(Field):
         num_layers, period = settings["num_layers"], given.typed(_PERIOD, int, 4)
         mixes = all_but_every(period or num_layers + 1, num_layers)
         if given.take(_RECURRENT, None) is not None:
-            mixes = given.entries(_RECURRENT, bool)
+            mixes = [bool(number) for number in given.entries(_RECURRENT, int)]
             mixes = mixes[:num_layers] if len(mixes) == given.typed("block_count", int) else []
         if not any(mixes):
             raise given.problem(_RECURRENT, f"is not a list for {num_layers} layers, some of which it names")
