@@ -28,6 +28,8 @@ from sheepop.generate.speculation import LookupDrafter
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
 
+from .conftest import SHARED
+
 Build = Callable[..., Transformer]
 BLOCK = 4
 GUESSES = 3
@@ -63,6 +65,7 @@ NETWORKS: list[dict[str, Any]] = [
     {"gated_convolution": {"layers": [0], "width": 4}, "position_encoding": "rope"},
     {"gated_delta_net": {"layers": [1], **DELTA}, "attention_output_gate": True},
     {"gated_delta_net": {"layers": [0], "width": 2, **DELTA}, "sliding_window": 5, "position_encoding": "rope"},
+    {**SHARED, "position_encoding": "rope"},
     {"architecture": "encoder_decoder", "position_encoding": "rope", "num_kv_heads": 2},
     {"architecture": "encoder_decoder", "attention_sinks": True, "num_encoder_layers": 1},
 ]

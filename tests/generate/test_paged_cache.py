@@ -15,6 +15,8 @@ from sheepop.generate.paged_cache import PagedCache, block_manager
 from sheepop.generate.paged_kernels import KVBlocks
 from sheepop.model import Transformer
 
+from .conftest import SHARED
+
 DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
 NETWORKS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -36,6 +38,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "attention_sinks": True,
         "attention_soft_cap": 20.0,
     },
+    "shared keys": SHARED,
     "n-grams": {"ngrams": {"orders": [2, 4], "rows": 64}},
     "convolutions": {"short_convolution": 3},
     "gated convolutions": {"gated_convolution": {"layers": [1], "width": 4}},

@@ -67,6 +67,18 @@ ARCHITECTURES: dict[str, ModelConfig] = {
             "experts": {"count": 4, "shared": 2, "d_ff": 16, "shared_gate": True, "layers": (1, 2)},
             "tie_weights": False, "rotary_fraction": 0.5,
         },
+        "gemma 4": {
+            **_LLAMA, "activation": "geglu_tanh", "norm_position": "sandwich", "qk_norm": "head", "value_norm": True,
+            "num_layers": 5, "head_dim": 12, "num_kv_heads": 1, "sliding_window": 4, "sliding_layers": (0, 2, 3),
+            "sliding_head_dim": 8, "sliding_num_kv_heads": 2, "sliding_position_base": 50.0, "layer_factor": True,
+            "rotary_scaling": {"kind": "proportional", "factor": 1.0, "fraction": 0.5}, "attention_scale": 0.5,
+            "keys_as_values": (1,), "shared_kv_layers": 2, "layer_d_ff": (24, 24, 24, 48, 48),
+            "layer_inputs": {"width": 6},
+            "experts": {
+                "count": 4, "shared": 3, "d_ff": 8, "own_norms": True, "expert_scales": True, "router_scale": 0.2,
+                "layers": (1, 4),
+            },
+        },
         "mup": {"initialization": "mup", "mup_base_d_model": 16},
         "dropout": {"dropout": 0.1},
         "pairs": {"architecture": "encoder_decoder", "num_encoder_layers": 1, "norm_position": "post"},

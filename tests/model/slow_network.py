@@ -58,6 +58,8 @@ def rotary_angle(pair: int, width: int, base: float, scaling) -> float:
         return (base * factor ** (width / (width - 2))) ** (-2 * pair / width)
     if scaling.kind == "longrope":
         return angle / scaling.pair_factors[pair]
+    if scaling.kind == "proportional":
+        return angle / factor if pair < int(scaling.fraction * width / 2) else 0.0
     original = scaling.original_max_seq_len
     if scaling.kind == "llama3":
         wavelength = 2 * math.pi / angle
@@ -129,6 +131,9 @@ class SlowNetwork:
         if config.embedding_norm:
             x = self.norm(x, "embedding_norm")
         x = self.at("positioned", self.add_positions(self.at("embedded", x)))
+        self.given: dict[tuple, tuple[Array, Array]] = {}  # the last keys and values of each kind of layer
+        if config.layer_inputs is not None:
+            self.vectors = self.layer_inputs(ids, x)
         for layer in range(config.num_layers):
             x = self.block(x, layer)
         if config.final_norm:
@@ -148,6 +153,17 @@ class SlowNetwork:
             for table, order in enumerate(orders):
                 ngram = [ids[t - back] if t - back >= start else None for back in range(order)]
                 found[t] += self.weights["ngrams.table"][table * rows + ngram_row(ngram, rows)]
+        return found
+
+    def layer_inputs(self, ids: Sequence[int], x: Array) -> Array:
+        """(T, L, P)."""
+        width = self.config.layer_inputs.width
+        found = np.zeros((len(ids), self.config.num_layers, width))
+        for t, layer in np.ndindex(found.shape[:2]):
+            part = slice(layer * width, (layer + 1) * width)
+            projected = self.weights["layer_inputs.projection.weight"][part] @ x[t] / math.sqrt(x.shape[1])
+            looked_up = self.weights["layer_inputs.embedding.weight"][ids[t], part] * math.sqrt(width)
+            found[t, layer] = (self.norm(projected, "layer_inputs.norm") + looked_up) / math.sqrt(2)
         return found
 
     def add_positions(self, x: Array) -> Array:
@@ -178,7 +194,8 @@ class SlowNetwork:
 
         def branch(x: Array, sublayer: str, function: Callable[[Array, str], Array]) -> Array:
             norm = "attention" if self.config.shared_norm else sublayer
-            seen = self.norm(x, f"{block}.{norm}_norm") if position in ("pre", "sandwich") else x
+            seen = self.norm(x, f"{block}.{norm}_norm") if f"{block}.{norm}_norm.weight" in self.weights else x
+            seen = x if position == "post" else seen
             found = function(self.at(f"{block}.{sublayer}_input", seen), f"{block}.{sublayer}")
             if position in ("sandwich", "output"):
                 found = self.norm(found, f"{block}.{sublayer}_output_norm")
@@ -189,41 +206,67 @@ class SlowNetwork:
             return self.norm(total, f"{block}.{sublayer}_norm") if position == "post" else total
 
         def attention(x: Array, name: str) -> Array:
+            mixers = {"gated_convolution": self.gated_convolution, "gated_delta_net": self.gated_delta_net}
+            for mixer, function in mixers.items():
+                if (section := getattr(self.config, mixer)) is not None and layer in section.layers:
+                    return function(x, f"{block}.mixer")
             return self.attention(x, name, layer)
+
+        def end(x: Array) -> Array:
+            if self.config.layer_inputs is not None:
+                name = f"{block}.layer_input"
+                x = self.at(f"{block}.upper_feed_forward", x)
+                hidden = self.bent(self.linear(x, f"{name}.gate_proj"), name) * self.vectors[:, layer]
+                found = self.norm(self.linear(self.at(f"{name}.hidden", hidden), f"{name}.o_proj"), f"{name}.norm")
+                x = x + self.at(f"{name}_output", found * self.config.residual_scale)
+            return self.at(f"{block}.output", x * self.weights.get(f"{block}.factor", 1.0))
 
         experts = self.config.experts
         mixed = experts is not None and (experts.layers is None or layer in experts.layers)
         feed_forward = self.mixture if mixed else self.feed_forward
         attended = branch(x, "attention", attention)
         if self.config.parallel_residual:
-            return self.at(f"{block}.output", x + attended + branch(x, "feed_forward", feed_forward))
+            return end(x + attended + branch(x, "feed_forward", feed_forward))
         x = self.at(f"{block}.middle", after(x + attended, "attention"))
-        return self.at(f"{block}.output", after(x + branch(x, "feed_forward", feed_forward), "feed_forward"))
+        return end(after(x + branch(x, "feed_forward", feed_forward), "feed_forward"))
 
     def attention(self, x: Array, name: str, layer: int) -> Array:
         config = self.config
         layers = config.sliding_layers
         window = config.sliding_window if layers is None or layer in layers else None
-        if config.latent_attention is None:
-            q = self.heads(x, f"{name}.q", config.num_heads, config.head_dim)
-            k = self.heads(x, f"{name}.k", config.num_kv_heads, config.head_dim)
-            v = self.heads(x, f"{name}.v", config.num_kv_heads, config.value_head_dim)
-        else:
+        kv_heads, width, value_width = config.num_kv_heads, config.head_dim, config.value_head_dim
+        if window is not None:
+            kv_heads = config.sliding_num_kv_heads or kv_heads
+            width, value_width = config.sliding_head_dim or width, config.sliding_head_dim or value_width
+        rotates = config.rotary_layers is None or layer in config.rotary_layers
+        is_last = layer >= config.num_layers - config.shared_kv_layers
+        if config.latent_attention is not None:
             q, k, v = self.from_latents(x, name)
-        if config.rotary_layers is None or layer in config.rotary_layers:
-            q, k = self.rotated(q, window), self.rotated(k, window)
+        else:
+            q = self.heads(x, f"{name}.q", config.num_heads, width)
+            if not is_last:
+                k = self.heads(x, f"{name}.k", kv_heads, width)
+                v = self.heads(x, f"{name}.v", kv_heads, value_width, of_keys=layer in (config.keys_as_values or ()))
+        if rotates:
+            q = self.rotated(q, window)
+        if is_last:
+            k, v = self.given[window, rotates]
+        elif rotates:
+            k = self.rotated(k, window)
         q, k = self.at(f"{name}.rotated_q", q), self.at(f"{name}.rotated_k", k)
+        if not is_last:
+            self.given[window, rotates] = k, v
         scale = config.attention_scale
         if scale is None and config.mup_base_head_dim is not None:
-            scale = config.mup_base_head_dim**0.5 / config.head_dim
+            scale = config.mup_base_head_dim**0.5 / width
         if scale is None:
-            scale = 1 / math.sqrt(config.head_dim)
+            scale = 1 / math.sqrt(width)
         scores = np.full((config.num_heads, len(x), len(x)), -np.inf)
-        group = config.num_heads // config.num_kv_heads
+        group = config.num_heads // kv_heads
         for h, t in np.ndindex(scores.shape[:2]):
             for s in range(self.starts[t], t + 1):
                 if window is None or t - s < window:
-                    score = sum(q[h, t, c] * k[h // group, s, c] for c in range(config.head_dim)) * scale
+                    score = sum(q[h, t, c] * k[h // group, s, c] for c in range(width)) * scale
                     if config.attention_soft_cap is not None:
                         score = config.attention_soft_cap * math.tanh(score / config.attention_soft_cap)
                     if config.position_encoding == "alibi":
@@ -235,9 +278,12 @@ class SlowNetwork:
         if config.attention_sinks:
             totals = totals + np.exp(self.weights[f"{name}.sinks"])[:, None]
         weights = self.at(f"{name}.weights", weights / totals[..., None])
-        out = np.zeros((config.num_heads, len(x), config.value_head_dim))
+        out = np.zeros((config.num_heads, len(x), value_width))
         for h, t, s in np.ndindex(weights.shape):
             out[h, t] += weights[h, t, s] * v[h // group, s]
+        if config.attention_output_gate:
+            gates = self.linear(x, f"{name}.gate_proj").reshape(len(x), config.num_heads, value_width)
+            out = out / (1 + np.exp(-gates.transpose(1, 0, 2)))
         out = self.at(f"{name}.head_outputs", out)
         return self.linear(np.concatenate(list(out), axis=-1), f"{name}.o_proj")
 
@@ -260,15 +306,52 @@ class SlowNetwork:
             v[h, t] = values[t, h * v.shape[2] : (h + 1) * v.shape[2]]
         return self.at(f"{name}.q", q), self.at(f"{name}.k", k), self.at(f"{name}.v", v)
 
-    def heads(self, x: Array, name: str, count: int, width: int) -> Array:
+    def gated_convolution(self, x: Array, name: str) -> Array:
+        width = x.shape[1]
+        parts = self.linear(x, f"{name}.in_proj")
+        b, c, x = (parts[:, first * width : (first + 1) * width] for first in range(3))
+        convolved = self.at(f"{name}.convolved", self.convolved(b * x, f"{name}.convolution", own_tap=True))
+        return self.linear(self.at(f"{name}.gated", c * convolved), f"{name}.o_proj")
+
+    def gated_delta_net(self, x: Array, name: str) -> Array:
+        section = self.config.gated_delta_net
+        counts = {"q": section.num_key_heads, "k": section.num_key_heads, "v": section.num_value_heads}
+        found = {}
+        for part, count in counts.items():
+            mixed = self.convolved(self.linear(x, f"{name}.{part}_proj"), f"{name}.convolutions.{part}", own_tap=True)
+            heads = (mixed / (1 + np.exp(-mixed))).reshape(len(x), count, -1)
+            if part != "v":
+                heads = heads / np.sqrt((heads**2).sum(-1, keepdims=True) + 1e-6)
+            found[part] = self.at(f"{name}.{part}", heads)
+        beta = self.at(f"{name}.beta", 1 / (1 + np.exp(-self.linear(x, f"{name}.beta_proj"))))
+        steps = np.log1p(np.exp(self.linear(x, f"{name}.decay_proj") + self.weights[f"{name}.decay_bias"]))
+        log_alpha = self.at(f"{name}.log_alpha", -np.exp(self.weights[f"{name}.decay"]) * steps)
+        out = np.zeros_like(found["v"])
+        group = section.num_value_heads // section.num_key_heads
+        for head in range(section.num_value_heads):
+            state = np.zeros((section.key_head_dim, section.value_head_dim))
+            for t, start in enumerate(self.starts):
+                state = 0 * state if t == start else state
+                key, query = found["k"][t, head // group], found["q"][t, head // group]
+                state = state * math.exp(log_alpha[t, head])
+                state = state + np.outer(key, beta[t, head] * (found["v"][t, head] - key @ state))
+                out[t, head] = query @ state / math.sqrt(section.key_head_dim)
+        out = out / np.sqrt((out**2).mean(-1, keepdims=True) + self.config.norm_eps)
+        gates = self.linear(x, f"{name}.gate_proj").reshape(out.shape)
+        out = out * self.weights[f"{name}.norm.weight"] * gates / (1 + np.exp(-gates))
+        return self.linear(self.at(f"{name}.head_outputs", out).reshape(len(x), -1), f"{name}.o_proj")
+
+    def heads(self, x: Array, name: str, count: int, width: int, of_keys: bool = False) -> Array:
         """(count, T, width): the projection, normalised over the whole width or head by head, cut into heads."""
-        x = self.linear(x, f"{name}_proj")
+        x = self.linear(x, f"{name[:-1]}k_proj" if of_keys else f"{name}_proj")
         if self.config.short_convolution is not None:
-            x = self.convolved(x, "{}.convolutions.{}.taps".format(*name.rsplit(".", 1)))
+            x = self.convolved(x, "{}.convolutions.{}".format(*name.rsplit(".", 1)))
         normed = None if name.endswith(".v") else self.config.qk_norm
         if normed == "width":
             x = self.norm(x, f"{name}_norm")
         parts = [x[:, head * width : (head + 1) * width] for head in range(count)]
+        if name.endswith(".v") and self.config.value_norm:
+            parts = [p / np.sqrt((p**2).mean(-1, keepdims=True) + self.config.norm_eps) for p in parts]
         if normed == "head":
             parts = [self.norm(part, f"{name}_norm") for part in parts]
         if normed == "own_head":
@@ -279,13 +362,14 @@ class SlowNetwork:
             self.weights = shared
         return self.at(name, np.stack(parts))
 
-    def convolved(self, x: Array, name: str) -> Array:
-        taps, out = self.weights[name], x.copy()
+    def convolved(self, x: Array, name: str, own_tap: bool = False) -> Array:
+        taps, out = self.weights[f"{name}.taps"], 0 * x if own_tap else x.copy()
         for t, start in enumerate(self.starts):
-            for back in range(1, len(taps) + 1):
+            for number, tap in enumerate(taps):
+                back = number if own_tap else number + 1
                 if t - back >= start:
-                    out[t] += taps[back - 1] * x[t - back]
-        return out
+                    out[t] += tap * x[t - back]
+        return out + self.weights.get(f"{name}.bias", 0.0)
 
     def rotated(self, x: Array, window: int | None) -> Array:
         """Pairs of columns as complex numbers, multiplied by exp(i position angle)."""
@@ -324,7 +408,12 @@ class SlowNetwork:
     def route(self, x: Array, name: str) -> tuple[Array, Array]:
         """For every token the experts that it goes to, and their weights."""
         experts = self.config.experts
-        logits = self.at(f"{name}.router.logits", self.linear(x, f"{name}.router"))
+        x = self.norm(x, f"{name}.router_norm") if experts.own_norms else x
+        logits = self.linear(x, f"{name}.router")
+        if experts.router_scale != 1.0:
+            bias = self.weights.get(f"{name}.router.bias", 0.0)
+            logits = (logits - bias) * experts.router_scale + bias
+        logits = self.at(f"{name}.router.logits", logits)
         all_scores, choices = [], []
         for row in logits:
             total = sum(math.exp(z) for z in row)
@@ -343,7 +432,8 @@ class SlowNetwork:
         weights = []
         for scores, best in zip(all_scores, chosen, strict=True):
             divisor = sum(scores[e] for e in best) if experts.normalize else 1.0
-            weights.append([experts.scale * scores[e] / divisor for e in best])
+            own = self.weights.get(f"{name}.router.expert_scale", np.ones(experts.count))
+            weights.append([experts.scale * own[e] * scores[e] / divisor for e in best])
         return chosen, self.at(f"{name}.router.weights", np.array(weights))
 
     def mixture(self, x: Array, name: str) -> Array:
@@ -360,7 +450,9 @@ class SlowNetwork:
             biases = np.zeros(weight.shape[:2]) if bias is None else bias
             return np.array([weight[e] @ row + biases[e] for e, row in zip(experts, inputs, strict=True)])
 
-        inputs = np.array([x[t] for t, _ in rows])
+        own_norms = self.config.experts.own_norms
+        seen = self.norm(x, f"{name}.routed_norm") if own_norms else x
+        inputs = np.array([seen[t] for t, _ in rows])
         up = apply(inputs, "up")
         gated = f"{name}.experts.gate_proj" in self.weights
         if gated:
@@ -371,7 +463,13 @@ class SlowNetwork:
         out = np.zeros_like(x)
         for (t, j), row in zip(rows, found, strict=True):
             out[t] += weights[t, j] * row
+        out = self.norm(out, f"{name}.routed_output_norm") if own_norms else out
         out = self.at(f"{name}.routed_output", out)
         if not self.config.experts.shared:
             return out
-        return out + self.at(f"{name}.shared_output", self.feed_forward(x, f"{name}.shared"))
+        seen = self.norm(x, f"{name}.shared_norm") if own_norms else x
+        shared = self.feed_forward(seen, f"{name}.shared")
+        shared = self.norm(shared, f"{name}.shared_output_norm") if own_norms else shared
+        if self.config.experts.shared_gate:
+            shared = shared / (1 + np.exp(-seen @ self.weights[f"{name}.shared_gate"].T))
+        return out + self.at(f"{name}.shared_output", shared)

@@ -58,6 +58,41 @@ LONGROPE = {"kind": "longrope", "factor": 8.0, "original_max_seq_len": 16, "pair
 FAST = {**ROPE, "position_base": 20.0, "head_dim": 8}
 MUP = {"initialization": "mup", "mup_base_d_model": 4}
 EXPERTS = {"count": 5, "per_token": 2}
+DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
+GEMMA4: dict[str, Any] = {
+    **ROPE,
+    "norm": "rmsnorm",
+    "norm_position": "sandwich",
+    "activation": "geglu_tanh",
+    "bias": False,
+    "num_layers": 6,
+    "head_dim": 8,
+    "num_kv_heads": 1,
+    "qk_norm": "head",
+    "value_norm": True,
+    "attention_scale": 0.3,
+    "rotary_scaling": {"kind": "proportional", "factor": 1.0, "fraction": 0.5},
+    "sliding_window": 3,
+    "sliding_layers": [0, 2, 4],
+    "sliding_head_dim": 4,
+    "sliding_num_kv_heads": 2,
+    "sliding_position_base": 50.0,
+    "keys_as_values": [1],
+    "shared_kv_layers": 3,
+    "layer_d_ff": [12, 12, 12, 24, 24, 24],
+    "layer_inputs": {"width": 3},
+    "layer_factor": True,
+    "logit_soft_cap": 3.0,
+    "experts": {
+        **EXPERTS,
+        "layers": [1, 4],
+        "shared": 3,
+        "own_norms": True,
+        "expert_scales": True,
+        "router_scale": 0.25,
+        "d_ff": 4,
+    },
+}
 AXES: dict[str, dict[str, Any]] = {
     "sinusoidal": {},
     "sinusoidal, another base": {"position_base": 50.0, "embedding_scale": 1.0},
@@ -201,6 +236,40 @@ AXES: dict[str, dict[str, Any]] = {
         "sliding_layers": [0],
         "embedding_scale": 4.0,
     },
+    "rope, proportional": {**FAST, "rotary_scaling": {"kind": "proportional", "factor": 2.0, "fraction": 0.5}},
+    "heads of other widths with a window": {
+        **FAST,
+        "sliding_window": 3,
+        "sliding_layers": [0],
+        "sliding_head_dim": 6,
+        "sliding_num_kv_heads": 4,
+        "num_kv_heads": 2,
+        "value_head_dim": 5,
+        "qk_norm": "own_head",
+        "attention_output_gate": True,
+    },
+    "keys of other layers": {
+        **FAST,
+        "num_layers": 4,
+        "shared_kv_layers": 2,
+        "sliding_window": 3,
+        "sliding_layers": [1],
+    },
+    "values from keys": {**FAST, "keys_as_values": [1], "value_norm": True, "num_kv_heads": 2, "qk_norm": "width"},
+    "layer inputs": {"layer_inputs": {"width": 3}, "residual_scale": 0.5, "activation": "swiglu"},
+    "layer inputs, parallel": {"layer_inputs": {"width": 5}, "parallel_residual": True, "layer_factor": True},
+    "widths and factors of layers": {"layer_d_ff": [7, 20], "layer_factor": True, "norm_position": "post"},
+    "experts with norms of their own": {
+        "experts": {**EXPERTS, "shared": 2, "own_norms": True, "expert_scales": True, "router_scale": 0.3},
+        "norm_position": "sandwich",
+        "norm": "rmsnorm",
+    },
+    "experts with a gate beside": {
+        "experts": {**EXPERTS, "shared": 1, "shared_gate": True, "router_scale": 0.3, "router_bias": True}
+    },
+    "gated convolution": {"gated_convolution": {"layers": [0], "bias": True}},
+    "delta net": {"gated_delta_net": {**DELTA, "layers": [1]}, "attention_output_gate": True, "norm": "rmsnorm"},
+    "like gemma 4": GEMMA4,
     "like gpt-oss": {
         **FAST,
         "norm": "rmsnorm",

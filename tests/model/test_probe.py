@@ -20,6 +20,7 @@ from sheepop.model.block import BlockInputs
 from sheepop.model.probe import Probe, named_probes, record, watch
 
 from .slow_network import SlowNetwork
+from .test_network import DELTA, GEMMA4
 
 IDS = torch.randint(0, 19, (1, 6), generator=torch.Generator().manual_seed(4))
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -45,6 +46,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "latent_attention": {"kv_rank": 5, "q_rank": 6, "rope_head_dim": 2},
         "value_head_dim": 3,
     },
+    "convolution and delta net": {
+        "num_layers": 3,
+        "attention_output_gate": True,
+        "gated_convolution": {"layers": [0]},
+        "gated_delta_net": {**DELTA, "layers": [2]},
+        "experts": {"count": 4, "shared": 1, "shared_gate": True, "layers": [2]},
+    },
+    "like gemma 4": {**GEMMA4, "experts": None, "num_layers": 4, "shared_kv_layers": 2, "layer_d_ff": None},
     "parallel, experts, soft cap": {
         "position_encoding": "learned",
         "parallel_residual": True,

@@ -40,6 +40,9 @@ ROUTED = {"n_routed_experts": 6, "moe_intermediate_size": 16}
 DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
 }  # fmt: skip
+GEMMA4 = LLAMA | {
+    "head_dim": 8, "global_head_dim": 12, "sliding_window": 4, "vocab_size_per_layer_input": VOCAB,
+}  # fmt: skip
 
 # name: (class of the model, class of its configuration, keys)
 TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
@@ -122,6 +125,19 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "head_dim": 10, "sliding_window": 5, "layer_types": [FULL, SLIDING, SLIDING], "tie_word_embeddings": False,
         "attention_bias": True, "rms_norm_eps": 1e-3, "hidden_activation": "silu",
         "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 70.0}, FULL: YARN | {"truncate": True}},
+    }),
+    "gemma4": ("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4 | {
+        "num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL], "attention_bias": True,
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 6,
+        "final_logit_softcapping": 2.5, "rms_norm_eps": 1e-3, "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 50.0},
+            FULL: {"rope_type": "proportional", "rope_theta": 4000.0, "partial_rotary_factor": 0.5},
+        },
+    }),
+    "gemma4-moe": ("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4 | {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True, "num_experts": 5, "top_k_experts": 4, "moe_intermediate_size": 8,
+        "tie_word_embeddings": False, "hidden_activation": "silu",
     }),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", LLAMA | {
         "sliding_window": 6, "pad_token_id": None, "tie_word_embeddings": True, "rms_norm_eps": 1e-3,
@@ -313,6 +329,11 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "lfm2-tied": ("Lfm2ForCausalLM", "Lfm2Config", LLAMA | {
         "full_attn_idxs": [0, 2], "block_auto_adjust_ff_dim": False, "num_key_value_heads": 4,
     }),
+    "lfm2-moe": ("Lfm2MoeForCausalLM", "Lfm2MoeConfig", LLAMA | {
+        "layer_types": ["conv", FULL, "conv"], "conv_bias": True, "conv_L_cache": 4, "norm_eps": 1e-3, "head_dim": 12,
+        "tie_word_embeddings": False, "num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "norm_topk_prob": False, "routed_scaling_factor": 2.0, "rope_parameters": YARN,
+    }),
     "qwen2-moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", LLAMA | {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
         "decoder_sparse_step": 2, "num_hidden_layers": 5, "mlp_only_layers": [3], "use_sliding_window": True,
@@ -379,8 +400,10 @@ def randomised(model: nn.Module) -> nn.Module:
             if name.endswith("embed_positions.weight"):
                 parameter[:2] = 0.0  # OPT never reads these rows
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.8)
     return model
 
 

@@ -13,10 +13,13 @@ from sheepop.checkpoint import load_model
 from sheepop.jobs.exchange import export_model, import_model
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import FULL, LLAMA, LLAMA3, SLIDING, randomised
+from .conftest import DELTA, FULL, LATENT, LLAMA, LLAMA3, ROUTED, SLIDING, randomised
 
 transformers = pytest.importorskip("transformers")
 
+SQUARE_DELTA = DELTA | {
+    "head_dim": 16, "linear_value_head_dim": 6, "layer_types": ["linear_attention", "linear_attention", FULL],
+}  # fmt: skip
 SQUARE = LLAMA | {"num_hidden_layers": 4}
 # The class of the model without its ending, keys as in published models, and the name of the architecture.
 FAMILIES: dict[str, tuple[str, Mapping[str, Any], str]] = {
@@ -43,6 +46,32 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "stablelm-parallel": ("StableLm", LLAMA | {"use_parallel_residual": True}, "stablelm"),
     "arcee": ("Arcee", LLAMA | {"head_dim": 12}, "arcee"),
     "seed-oss": ("SeedOss", LLAMA | {"head_dim": 12}, "seed_oss"),
+    "lfm2": ("Lfm2", LLAMA | {
+        "layer_types": ["conv", FULL, "conv"], "conv_bias": False, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False,
+    }, "lfm2"),
+    "lfm2-moe": ("Lfm2Moe", LLAMA | {
+        "layer_types": ["conv", FULL, "conv"], "num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    }, "lfm2moe"),
+    "qwen3-next": ("Qwen3Next", LLAMA | SQUARE_DELTA | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16,
+    }, "qwen3next"),
+    "qwen3.5": ("Qwen3_5", LLAMA | SQUARE_DELTA, "qwen35"),
+    # Written under the other name, since both compute the same.
+    "qwen3.5-moe": ("Qwen3_5Moe", LLAMA | SQUARE_DELTA | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16,
+    }, "qwen3next"),
+    "deepseek-v3": ("DeepseekV3", LATENT | ROUTED | {
+        "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 2000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+            "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+        },
+    }, "deepseek2"),
+    "deepseek-v2-lite": ("DeepseekV2", LATENT | ROUTED | {
+        "num_hidden_layers": 27, "q_lora_rank": None, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "rms_norm_eps": 1e-6,
+    }, "deepseek2"),
     "ernie": ("Ernie4_5", LLAMA | {"head_dim": 12}, "ernie4_5"),
 }  # fmt: skip
 
@@ -63,14 +92,19 @@ def test_a_family_goes_to_its_architecture_and_back(name: str, tmp_path: Path) -
     wanted = ours.state_dict()
     for tensor_name, tensor in back.state_dict().items():
         own = wanted[tensor_name]
-        zero_centered = name == "gemma" and tensor_name.endswith("norm.weight")
-        assert torch.equal(tensor, (1 + own) - 1 if zero_centered else own), tensor_name
+        zero_centered = ours.config.norm == "rmsnorm_zero_centered" and tensor_name.endswith("norm.weight")
+        if zero_centered and ".mixer." not in tensor_name:
+            own = (1 + own) - 1
+        if tensor_name.endswith(".mixer.decay"):
+            own = own.exp().log()
+        assert torch.equal(tensor, own), tensor_name
     ids = torch.randint(4, 128, (2, 40), generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(back(ids), theirs(ids).logits, atol=1e-4, rtol=1e-5)
 
 
 def load_theirs(family: str, keys: Mapping[str, Any]) -> Any:
     ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
-    config = getattr(transformers, f"{family}Config")(**{**keys, **ids})
+    found = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = found(**{**keys, **ids})
     config._attn_implementation = "eager"
     return randomised(getattr(transformers, f"{family}ForCausalLM")(config)).eval()

@@ -35,6 +35,15 @@ TOYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"vision_config": SIGHT | {"patch_size": 14, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4},
     ),
+    "gemma4": (
+        "Gemma4ForConditionalGeneration",
+        LLAMA | IDS | {
+            "head_dim": 8, "global_head_dim": 12, "sliding_window": 4, "vocab_size_per_layer_input": 133,
+            "num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 4,
+        },
+        {"vision_config": SIGHT | {"num_key_value_heads": 2, "head_dim": 8}, "audio_config": None},
+    ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
         LLAMA | IDS | {"model_type": "mistral", "head_dim": 12, "sliding_window": None, "rope_parameters": YARN},

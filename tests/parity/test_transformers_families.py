@@ -62,6 +62,8 @@ def test_the_spelling_of_transformers_4_means_the_same(pair):
     keys = json.loads((pair.ours.directory.parent / "theirs" / "config.json").read_text())
     keys["torch_dtype"] = keys.pop("dtype")
     table = keys.pop("rope_parameters", None) or {}
+    if keys["model_type"] == "gemma4_text":
+        keys["rope_parameters"], table = table, {}  # this family is newer
     if "full_attention" in table:
         keys["rope_local_base_freq"] = table["sliding_attention"]["rope_theta"]
         table = table["full_attention"]
@@ -220,7 +222,8 @@ def test_loss_and_every_gradient_of_a_training_step_agree(pair, tmp_path):
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     gradients = gradients_under_our_names(theirs, ours.config, tmp_path)
-    for name, parameter in ours.named_parameters():
+    fixed = {name for name, _ in ours.named_parameters() if name.endswith(".factor")}  # no parameters of theirs
+    for name, parameter in ((name, each) for name, each in ours.named_parameters() if name not in fixed):
         torch.testing.assert_close(
             parameter.grad, gradients[name], atol=1e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )

@@ -46,6 +46,11 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     yield "embedding.weight", (config.vocabulary, width)
     if config.ngrams is not None:
         yield "ngrams.table", (len(config.ngrams.orders) * config.ngrams.rows, width)
+    if config.layer_inputs is not None:
+        columns = config.num_layers * config.layer_inputs.width
+        yield "layer_inputs.embedding.weight", (config.vocabulary, columns)
+        yield "layer_inputs.projection.weight", (columns, width)
+        yield from _norm(config, "layer_inputs.norm", config.layer_inputs.width)
     if config.position_encoding == "learned":
         yield "added_positions.table", (config.max_seq_len, width)
     if config.embedding_norm:
@@ -64,7 +69,10 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
 def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
     before = config.norm_position != "output"
     behind = config.norm_position in ("sandwich", "output")
-    mixer, tensors = "mixer", _attention(config)
+    own_norms = config.has_experts(layer) and getattr(config.experts, "own_norms", False)
+    if config.layer_factor:
+        yield "factor", (1,)
+    mixer, tensors = "mixer", _attention(config, layer)
     if config.gated_convolution is not None and config.mixer(layer) == "gated_convolution":
         tensors = _gated_convolution(config, config.gated_convolution)
     elif config.gated_delta_net is not None and config.mixer(layer) == "gated_delta_net":
@@ -75,22 +83,29 @@ def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
         ("attention", mixer, tensors),
         ("feed_forward", "feed_forward", _feed_forward(config, layer)),
     ):
-        if before and not (config.shared_norm and branch == "feed_forward"):
+        if before and not ((config.shared_norm or own_norms) and branch == "feed_forward"):
             yield from _norm(config, f"{branch}_norm", config.d_model)
         for name, shape in found:
             yield f"{module}.{name}", shape
         if behind:
             yield from _norm(config, f"{branch}_output_norm", config.d_model)
+    if config.layer_inputs is not None:
+        yield "layer_input.gate_proj.weight", (config.layer_inputs.width, config.d_model)
+        yield "layer_input.o_proj.weight", (config.d_model, config.layer_inputs.width)
+        yield from _norm(config, "layer_input.norm", config.d_model)
 
 
-def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    queries, keys = config.num_heads * config.head_size, config.kv_heads * config.head_size
-    values, result = config.kv_heads * config.value_size, config.num_heads * config.value_size
-    bias, latent = bool(config.attention_bias), config.latent_attention
+def _attention(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+    kv_heads, key_width, value_width = config.heads(layer)
+    queries, keys = config.num_heads * key_width, kv_heads * key_width
+    values, result = kv_heads * value_width, config.num_heads * value_width
+    bias, latent, has_keys = bool(config.attention_bias), config.latent_attention, config.kv_source(layer) == layer
     if latent is None:
         yield from _linear("q_proj", queries, config.d_model, bias)
-        yield from _linear("k_proj", keys, config.d_model, bias)
-        yield from _linear("v_proj", values, config.d_model, bias)
+        if has_keys:
+            yield from _linear("k_proj", keys, config.d_model, bias)
+        if has_keys and layer not in (config.keys_as_values or ()):
+            yield from _linear("v_proj", values, config.d_model, bias)
     else:
         shared, rank = latent.rope_head_dim, latent.kv_rank
         if latent.q_rank is not None:
@@ -108,12 +123,14 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         for name, channels in (("q", queries), ("k", keys), ("v", values)):
             yield f"convolutions.{name}.taps", (config.short_convolution - 1, channels)
     if config.qk_norm == "own_head":
-        yield "q_norm.weight", (config.num_heads, config.head_size)
-        yield "k_norm.weight", (config.kv_heads, config.head_size)
+        yield "q_norm.weight", (config.num_heads, key_width)
+        if has_keys:
+            yield "k_norm.weight", (kv_heads, key_width)
     elif config.qk_norm is not None:
         each_head = config.qk_norm == "head"
-        yield from _norm(config, "q_norm", config.head_size if each_head else queries)
-        yield from _norm(config, "k_norm", config.head_size if each_head else keys)
+        yield from _norm(config, "q_norm", key_width if each_head else queries)
+        if has_keys:
+            yield from _norm(config, "k_norm", key_width if each_head else keys)
     if config.attention_sinks:
         yield "sinks", (config.num_heads,)
 
@@ -144,7 +161,7 @@ def _feed_forward(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]
     if config.experts is not None and config.has_experts(layer):
         yield from _experts(config, config.experts)
     else:
-        yield from _dense(config, "", config.ffn_size)
+        yield from _dense(config, "", config.ffn_width(layer))
 
 
 def _dense(config: ModelConfig, prefix: str, inner: int) -> Iterator[tuple[str, Shape]]:
@@ -160,7 +177,12 @@ def _experts(config: ModelConfig, experts: ExpertsConfig) -> Iterator[tuple[str,
     yield "router.weight", (count, width)
     if experts.router_bias:
         yield "router.bias", (count,)
+    if experts.expert_scales:
+        yield "router.expert_scale", (count,)
     yield "router.balance", (count,)
+    if experts.own_norms:
+        for name in ("router", "routed", "routed_output", *(("shared", "shared_output") if experts.shared else ())):
+            yield from _norm(config, f"{name}_norm", width)
     inward = ("gate", "up") if config.activation in GATED else ("up",)
     for name in inward:
         yield f"experts.{name}_proj", (count, inner, width)

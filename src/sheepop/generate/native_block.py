@@ -24,9 +24,8 @@ from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
 from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
-from sheepop.model.block import Block, BlockInputs
+from sheepop.model.block import Block, BlockInputs, BlockOutputs
 from sheepop.model.cache import Cache
-from sheepop.model.experts import Routing
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.norms import ZeroCenteredRMSNorm
 from sheepop.model.probe import someone_watches
@@ -86,7 +85,7 @@ class NativeBlock(Block):
         block.__dict__.update(copy.deepcopy(kept, memo))
         return block
 
-    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
+    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> BlockOutputs:
         """See `Block.forward`."""
         metadata = cache.metadata(inputs.attending) if isinstance(cache, PagedCache) else None
         count = x_BTD.numel() // self._layer.width
@@ -108,7 +107,7 @@ class NativeBlock(Block):
             *(kernel(keys.numbers.dtype) for kernel in (attention_kernel, storing_kernel)),
             torch.get_num_threads(),
         )
-        return out_BTD, None
+        return BlockOutputs(out_BTD)
 
 
 def prepared(model: Transformer) -> tuple[Transformer, list[tuple[Tensor, Tensor]]]:
@@ -154,6 +153,9 @@ def _lacking(model: Transformer, block: Block) -> str | None:
         f"{', '.join(unknown)}": bool(unknown) or attention is None,
         f"the activation {model.config.activation}": model.config.activation not in _ACTIVATIONS,
         "a norm that branches share, and scaled branches": block.shared_norm or block.residual_scale != 1.0,
+        "factors of layers": block.factor is not None,
+        "keys and values that layers share, and keys that are the values": attention is not None
+        and (attention.v_proj is None or attention.gives_keys),
         "gates and convolutions of attention": attention is not None
         and (attention.gate_proj is not None or attention.convolutions is not None),
         "rows whose length is no multiple of 16": not all(
@@ -169,6 +171,7 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
     """The description of a block that the native code reads."""
     attention, feed_forward = block.attention, block.feed_forward
     assert attention is not None and isinstance(feed_forward, FeedForward)
+    assert attention.k_proj is not None and attention.v_proj is not None
     norms = (
         (block.attention_norm, block.attention_output_norm),
         (block.feed_forward_norm, block.feed_forward_output_norm),

@@ -67,12 +67,12 @@ def _reach_of_states(model: Transformer) -> int:
 
 def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, in_int8: bool = False) -> int:
     """The bytes of one block in all layers together, without recurrent states."""
-    config = model.config
-    heads, *widths = config.cached_heads
-    numbers = sum(widths)
+    attending = (layer for layer, kind in enumerate(model.kinds) if kind is not None)
     stored = model.cache_dtype or model.dtype
-    per_head = numbers + 2 * torch.float32.itemsize if in_int8 else numbers * stored.itemsize
-    per_token = len(model.windows) * heads * per_head
+    per_token = 0
+    for heads, *widths in map(model.config.cached_heads, attending):
+        in_bytes = sum(widths) + 2 * torch.float32.itemsize if in_int8 else sum(widths) * stored.itemsize
+        per_token += heads * in_bytes
     return block_size * per_token + _bytes_of_tails(model, block_size, lookahead)
 
 
@@ -88,8 +88,9 @@ def state_bytes(model: Transformer, max_sequences: int, block_size: int, lookahe
 def _bytes_of_tails(model: Transformer, block_size: int, lookahead: int) -> int:
     config, channels = model.config, 0
     if config.short_convolution is not None:
-        of_layer = config.num_heads * config.head_size + config.kv_heads * (config.head_size + config.value_size)
-        channels += len(model.windows) * of_layer
+        for layer in (layer for layer, kind in enumerate(model.kinds) if kind is not None):
+            kv_heads, key_width, value_width = config.heads(layer)
+            channels += config.num_heads * key_width + kv_heads * (key_width + value_width)
     if config.gated_convolution is not None:
         channels += len(config.gated_convolution.layers) * config.d_model
     if (delta := config.gated_delta_net) is not None:
@@ -120,19 +121,25 @@ class PagedCache(LatentCache):
         self.reaches = reaches_of(model)
         self.block_size = block_size
         self._native, self._batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
-        self._kind_of_layer = [None if kind is None else self.reaches.index(kind[0]) for kind in model.kinds]
+        # None for layers that store nothing: those without attention, or with the keys and values of another layer.
+        self._kind_of_layer = [
+            None if kind is None or layer in model.kv_sources else self.reaches.index(kind[0])
+            for layer, kind in enumerate(model.kinds)
+        ]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
 
         self._spare_blocks = list(num_blocks)  # one more block than the manager hands out
 
-        def allocated(width: int) -> list[KVBlocks]:
+        def allocated(of_values: bool) -> list[KVBlocks]:
             counts = [0 if kind is None else num_blocks[kind] + 1 for kind in self._kind_of_layer]
-            shapes = [(count, heads, block_size, width) for count in counts]
-            stored = model.cache_dtype
+            cached, stored = map(model.config.cached_heads, range(len(counts))), model.cache_dtype
+            shapes = [
+                (count, heads.kv_heads, block_size, heads.value_width if of_values else heads.key_width)
+                for count, heads in zip(counts, cached, strict=True)
+            ]
             return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8, stored=stored) for shape in shapes]
 
-        heads, *widths = model.config.cached_heads
-        self.keys, self.values = map(allocated, widths)
+        self.keys, self.values = allocated(False), allocated(True)
         # The last inputs of each block, for each n-gram or convolution, and the last states; those of the token at
         # position p are in column p % width. One more block takes what belongs to none.
         self._tails: dict[str, Tensor] = {}

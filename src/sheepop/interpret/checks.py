@@ -42,7 +42,9 @@ class Check:
 @torch.no_grad()
 def check_trace(trace: Trace) -> list[Check]:
     """Computes the invariants of a trace; those of attention cover every head of every layer."""
-    values = trace.collect([_WEIGHTS, "*attention_output", "*feed_forward_output"], {_WEIGHTS: _sums})
+    outputs = ["*attention_output", "*feed_forward_output"]
+    outputs += ["*layer_input_output"] if trace.config.layer_inputs is not None else []
+    values = trace.collect([_WEIGHTS, *outputs], {_WEIGHTS: _sums})
     rows, future = _attention(trace, values)
     parts = max(_error(parts_of(trace, -1, each).total, each.residuals[-1, -1].double()) for each in trace.streams)
     blocks = _blocks(trace, values)
@@ -95,6 +97,10 @@ def _blocks(trace: Trace, values: Mapping[str, Tensor]) -> float:
                 if block.position == "post":
                     frozen = FrozenNorm.of(getattr(block, f"{name}_norm"), found)
                     found = frozen.linear(found) + frozen.shift
+            if block.layer_input is not None:
+                found = found + values[f"{path}.layer_input_output"].double()
+            if block.factor is not None:
+                found = found * block.factor.double()
             worst = max(worst, _error(found, stream.residuals[layer + 1].double()))
     return worst
 

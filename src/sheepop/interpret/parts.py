@@ -117,14 +117,15 @@ def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts
 
     They are the vectors of the token, its n-grams and its position, ``head l.h`` for every head, ``cross head l.h`` for
     heads that attend to a source, ``mixer l`` for what a layer has instead of attention, ``feed-forward l`` for every
-    layer, and the biases of attention and norms, if any.
+    layer, ``layer input l`` if layers have one, and the biases of attention and norms, if any.
     """
     stream = stream or trace.target
     parts = _embedded(trace, position, stream)
     heads, output = f"{stream.path}.*attention.head_outputs", f"{stream.path}.*feed_forward_output"
     mixed = [f"{path}.attention_output" for path, block in stream.paths() if block.mixer is not None]
     cuts = {heads: lambda value_HTC: value_HTC[:, position]}
-    cuts |= dict.fromkeys([output, *mixed], lambda value_TD: value_TD[position])
+    further = [f"{stream.path}.*layer_input_output"] if trace.config.layer_inputs is not None else []
+    cuts |= dict.fromkeys([output, *mixed, *further], lambda value_TD: value_TD[position])
     values = trace.collect(cuts, cuts)
     for layer, (path, block) in enumerate(stream.paths()):
         if block.mixer is not None:
@@ -147,6 +148,10 @@ def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts
         parts.add(f"feed-forward {layer}", values[f"{path}.feed_forward_output"])
         if block.position == "post":
             parts.normalise(block.feed_forward_norm, f"feed-forward norm {layer}")
+        if block.layer_input is not None:
+            parts.add(f"layer input {layer}", values[f"{path}.layer_input_output"])
+        if block.factor is not None:
+            parts.vectors = [vector * block.factor.double() for vector in parts.vectors]
     return parts
 
 

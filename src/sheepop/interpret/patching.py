@@ -56,8 +56,7 @@ def patch_residuals(clean: Trace, corrupted: Trace, token_id: int, rival: int) -
                 positions = torch.arange(start, min(start + _TOGETHER, one.num_tokens), device=one.residuals.device)
                 x_BTD = other.residuals[layer].expand(len(positions), -1, -1).clone()
                 x_BTD[torch.arange(len(positions)), positions] = one.residuals[layer, positions]
-                for above in range(layer, len(other.blocks)):
-                    x_BTD = other.run_block(above, x_BTD)
+                x_BTD = other.run_from(layer, x_BTD)
                 if other is corrupted.source:
                     x_BTD = _read_source(corrupted, x_BTD)
                 effect[layer, start : start + len(positions)] = _difference(corrupted, x_BTD[:, -1:], token_id, rival)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,7 @@ from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block
 from sheepop.model.probe import named_probes, watch
+from sheepop.model.transformer import Passing
 from sheepop.tokenizer import Tokenizer
 
 # The most logits of a pass in memory at a time; readings of them take several copies in float64.
@@ -42,7 +43,7 @@ class Stream:
 
     `path` is the name of the stack: ``blocks``, or ``encoder_blocks`` for an encoder, in which every token attends to
     all others because it is not `causal`. `embedded` (T, D) are the vectors of the tokens without positions.
-    `run_block` runs a block, given its number, on a stream (B, T, D).
+    `run_block` runs a block, given its number, on a stream (B, T, D) and what the blocks get beside it: `passing`.
     """
 
     path: str
@@ -50,8 +51,9 @@ class Stream:
     token_ids: list[int]
     embedded: Tensor
     residuals: Tensor
-    run_block: Callable[[int, Tensor], Tensor]
+    run_block: Callable[[int, Tensor, Passing], Tensor]
     causal: bool
+    passing: Passing
 
     @property
     def num_tokens(self) -> int:
@@ -61,6 +63,13 @@ class Stream:
     def paths(self) -> Iterator[tuple[str, Block]]:
         """The blocks in order, with their names in the network, such as ``blocks.0``."""
         return ((f"{self.path}.{layer}", block) for layer, block in enumerate(self.blocks))
+
+    def run_from(self, first: int, x_BTD: Tensor) -> Tensor:
+        """Runs the blocks from number `first` on on another stream (B, T, D) before them."""
+        passing = self.passing.of_rows(len(x_BTD))
+        for layer in range(first, len(self.blocks)):
+            x_BTD = self.run_block(layer, x_BTD, passing)
+        return x_BTD
 
 
 def attentions_of(block: Block) -> list[tuple[str, Attention]]:
@@ -109,22 +118,33 @@ class Trace:
         """
         read = read_traced(model, tokenizer, prompt, target)
         model = model.sharing_copy().eval()
-        kept: dict[str, list[Tensor]] = {name: [] for name in named_probes(model) if _is_kept(name)}
+        given = {
+            f"blocks.{layer}.attention.{name}" for layer in model.kv_sources.values() for name in ("rotated_k", "v")
+        }
+        names = (name for name in named_probes(model) if _is_kept(name) or name in given)
+        kept: dict[str, list[Tensor]] = {name: [] for name in names}
         inputs = {} if read.source_ids is None else {"source_ids": torch.tensor([read.source_ids], device=model.device)}
         with watch(model, {name: found.append for name, found in kept.items()} | {_ALL_WEIGHTS: _look}):
             model.hidden_states(torch.tensor([read.token_ids], device=model.device), **inputs)
 
-        def stream(path: str, prefix: str, ids: list[int], run_block: Callable[[int, Tensor], Tensor]) -> Stream:
+        def stream(path: str, prefix: str, ids: list[int], run: Callable[[int, Tensor, Passing], Tensor]) -> Stream:
             blocks = tuple(cast(Block, block) for block in model.get_submodule(path).children())
             outputs = [f"{path}.{layer}.output" for layer in range(len(blocks))]
             residuals = torch.cat([kept[name][0] for name in (f"{prefix}positioned", *outputs)])
-            return Stream(path, blocks, ids, kept[f"{prefix}embedded"][0][0], residuals, run_block, not prefix)
+            passing = model.passing(torch.tensor([ids], device=model.device), residuals[:1])
+            for layer in model.kv_sources.values():
+                keys, values = (kept[f"{path}.{layer}.attention.{name}"][0] for name in ("rotated_k", "v"))
+                passing.keys_values[layer] = keys, values
+            return Stream(path, blocks, ids, kept[f"{prefix}embedded"][0][0], residuals, run, not prefix, passing)
 
         if not isinstance(model, EncoderDecoder):
-            return cls(model, tokenizer, read, stream("blocks", "", read.token_ids, model.run_block))
+            network = model
+            own = stream("blocks", "", read.token_ids, lambda layer, x, given: network.run_block(layer, x, given))
+            return cls(model, tokenizer, read, own)
         memory, source_ids = Memory(kept["memory"][0]), cast("list[int]", read.source_ids)
-        own = stream("blocks", "", read.token_ids, partial(model.run_target_block, memory=memory))
-        source = stream("encoder_blocks", "source_", source_ids, model.run_encoder_block)
+        pair = model
+        own = stream("blocks", "", read.token_ids, lambda layer, x, _: pair.run_target_block(layer, x, memory))
+        source = stream("encoder_blocks", "source_", source_ids, lambda layer, x, _: pair.run_encoder_block(layer, x))
         return cls(model, tokenizer, read, own, source, memory.states[0])
 
     @cached_property
@@ -168,7 +188,8 @@ class Trace:
         config, sources = self.config, len(self.prompt.source_ids or ())
         length = max(self.num_tokens, sources)
         scores = 2 * config.num_heads * length * (length + min(sources, self.num_tokens))
-        widths = 8 * config.d_model + 4 * config.ffn_size + 6 * config.num_heads * config.head_size
+        widths = 8 * config.d_model + 4 * max(config.layer_d_ff or (config.ffn_size,))
+        widths += 6 * config.num_heads * config.widest_heads.key_width
         return (scores + length * widths) * self.residuals.element_size()
 
     def forget(self) -> None:
@@ -198,7 +219,7 @@ class Trace:
                     steps = {f"{path}.attention.weights": _look} if block_here.attention is not None else {}
                     observers = {name: _keeper(found, name, cut) for name, cut in wanted[path].items()}
                     with watch(self.model, steps), watch(self.model, observers):
-                        stream.run_block(layer, stream.residuals[layer][None])
+                        stream.run_block(layer, stream.residuals[layer][None], stream.passing)
         return found
 
     @torch.no_grad()
@@ -326,7 +347,8 @@ _ATTENTION = (
 _STAGES = (
     "attention_input", *(f"attention.{name}" for name in _ATTENTION), "mixer", "attention_output", "middle",
     "cross_attention_input", *(f"cross_attention.{name}" for name in _ATTENTION), "cross_attention_output",
-    "upper_middle", "feed_forward_input", "feed_forward", "feed_forward_output", "output",
+    "upper_middle", "feed_forward_input", "feed_forward", "feed_forward_output",
+    "upper_feed_forward", "layer_input", "layer_input_output", "output",
 )  # fmt: skip
 _PASS = (
     "source_embedded", "source_positioned", "encoder_blocks", "memory",

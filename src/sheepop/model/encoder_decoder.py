@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending
-from sheepop.model.block import Block, BlockInputs
+from sheepop.model.block import Block, BlockInputs, BlockOutputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.norms import build_norm
@@ -76,7 +76,7 @@ class EncoderDecoder(Transformer):
         x_BSD = self.embed(source_ids, None, (self.source_embedded, self.source_positioned))
         inputs = self._encoder_inputs(length, source_mask)
         for block in self.encoder_blocks:
-            x_BSD, _ = block(x_BSD, inputs)
+            x_BSD = block(x_BSD, inputs).stream
         return Memory(self.finish_encoder(x_BSD), source_mask)
 
     def _encoder_inputs(self, length: int, source_mask: Tensor | None) -> BlockInputs:
@@ -89,13 +89,13 @@ class EncoderDecoder(Transformer):
 
     def run_encoder_block(self, layer: int, x_BSD: Tensor) -> Tensor:
         """Runs one encoder block, as `run_block` does for the decoder; rows have no padding."""
-        found_BSD, _ = self.encoder_blocks[layer](x_BSD, self._encoder_inputs(x_BSD.shape[1], None))
-        return cast(Tensor, found_BSD)
+        found = self.encoder_blocks[layer](x_BSD, self._encoder_inputs(x_BSD.shape[1], None))
+        return cast(BlockOutputs, found).stream
 
     def run_target_block(self, layer: int, x_BTD: Tensor, memory: Memory) -> Tensor:
         """Runs one decoder block, which attends to `memory`; its states have one row, or one for each row of x."""
         states = memory.states.expand(len(x_BTD), -1, -1)
-        return self.run_block(layer, x_BTD, states, self._looking_at(memory, x_BTD.shape[1]))
+        return self.run_block(layer, x_BTD, None, states, self._looking_at(memory, x_BTD.shape[1]))
 
     def _looking_at(self, memory: Memory, num_targets: int) -> Attending:
         """Prepares the cross-attention kernel; it has no ALiBi slopes, since the two sequences have no distances."""

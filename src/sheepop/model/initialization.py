@@ -105,9 +105,10 @@ def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cp
     """Returns a network with initial weights in float32 on `device`.
 
     Matrices follow `config.initialization`; biases, sinks and vectors of n-grams are 0, norms scale by 1, convolutions
-    are the identity, and a Gated DeltaNet forgets by factors between almost 0 and 1.
+    are the identity, factors are 1, and a Gated DeltaNet forgets by factors between almost 0 and 1.
     Embeddings and learned positions are N(0, `initial_std`^2). With sinusoidal positions, which multiply embeddings by
     the root of their width, embeddings are N(0, 1 / width), so that token vectors and sinusoids are of similar size.
+    Layer inputs, which the root of their width multiplies too, are N(0, 1 / width).
     """
     model = blank_model(config)
     with torch.no_grad():
@@ -124,6 +125,8 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
             width = config.mup_base_d_model or config.d_model
             sinusoidal = config.position_encoding == "sinusoidal"
             _draw(parameter, width**-0.5 if sinusoidal else config.initial_std, False, seed, name)
+    elif name == "layer_inputs.embedding.weight" and config.layer_inputs is not None:
+        _draw(parameter, config.layer_inputs.width**-0.5, False, seed, name)
     elif name == "added_positions.table":
         _draw(parameter, config.initial_std, False, seed, name)
     elif (role := parameter_role(name, parameter.shape)) == "table":
@@ -135,7 +138,7 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
         _draw(parameter, std, config.initialization in _UNIFORM, seed, name)
     elif name.endswith(".mixer.decay"):
         parameter.uniform_(0.01, 16.0, generator=torch_generator(seed, "initial weights", name)).log_()
-    elif name.endswith(".mixer.decay_bias"):
+    elif name.endswith((".mixer.decay_bias", ".factor", ".expert_scale")):
         parameter.fill_(1.0)
     elif "norm" not in name or name.endswith(".bias"):
         parameter.zero_()
@@ -144,10 +147,11 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
 
 
 def _num_branches(config: ModelConfig, name: str) -> int:
-    """Returns the branches in the stack: two in each layer, three in each decoder layer of an encoder-decoder."""
+    """Returns the branches in the stack: two in each layer, and one more for cross-attention or layer inputs."""
     if name.startswith("encoder_blocks."):
         return 2 * (config.num_encoder_layers or 0)
-    return (3 if config.architecture == "encoder_decoder" else 2) * config.num_layers
+    has_third = config.architecture == "encoder_decoder" or config.layer_inputs is not None
+    return (3 if has_third else 2) * config.num_layers
 
 
 def _draw(parameter: Tensor, std: float, uniform: bool, seed: int, name: str) -> None:

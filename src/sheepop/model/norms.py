@@ -31,10 +31,10 @@ class ZeroCenteredRMSNorm(nn.Module):
 class HeadNorms(nn.Module):
     """The norm of kind `config.norm` over each of `count` heads, with a weight for each head and without a bias."""
 
-    def __init__(self, config: ModelConfig, count: int) -> None:
+    def __init__(self, config: ModelConfig, count: int, width: int) -> None:
         super().__init__()
         self.centres, self.added = config.norm == "layernorm", float(config.norm == "rmsnorm_zero_centered")
-        self.weight = nn.Parameter(torch.full((count, config.head_size), 1 - self.added))
+        self.weight = nn.Parameter(torch.full((count, width), 1 - self.added))
         self.eps = config.norm_eps
 
     def forward(self, x_BTHC: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from sheepop.model.sections import (
     GatedConvolutionConfig,
     GatedDeltaNetConfig,
     LatentAttentionConfig,
+    LayerInputsConfig,
     Layers,
     NgramConfig,
     PositiveInt,
@@ -34,6 +35,14 @@ Initialization = Literal[
 ]
 GATED = {"swiglu", "swiglu_clamped", "geglu", "geglu_tanh"}
 LayerCount = Annotated[int, Field(ge=1, le=10_000, strict=True)]
+
+
+class Heads(NamedTuple):
+    """K, the number of key-value heads of a layer, and the widths of a key and of a value head."""
+
+    kv_heads: int
+    key_width: int
+    value_width: int
 
 
 class ModelOptions(Config):
@@ -62,11 +71,15 @@ class ModelOptions(Config):
     d_ff: PositiveInt | None = None
     """Hidden width of the feed-forward layer; `null` is 4 `d_model`, or with a gated activation 8/3 `d_model`
     rounded up to a multiple of 32."""
+    layer_d_ff: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    """Hidden width of the feed-forward layer in each layer; `null` is `d_ff` in all."""
     max_seq_len: PositiveInt = 256
     """Longest sequence in tokens (the context length)."""
 
     ngrams: NgramConfig | None = None
     """Hashed n-gram vectors, added to the token embeddings; `null` is none."""
+    layer_inputs: LayerInputsConfig | None = None
+    """Vectors of each token for each layer; `null` is none."""
 
     position_encoding: PositionEncoding = "sinusoidal"
     """How the network encodes positions; `rope` is rotary, `alibi` a distance bias on the scores."""
@@ -117,6 +130,8 @@ class ModelOptions(Config):
     """`parallel_residual` only: whether both sublayers read the same normalised input, norm' being norm."""
     residual_scale: float = Field(1.0, gt=0.0, le=1e6)
     """Factor for the output of each sublayer before it is added to the residual stream."""
+    layer_factor: bool = False
+    """Whether a learned number of each layer multiplies the residual stream behind the layer."""
 
     gated_convolution: GatedConvolutionConfig | None = None
     """Gated short convolutions instead of attention in some layers; `null` is none."""
@@ -144,6 +159,17 @@ class ModelOptions(Config):
     """Number of keys that a query attends to, its own position included; `null` is all."""
     sliding_layers: Layers | None = None
     """Indices of the layers with the sliding window, counted from 0; `null` is all layers."""
+    sliding_head_dim: PositiveInt | None = None
+    """Width of a query, key and value head in layers with the sliding window; `null` is that of the other layers."""
+    sliding_num_kv_heads: PositiveInt | None = None
+    """Number of key-value heads in layers with the sliding window; `null` is `num_kv_heads`."""
+    shared_kv_layers: Annotated[int, Field(ge=0, le=10_000, strict=True)] = 0
+    """Number of last layers without keys and values of their own, which use those of the last layer before them all
+    that has the same window and rotation."""
+    keys_as_values: Layers | None = None
+    """Indices of the layers whose values are their keys before norm and rotation; `null` is none."""
+    value_norm: bool = False
+    """Whether each value head is divided by its root mean square."""
     attention_backend: Backend = "auto"
     """Attention implementation: `sdpa` (fused kernels), `flex` (FlexAttention, on an NVIDIA GPU), `eager` (step by
     step), or `auto`; a backend that lacks a needed feature is refused."""
@@ -188,33 +214,75 @@ class ModelOptions(Config):
 
     @property
     def head_size(self) -> int:
-        """C, the width of a query and key head, as a plain integer."""
+        """C, the width of a query and key head without a sliding window, as a plain integer."""
         assert self.head_dim is not None
         return self.head_dim
 
     @property
     def value_size(self) -> int:
-        """The width of a value head, as a plain integer."""
+        """The width of a value head without a sliding window, as a plain integer."""
         assert self.value_head_dim is not None
         return self.value_head_dim
 
     @property
     def rotary_dim(self) -> int:
-        """R, the number of columns of each head that rotary positions rotate."""
+        """R, the number of columns of each head that rotary positions rotate, without a sliding window."""
+        return self.rotary_width(sliding=False)
+
+    def rotary_width(self, *, sliding: bool) -> int:
+        """R of the layers with a sliding window, or of the others."""
         if self.latent_attention is not None:
             return self.latent_attention.rope_head_dim
-        return int(self.head_size * self.rotary_fraction)
+        return int(self.heads_of(sliding=sliding).key_width * self.rotary_fraction)
+
+    def heads_of(self, *, sliding: bool) -> Heads:
+        """The key-value heads of the layers with a sliding window, or of the others."""
+        heads = Heads(self.kv_heads, self.head_size, self.value_size)
+        if not sliding:
+            return heads
+        width = self.sliding_head_dim
+        of_width = heads if width is None else heads._replace(key_width=width, value_width=width)
+        return of_width._replace(kv_heads=self.sliding_num_kv_heads or heads.kv_heads)
+
+    def heads(self, layer: int) -> Heads:
+        """The key-value heads of `layer`."""
+        return self.heads_of(sliding=self.window(layer) is not None)
 
     @property
-    def cached_heads(self) -> tuple[int, int, int]:
-        """The heads that a cache holds for each token, and the widths of their keys and values.
+    def widest_heads(self) -> Heads:
+        """The largest number of key-value heads, and the largest widths, of any layer."""
+        return Heads(*map(max, zip(*map(self.heads, range(self.num_layers)), strict=True)))
+
+    @property
+    def narrowest_head(self) -> int:
+        """The smallest width of a key or value head of any layer."""
+        return min(min(self.heads(layer)[1:]) for layer in range(self.num_layers))
+
+    def cached_heads(self, layer: int) -> Heads:
+        """The heads that a cache holds for each token in `layer`, none without keys and values of its own.
 
         Latent attention has one head, whose key is the shared rotary key, and whose value is the latent.
         """
         latent = self.latent_attention
-        if latent is None:
-            return self.kv_heads, self.head_size, self.value_size
-        return 1, latent.rope_head_dim, latent.kv_rank
+        if self.kv_source(layer) != layer:
+            return Heads(0, 0, 0)
+        return self.heads(layer) if latent is None else Heads(1, latent.rope_head_dim, latent.kv_rank)
+
+    def kv_source(self, layer: int) -> int | None:
+        """The layer whose keys and values `layer` uses, its own unless it shares them; None without attention."""
+        if self.mixer(layer) is not None:
+            return None
+        own = self.num_layers - self.shared_kv_layers
+        if layer < own or not self.shared_kv_layers:
+            return layer
+        seen = self.window(layer), self.rotates(layer)
+        alike = (each for each in range(own) if (self.window(each), self.rotates(each)) == seen)
+        return max((each for each in alike if self.mixer(each) is None), default=None)
+
+    def gives_keys(self, layer: int) -> bool:
+        """Whether another layer uses the keys and values of `layer`."""
+        shared = range(self.num_layers - self.shared_kv_layers, self.num_layers)
+        return any(self.kv_source(other) == layer for other in shared)
 
     @property
     def kv_heads(self) -> int:
@@ -224,9 +292,13 @@ class ModelOptions(Config):
 
     @property
     def ffn_size(self) -> int:
-        """F, the width of the feed-forward layer, as a plain integer."""
+        """F, the width of a feed-forward layer without a width of its own, as a plain integer."""
         assert self.d_ff is not None
         return self.d_ff
+
+    def ffn_width(self, layer: int) -> int:
+        """F of `layer`."""
+        return self.ffn_size if self.layer_d_ff is None else self.layer_d_ff[layer]
 
     @property
     def vocabulary(self) -> int:

@@ -141,7 +141,7 @@ class RotaryPositions(nn.Module):
         base, scaling = config.position_base, config.rotary_scaling
         if sliding and config.sliding_position_base is not None:
             base, scaling = config.sliding_position_base, None
-        self._angles = config.rotary_dim, base, scaling
+        self._angles = config.rotary_width(sliding=sliding), base, scaling
         self._longest = config.max_seq_len
         cos, sin = rotary_tables(min(_FIRST_POSITIONS, self._longest), *self._angles)
         self.register_buffer("cos", cos, persistent=False)

@@ -29,6 +29,11 @@ def rotary_frequencies(rotary_dim: int, base: float, scaling: RotaryScaling | No
             return _yarn(rotary_dim, base, scaling), scaling.attention_factor
         case "llama3":
             return _llama3(_plain(rotary_dim, base), scaling), 1.0
+        case "proportional":
+            assert scaling.fraction is not None
+            frequencies = _plain(rotary_dim, base) / scaling.factor
+            frequencies[int(scaling.fraction * rotary_dim / 2) :] = 0.0
+            return frequencies, 1.0
         case "longrope":
             assert scaling.pair_factors is not None and scaling.attention_factor is not None
             factors = torch.tensor(scaling.pair_factors, dtype=torch.float64, device="cpu")

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
 
-Kind = Literal["linear", "ntk", "yarn", "llama3", "longrope"]
+Kind = Literal["linear", "ntk", "yarn", "llama3", "longrope", "proportional"]
 PairFactors = Annotated[tuple[Annotated[float, Field(gt=0.0, le=1e6)], ...], Field(min_length=1, max_length=2**15)]
 # The keys that each kind reads besides `factor`, with their defaults; None marks a required key.
 _KEYS: dict[str, dict[str, Any]] = {
@@ -23,6 +23,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "truncate": True,
     },
     "llama3": {"original_max_seq_len": None, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "proportional": {"fraction": None},
     "longrope": {"original_max_seq_len": None, "pair_factors": None, "attention_factor": "derived"},
 }
 
@@ -34,12 +35,13 @@ class RotaryScaling(Config):
     the slowest pair rotates `factor` times slower and the fastest as before. yarn: interpolates slow pairs, keeps fast
     ones and mixes the ones between (Peng et al. 2023, sections 3.2 to 3.4). llama3: does so by the wavelength of a pair
     (Llama 3.1, 2024). longrope: slows each pair by its own factor, found by search (Ding et al. 2024, section 3); one
-    table of factors for sequences of any length.
+    table of factors for sequences of any length. proportional: rotates only fast pairs (Barbero et al. 2024,
+    p-RoPE).
     """
 
     kind: Kind
     """Which pairs rotate slower: all (`linear`), all but the fastest (`ntk`), the slow ones (`yarn`, `llama3`), or
-    each by its own factor (`longrope`)."""
+    each by its own factor (`longrope`), or all by `factor` of which the slow ones do not rotate (`proportional`)."""
     factor: float = Field(ge=1.0, le=1e6)
     """Length of the context as a multiple of the training context."""
     original_max_seq_len: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = None
@@ -57,6 +59,8 @@ class RotaryScaling(Config):
     """`llama3` only: a pair with fewer turns than this over the original context is interpolated; `null` is 1."""
     high_freq_factor: float | None = Field(None, gt=0.0)
     """`llama3` only: a pair with more turns than this over the original context is not scaled; `null` is 4."""
+    fraction: float | None = Field(None, ge=0.0, le=1.0)
+    """`proportional` only, required: share of the pairs that rotate, the fastest ones."""
     pair_factors: PairFactors | None = None
     """`longrope` only, required: the divisor of each column pair's angle."""
 

@@ -1,4 +1,4 @@
-"""The sections of the `model` subtree: experts, latent attention, layers without attention, vectors of n-grams."""
+"""The sections of the `model` subtree: experts, latent attention, layers without attention, further embeddings."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ class ExpertsConfig(Config):
     """How the router turns logits into scores: a `softmax` over the experts, or a `sigmoid` of each."""
     router_bias: bool = False
     """Whether a learned bias is added to the router's logits."""
+    router_scale: float = Field(1.0, gt=0.0, le=1e6)
+    """Factor for the router's logits, before their bias."""
+    own_norms: bool = False
+    """Whether the router, the experts and the shared experts each normalise the residual stream by a norm of their
+    own, in the place of the norm before the feed-forward layer, and outputs of experts and of shared experts too."""
+    expert_scales: bool = False
+    """Whether a learned factor for each expert multiplies its weight."""
     groups: PositiveInt = 1
     """Number of groups of neighbouring experts, a divisor of `count`. A token's experts come from its best
     `groups_per_token` groups; 1 is no groups."""
@@ -91,6 +98,13 @@ class LatentAttentionConfig(Config):
     """Number of the `head_dim` columns of a query or key whose key all heads share; only these are rotated."""
     norm_eps: float = Field(1e-6, gt=0.0)
     """Added under the root of the norms of the latents."""
+
+
+class LayerInputsConfig(Config):
+    """A small vector of each token for each layer, which gates a branch at the end of the layer (Gemma 3n, 2025)."""
+
+    width: PositiveInt
+    """Width of the vectors."""
 
 
 class NgramConfig(Config):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending, AttentionKind
+from sheepop.model.attention.layer import KeysValues
 from sheepop.model.attention.sight import number_documents
-from sheepop.model.block import Block, BlockInputs
+from sheepop.model.block import Block, BlockInputs, BlockOutputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.head import OutputHead
+from sheepop.model.layer_inputs import LayerInputs
 from sheepop.model.ngrams import NgramEmbedding
 from sheepop.model.norms import build_norm
 from sheepop.model.options import Architecture
@@ -32,6 +35,23 @@ class Outputs(NamedTuple):
 
     hidden_states: Tensor
     routings: tuple[Routing, ...]
+
+
+@dataclass
+class Passing:
+    """What the blocks of one pass get beside the stream: `vectors` (B, T, L, P) of `LayerInputs`, and the keys and
+    values that earlier blocks gave, by layer."""
+
+    vectors: Tensor | None = None
+    keys_values: dict[int, KeysValues] = field(default_factory=dict)
+
+    def of_rows(self, count: int) -> Passing:
+        """Returns those of a single row for `count` rows."""
+        vectors = None if self.vectors is None else self.vectors.expand(count, -1, -1, -1)
+        given = self.keys_values.items()
+        return Passing(
+            vectors, {at: (k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)) for at, (k, v) in given}
+        )
 
 
 class Transformer(nn.Module):
@@ -53,7 +73,8 @@ class Transformer(nn.Module):
         encoding = config.position_encoding
         self.added_positions = AddedPositions(config) if encoding in ("sinusoidal", "learned") else None
         self.rotary_positions = RotaryPositions(config) if encoding == "rope" else None
-        apart = config.sliding_position_base is not None
+        self.layer_inputs = None if config.layer_inputs is None else LayerInputs(config, config.layer_inputs)
+        apart = config.sliding_position_base is not None or config.sliding_head_dim is not None
         self.sliding_rotary_positions = RotaryPositions(config, sliding=True) if apart else None
         self.register_buffer(
             "slopes", alibi_slopes(config.num_heads) if encoding == "alibi" else None, persistent=False
@@ -69,6 +90,9 @@ class Transformer(nn.Module):
             (config.window(layer), config.rotates(layer)) if config.mixer(layer) is None else None
             for layer in range(config.num_layers)
         )
+        # The layers without keys and values of their own, and those that give them theirs.
+        shared = range(config.num_layers - config.shared_kv_layers, config.num_layers)
+        self.kv_sources = {layer: source for layer in shared if (source := config.kv_source(layer)) is not None}
         self.compiled = False
         # Of keys and values in a cache; None is `dtype`.
         self.cache_dtype: torch.dtype | None = None
@@ -194,8 +218,9 @@ class Transformer(nn.Module):
             rotary = self.angles(window, num_tokens, positions) if rotates else None
             inputs[window, rotates] = BlockInputs(attending[window], rotary, memory, memory_attending, documents)
         routings: list[Routing] = []
-        for block, kind_of_layer in zip(self.blocks, self.kinds, strict=True):
-            x_BTD, routing = block(x_BTD, inputs[kind_of_layer], cache)
+        passing = self.passing(input_ids, x_BTD)
+        for layer, kind_of_layer in enumerate(self.kinds):
+            x_BTD, routing, _ = self._pass(layer, x_BTD, inputs[kind_of_layer], passing, cache)
             if routing is not None:
                 routings.append(routing)
         return Outputs(self.finish(x_BTD), tuple(routings))
@@ -207,20 +232,42 @@ class Transformer(nn.Module):
         ngrams_BTD = None if self.ngrams is None else self.ngrams(input_ids, documents, cache)
         return self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
 
+    def passing(self, input_ids: Tensor, x_BTD: Tensor) -> Passing:
+        """Returns what blocks get beside the stream (B, T, D) before the first of them."""
+        return Passing(None if self.layer_inputs is None else self.layer_inputs(input_ids, x_BTD))
+
+    def _pass(
+        self, layer: int, x_BTD: Tensor, inputs: BlockInputs, passing: Passing, cache: Cache | None = None
+    ) -> BlockOutputs:
+        source = self.kv_sources.get(layer)
+        if passing.vectors is not None or source is not None:
+            vectors = None if passing.vectors is None else passing.vectors[:, :, layer]
+            shared = None if source is None else passing.keys_values[source]
+            inputs = replace(inputs, vectors=vectors, shared=shared)
+        found: BlockOutputs = self.blocks[layer](x_BTD, inputs, cache)
+        if found.keys_values is not None:
+            passing.keys_values[layer] = found.keys_values
+        return found
+
     def run_block(
-        self, layer: int, x_BTD: Tensor, memory: Tensor | None = None, memory_attending: Attending | None = None
+        self,
+        layer: int,
+        x_BTD: Tensor,
+        passing: Passing | None = None,
+        memory: Tensor | None = None,
+        memory_attending: Attending | None = None,
     ) -> Tensor:
         """Runs one block on the residual stream (B, T, D); each row is a whole sequence that begins at position 0.
 
-        `memory` and `memory_attending` are those of `BlockInputs`.
+        `memory` and `memory_attending` are those of `BlockInputs`; what the block gives to others is put in `passing`.
         """
         attending, angles, num_tokens = None, None, x_BTD.shape[1]
         if (seen := self.kinds[layer]) is not None:
             kind = self.attention_kind(seen[0])
             attending = prepare_attention(kind, kind.sight(num_tokens))
             angles = self.angles(seen[0], num_tokens, None) if seen[1] else None
-        found_BTD, _ = self.blocks[layer](x_BTD, BlockInputs(attending, angles, memory, memory_attending))
-        return cast(Tensor, found_BTD)
+        inputs = BlockInputs(attending, angles, memory, memory_attending)
+        return self._pass(layer, x_BTD, inputs, passing or Passing()).stream
 
     def embed(
         self,
@@ -268,14 +315,15 @@ class Transformer(nn.Module):
     def attention_kind(self, window: int | None = None, *, causal: bool = True, cached: bool = False) -> AttentionKind:
         """Returns what attention in layers with this window may see and what it needs from its kernel."""
         config, device = self.config, self.device
-        latent, (_, shared, _) = config.latent_attention, config.cached_heads
+        latent, heads = config.latent_attention, config.heads_of(sliding=window is not None)
+        expanded = heads.key_width + heads.value_width
         autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)  # the meta device has no autocast
         return AttentionKind(
             window=window,
             slopes=self.slopes,
             causal=causal,
-            head_dim=config.head_size,
-            value_dim=config.value_size,
+            head_dim=heads.key_width,
+            value_dim=heads.value_width,
             dropout=config.dropout if self.training else 0.0,
             soft_cap=config.attention_soft_cap is not None,
             sinks=config.attention_sinks,
@@ -283,7 +331,7 @@ class Transformer(nn.Module):
             watched=someone_watches() and any(block.watched for block in self.layers),
             compiled=self.compiled,
             cached=cached,
-            latents=None if latent is None else (latent.kv_rank, config.head_size - shared + config.value_size),
+            latents=None if latent is None else (latent.kv_rank, expanded - latent.rope_head_dim),
             device=device,
             dtype=torch.get_autocast_dtype(device.type) if autocast else self.dtype,
         )

@@ -210,11 +210,12 @@ def _of_attention(
     In a ring of n ranks each sends keys and values n - 1 times forwards and n - 1 times backwards, and their float32
     gradients n times, so that they return to their rank.
     """
-    ranks, kept = parallel.context, model.kv_heads * (model.head_size + model.value_size)
+    ranks, (kv_heads, key_width, value_width) = parallel.context, model.widest_heads
+    kept = kv_heads * (key_width + value_width)
     if parallel.context_method == "ring":
         passes = (ranks - 1) * (2 * blocks + again) * itemsize + ranks * blocks * FLOAT
         return {"keys and values": passes * tokens * kept}
-    width = kept + model.num_heads * (model.head_size + model.value_size)
+    width = kept + model.num_heads * (key_width + value_width)
     return {"tokens for heads": share_of_others(ranks) * tokens * width * itemsize * (2 * blocks + again)}
 
 

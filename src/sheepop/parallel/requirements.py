@@ -8,6 +8,7 @@ from sheepop.parallel.config import ParallelConfig
 
 _CAPABILITY = (8, 0)  # Ampere, the first GPUs that FlashAttention supports
 _MULTIPLE, _WIDEST = 8, 256  # the head dimensions that FlashAttention supports
+_WHOLE = ("sliding_head_dim", "sliding_num_kv_heads", "shared_kv_layers", "layer_d_ff", "layer_inputs")
 
 
 def check_network(config: ModelConfig, parallel: ParallelConfig) -> None:
@@ -37,6 +38,9 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
         "an encoder": config.architecture != "decoder",
         "layers without attention": any(map(config.mixer, range(config.num_layers))),
         "model.experts.shared_gate": getattr(config.experts, "shared_gate", False),
+        "model.experts.own_norms": getattr(config.experts, "own_norms", False),
+        "model.layer_factor": config.layer_factor,
+        **{f"model.{name}": bool(getattr(config, name)) for name in _WHOLE},
     }
     for name in (name for name, is_so in refused.items() if is_so):
         raise ConfigError(f"Matrices are split over ranks for a decoder, and not for one with {name}.")
@@ -47,6 +51,7 @@ def check_context(config: ModelConfig, parallel: ParallelConfig) -> None:
     if parallel.context == 1:
         return
     needed, sizes = parallel.context * parallel.tensor, {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads}
+    sizes["sliding_num_kv_heads"] = config.sliding_num_kv_heads or config.kv_heads
     for name, size in sizes.items():
         if size % needed and parallel.context_method == "ulysses":
             with_tensor = f" times parallel.tensor = {parallel.tensor}" if parallel.tensor > 1 else ""
@@ -134,6 +139,8 @@ def check_pipeline(config: ModelConfig, parallel: ParallelConfig) -> None:
         )
     refused = {
         "an encoder": config.architecture != "decoder",
+        "model.shared_kv_layers, whose keys and values other stages have": config.shared_kv_layers > 0,
+        "model.layer_inputs, of which every stage needs some": config.layer_inputs is not None,
         "model.dropout, which stages would draw otherwise than one device": config.dropout > 0,
     }
     for name in (name for name, is_so in refused.items() if is_so):

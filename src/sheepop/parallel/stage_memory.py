@@ -289,7 +289,7 @@ def _activations(config: ModelConfig, parallel: ParallelConfig, step: StepShape)
     stream = found.block_input
     more = [0.0] * len(found.blocks)
     if parallel.context > 1:
-        more = [stream * config.num_heads * config.value_size / config.d_model / count] * len(more)
+        more = [stream * config.num_heads * config.widest_heads.value_width / config.d_model / count] * len(more)
     if count > 1:
         elsewhere = 1 - 1 / count
         every = count_activations(config, rows, tokens, **how)

@@ -874,6 +874,23 @@ PUBLISHED: dict[str, Published] = {
             "torch_dtype": "bfloat16", "transformers_version": "4.41.0", "use_cache": True, "vocab_size": 73448,
         },
     ),
+    "gemma-4-e2b": Published(
+        4_628_569_379,
+        {"num_layers": 35, "head_dim": 512, "sliding_head_dim": 256, "kv_heads": 1, "shared_kv_layers": 20,
+         "layer_d_ff": (6144,) * 15 + (12288,) * 20, "sliding_window": 512, "position_base": 1e6},
+        {
+            "model_type": "gemma4_text", "hidden_size": 1536, "num_hidden_layers": 35, "intermediate_size": 6144,
+            "num_attention_heads": 8, "head_dim": 256, "global_head_dim": 512, "rms_norm_eps": 1e-6,
+            "vocab_size": 262144, "vocab_size_per_layer_input": 262144, "num_key_value_heads": 1,
+            "num_kv_shared_layers": 20, "hidden_size_per_layer_input": 256, "sliding_window": 512,
+            "max_position_embeddings": 131072, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+            "rope_parameters": {
+                "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+            },
+            "layer_types": [*(["sliding_attention"] * 4 + ["full_attention"])] * 7,
+        },
+    ),
     "lfm2-350m": Published(
         354_483_968,
         {"d_ff": 4608, "num_layers": 16, "tie_weights": True},
@@ -887,6 +904,21 @@ PUBLISHED: dict[str, Published] = {
             1e-05, "num_attention_heads": 16, "num_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 8,
             "pad_token_id": 0, "rope_theta": 1000000.0, "torch_dtype": "bfloat16", "transformers_version":
             "4.55.0.dev0", "use_cache": True, "use_pos_enc": True, "vocab_size": 65536,
+        },
+    ),
+    "lfm2-8b-a1b": Published(
+        8_339_929_856,
+        {"d_ff": 7168, "num_layers": 24, "tie_weights": True, "kv_heads": 8},
+        {
+            "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "vocab_size": 65536, "hidden_size": 2048,
+            "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_hidden_layers": 24,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000, "norm_eps": 1e-05,
+            "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1000000.0, "num_dense_layers": 2, "num_experts": 32,
+            "num_experts_per_tok": 4, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+            "bos_token_id": 1, "eos_token_id": 7, "pad_token_id": 0,
+            "layer_types": [
+                "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)
+            ],
         },
     ),
     "qwen1.5-moe-a2.7b": Published(

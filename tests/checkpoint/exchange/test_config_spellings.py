@@ -155,6 +155,15 @@ def test_no_scaling_in_all_its_spellings():
         ("smollm3", {"no_rope_layers": [1]}, ("no_rope_layers", "1 entries for 36 layers")),
         ("smollm3", {"no_rope_layer_interval": 0}, ("no_rope_layer_interval", "number of layers")),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, ("sliding_window_pattern", "whole number")),
+        ("gemma4_text", {"layer_types": [FULL] * 29 + [SLIDING]}, ("layer_types", "takes another")),
+        ("gemma4_text", {"per_layer_config": {"5": {"head_dim": 512}}}, ("11", "the same heads")),
+        ("gemma4_text", {"per_layer_config": {"5": {"mlp": 1}}}, ("5", "nothing else")),
+        ("gemma4_text", {"enable_moe_block": True, "num_experts": 4}, ("enable_moe_block", "top_k_experts")),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, ("use_bidirectional_attention",)),
+        ("gemma4_text", {"vocab_size_per_layer_input": 7}, ("vocab_size_per_layer_input", "differs from")),
+        ("gemma4_text", {"num_kv_shared_layers": 29}, ("shared_kv_layers", "layer 5")),
+        ("lfm2_moe", {"use_expert_bias": False}, ("use_expert_bias",)),
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 512}, ("do_layer_norm_before",)),
         ("granite", {"logits_scaling": 0}, ("logits_scaling = 0", "factor above 0")),
         ("cohere", {"use_qk_norm": 1}, ("use_qk_norm",)),
     ],
@@ -207,6 +216,15 @@ def test_gemma_3_as_published_and_as_transformers_5_writes_it():
     assert (old.position_base, old.sliding_position_base, scaling(old)["factor"]) == (1e6, 1e4, 8.0)
     full = read("gemma3_text", layer_types=[FULL] * 26)
     assert (full.sliding_window, full.sliding_position_base) == (None, None)
+
+
+def test_gemma_4_as_published_and_as_transformers_5_writes_it():
+    old = read("gemma4_text", global_head_dim=512, num_global_key_value_heads=2, attention_k_eq_v=True)
+    heads = {f"{layer:02}": {"head_dim": 512, "num_key_value_heads": 2} for layer in range(5, 30, 6)}
+    assert read("gemma4_text", per_layer_config=heads, attention_k_eq_v=True) == old
+    assert [old.heads(layer) for layer in (4, 5)] == [(4, 256, 256), (2, 512, 512)]
+    assert old.keys_as_values == (5, 11, 17, 23, 29)
+    assert scaling(old) | {"kind": "proportional", "factor": 1.0, "fraction": 0.25} == scaling(old)
 
 
 def test_pythia_as_published():

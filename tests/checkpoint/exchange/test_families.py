@@ -37,6 +37,7 @@ CONFIG_CLASSES = {
     "opt": "OPTConfig", "phi": "PhiConfig", "gptj": "GPTJConfig", "gpt_oss": "GptOssConfig",
     "lfm2": "Lfm2Config", "qwen2_moe": "Qwen2MoeConfig", "qwen3_next": "Qwen3NextConfig",
     "qwen3_5_text": "Qwen3_5TextConfig", "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
+    "gemma4_text": "Gemma4TextConfig", "lfm2_moe": "Lfm2MoeConfig",
 }  # fmt: skip
 
 
@@ -157,8 +158,10 @@ def test_the_tables_were_compared_with_the_transformers_that_is_installed():
 SHARED_CODE = ("cache_utils", "masking_utils", "modeling_rope_utils", "integrations.sdpa_attention")
 # Derived from keys that are handled, or without an effect on a model that runs on one device.
 NOT_FROM_A_FILE = {"_attn_implementation", "_is_quantized", "num_labels", "default_theta", "is_heterogeneous"}
-# Keys of heads for other tasks and of images, in whose module the language model stands, and of rotary positions.
+# Keys of heads for other tasks, of images and of sound, in whose module the language model stands, and of rotary positions.
 OF_OTHERS = {
+    "audio_config",
+    "audio_token_id",
     "classifier_dropout",
     "hidden_dropout",
     "image_token_id",
@@ -189,9 +192,9 @@ def test_every_key_that_the_code_of_transformers_reads_is_accounted_for(family):
 
 
 def keys_of_images(config: Any) -> set[str]:
-    """The keys that only the network for images has, whose class stands beside that of the language model."""
+    """The keys that only the networks for images and sound have, whose classes stand beside that of the text."""
     module = importlib.import_module(config.__module__)
-    classes = [found for name, found in vars(module).items() if name.endswith("VisionConfig")]
+    classes = [found for name, found in vars(module).items() if name.endswith(("VisionConfig", "AudioConfig"))]
     return {field.name for found in classes for field in dataclasses.fields(found)} - {
         field.name for field in dataclasses.fields(config)
     }

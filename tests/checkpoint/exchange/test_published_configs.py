@@ -22,7 +22,8 @@ def test_every_family_has_a_published_model_here():
 def test_a_published_configuration_is_read_and_has_the_published_number_of_parameters(name):
     published = PUBLISHED[name]
     config = read(published)
-    assert {key: getattr(config, key) for key in published.expected} == published.expected
+    found = {key: getattr(config, key) for key in published.expected}
+    assert {key: value(0) if callable(value) else value for key, value in found.items()} == published.expected
     assert parameters(config) == published.parameters
 
 

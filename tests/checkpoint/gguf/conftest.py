@@ -38,6 +38,19 @@ GRANITE = {"embedding_scale": 3.0, "residual_scale": 0.25, "logit_scale": 0.125,
 STABLELM = GATED | {"norm": "layernorm", "norm_bias": True, "rotary_fraction": 0.5}
 WITHOUT_EVERY_FOURTH = tuple(layer for layer in range(64) if layer % 4 < 3)
 
+LFM2 = GATED | {"num_kv_heads": 2, "qk_norm": "head", "gated_convolution": {"layers": (0, 2), "width": 4}}
+QWEN = GATED | {
+    "num_kv_heads": 2, "head_dim": 16, "qk_norm": "head", "rotary_fraction": 0.5, "attention_output_gate": True,
+    "gated_delta_net": {
+        "layers": (0, 1), "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8,
+    },
+}  # fmt: skip
+LATENT = GATED | {
+    "head_dim": 36, "value_head_dim": 8,
+    "latent_attention": {"kv_rank": 32, "q_rank": 32, "rope_head_dim": 4, "norm_eps": 1e-6},
+}  # fmt: skip
+ROUTED = {"count": 6, "per_token": 2, "d_ff": 32, "shared": 2, "scale": 2.5, "layers": (1, 2)}
+
 # name: (architecture, configuration)
 TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gpt2": ("gpt2", BIASED | {"position_encoding": "learned", "norm_eps": 1e-3}),
@@ -124,6 +137,23 @@ TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "mistral3": ("mistral3", GATED | {"num_kv_heads": 2, "head_dim": 16}),
     "ernie4_5": ("ernie4_5", GATED | {"num_kv_heads": 2, "head_dim": 16, "tie_weights": True}),
     "exaone": ("exaone", GATED | {"num_kv_heads": 2, "head_dim": 16, "rotary_scaling": LLAMA3}),
+    "lfm2": ("lfm2", LFM2),
+    "lfm2moe": ("lfm2moe", LFM2 | {
+        "tie_weights": True,
+        "experts": {"count": 4, "per_token": 2, "d_ff": 32, "scores": "sigmoid", "layers": (1, 2)},
+    }),
+    "qwen3next": ("qwen3next", QWEN | {
+        "experts": {"count": 4, "per_token": 2, "d_ff": 32, "shared": 2, "shared_gate": True},
+    }),
+    "qwen35": ("qwen35", QWEN | {"norm": "rmsnorm_zero_centered"}),
+    "qwen35moe": ("qwen35moe", QWEN | {
+        "experts": {"count": 4, "per_token": 2, "d_ff": 32, "shared": 1, "shared_gate": True},
+    }),
+    "deepseek2": ("deepseek2", LATENT | {
+        "rotary_scaling": YARN | {"attention_factor": 1.0}, "attention_scale": 0.3,
+        "experts": ROUTED | {"scores": "sigmoid", "groups": 3, "groups_per_token": 2, "group_top": 2},
+    }),
+    "deepseek2-plain": ("deepseek2", LATENT | {"tie_weights": True, "experts": ROUTED | {"normalize": False}}),
     "seed_oss": ("seed_oss", GATED | {"num_kv_heads": 2, "head_dim": 16, "attention_bias": True}),
 }  # fmt: skip
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, choose_architecture, config_metadata
+from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
 from sheepop.checkpoint.gguf.layout import places
 from sheepop.checkpoint.gguf.metadata import value_of
 from sheepop.core.config import validate
@@ -54,7 +54,15 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "gated_delta_net": (
         {"layers": [0], "num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 4, "value_head_dim": 4},
     ),
-    "attention_output_gate": (True,),
+    "attention_output_gate": (True, False),
+    "layer_inputs": ({"width": 4},),
+    "layer_factor": (True,),
+    "layer_d_ff": ((64, 96, 96), (64, 96, 96, 96)),
+    "sliding_head_dim": (4,),
+    "sliding_num_kv_heads": (1,),
+    "shared_kv_layers": (1, 2),
+    "keys_as_values": ((0,), (1,), (2,)),
+    "value_norm": (True,),
     "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "none"),
     "position_base": (123.0,),
     "rotary_fraction": (0.25, 0.75),
@@ -72,6 +80,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
             {"kind": "longrope", "factor": 3.0, "original_max_seq_len": 20, "pair_factors": [2.0] * n}
             for n in (2, 4, 8)
         ),
+        {"kind": "proportional", "factor": 1.0, "fraction": 0.5},
     ),
     "sliding_position_base": (None, 77.0),
     "embedding_scale": (2.5,),
@@ -107,6 +116,9 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "experts.d_ff": (48,),
     "experts.shared": (1,),
     "experts.shared_gate": (True,),
+    "experts.router_scale": (0.5,),
+    "experts.own_norms": (True,),
+    "experts.expert_scales": (True,),
     "experts.router_bias": (True,),
     "experts.groups": (2,),
     "experts.groups_per_token": (2,),
@@ -323,10 +335,10 @@ def test_names_are_those_of_llama_cpp(tmp_path: Path, toy: Any) -> None:
     }
     architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == toy.architecture)
     known_tensors = {
-        f"{gguf.TENSOR_NAMES[tensor].format(bid=layer)}.{suffix}"
+        f"{gguf.TENSOR_NAMES[tensor].format(bid=layer)}{suffix}"
         for tensor in gguf.MODEL_TENSORS[architecture]
         for layer in range(toy.config.num_layers)
-        for suffix in ("weight", "bias")
+        for suffix in (".weight", ".bias", *([""] if tensor == gguf.MODEL_TENSOR.SSM_A else []))
     }
     with Container(toy.write(tmp_path / "toy.gguf")) as container:
         keys = {key for key in container.metadata if not key.startswith("sheepop.")}

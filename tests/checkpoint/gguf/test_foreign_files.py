@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import CHECKSUM_KEY, TensorEntry, checksum_placeholder, write_container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, config_metadata
+from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
+from sheepop.checkpoint.gguf.layout import places
 from sheepop.checkpoint.gguf.metadata import Value, ValueType, i32s, value_of
 from sheepop.checkpoint.gguf.quantized_types import F32
 from sheepop.checkpoint.gguf.reader import open_gguf
@@ -148,6 +150,28 @@ def test_the_attention_factor_of_published_yarn_files_is_the_usual_one(tmp_path:
     with open_gguf(write_foreign(tmp_path / "toy.gguf", keys, {})) as file:
         scaling = file.config.rotary_scaling
         assert scaling is not None and scaling.attention_factor == pytest.approx(1.2079441541679836)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, make: Callable[..., Any]) -> None:
+    """The sizes count them too, and a table names them with the others."""
+    config, architecture = make("qwen35").config, ARCHITECTURES["qwen35"]
+    metadata = {key: value for key, value in config_metadata(architecture, config).items() if key != CONFIG_KEY}
+    del metadata["qwen35.full_attention_interval"]
+    metadata |= {
+        "qwen35.block_count": value_of(4), "qwen35.nextn_predict_layers": value_of(1),
+        "qwen35.attention.recurrent_layers": value_of([True, True, False, False]),
+        CHECKSUM_KEY: checksum_placeholder(0),
+    }  # fmt: skip
+    shapes = {place.theirs: place.shape for place in places(architecture, config)}
+    shapes["blk.3.nextn.eh_proj.weight"] = (4, 4)
+    entries = [TensorEntry(name, F32, shape) for name, shape in shapes.items()]
+    path = tmp_path / "toy.gguf"
+    write_container(path, metadata, entries, lambda entry: [torch.ones(math.prod(entry.shape)).view(torch.uint8)])
+    with open_gguf(path) as file:
+        assert file.config.num_layers == 3
+        assert file.config.gated_delta_net is not None
+        assert file.config.gated_delta_net.layers == (0, 1)
+        assert file.notes() == ["Left out, because they predict further tokens: blk.3.nextn.eh_proj.weight."]
 
 
 def test_divisors_of_one_are_no_scaling(tmp_path: Path) -> None:

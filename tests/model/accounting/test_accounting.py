@@ -61,9 +61,10 @@ def pairs_seen(config: ModelConfig, layer: int, length: int = LENGTH) -> int:
 def unneeded_flops(config: ModelConfig) -> int:
     """What the squares hold beyond the pairs that are seen."""
     attending = [layer for layer in range(config.num_layers) if config.mixer(layer) is None]
-    unneeded = sum(LENGTH**2 - pairs_seen(config, layer) for layer in attending)
     # A score and a weighted value are two operations for each of their columns.
-    return BATCH * unneeded * config.num_heads * 2 * (config.head_size + config.value_size)
+    widths = {layer: 2 * sum(config.heads(layer)[1:]) for layer in attending}
+    unneeded = sum((LENGTH**2 - pairs_seen(config, layer)) * widths[layer] for layer in attending)
+    return BATCH * unneeded * config.num_heads
 
 
 def flops_of_chunks(config: ModelConfig) -> tuple[int, int]:
@@ -156,6 +157,11 @@ def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
         model.ngrams.table.data[idle] = torch.nan
         active -= model.ngrams.table[idle].numel()
         multiplying -= model.ngrams.table.numel()
+    if model.layer_inputs is not None:
+        table = model.layer_inputs.embedding.weight
+        table.data[torch.arange(len(table)) != 7] = torch.nan
+        active -= table[1:].numel()
+        multiplying -= table.numel()
     for mixture, routing in zip(model.mixtures.values(), outputs.routings, strict=True):
         idle = sorted(set(range(config.experts.count)) - set(routing.chosen.flatten().tolist()))
         assert len(idle) == config.experts.count - config.experts.per_token

@@ -216,14 +216,20 @@ def _by_kind(given: Given, kinds: Any, num_layers: int) -> list[bool]:
     return [kind == _SLIDING for kind in kinds]
 
 
-def windows_by_period(default: int, period: int, key: str | None = None, rotation: Rotation = everywhere) -> LayerTypes:
-    """Returns a field with a window in all layers except every `period`-th, which `key` may change (Gemma)."""
+def windows_by_period(
+    default: int, period: int, key: str | None = None, rotation: Rotation = everywhere, *, ends_without: bool = False
+) -> LayerTypes:
+    """Returns a field with a window in all layers except every `period`-th, which `key` may change (Gemma).
+
+    If it `ends_without`, the last layer has none either.
+    """
 
     def rule(given: Given, num_layers: int) -> list[bool]:
         every = period if key is None else given.typed(key, int, period)
         if every < 1:
             raise given.problem(str(key), "is not a number of layers")
-        return all_but_every(every, num_layers)
+        slides = all_but_every(every, num_layers)
+        return [slide and not (ends_without and layer == num_layers - 1) for layer, slide in enumerate(slides)]
 
     return LayerTypes(default, rule, rotation=rotation)
 

@@ -31,9 +31,10 @@ from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 _LONGEST_VERSION = 40
 # Why a family is not read.
-_GEMMA4 = ", because its layers have heads of different sizes, and some take keys and values from other layers"
-_REASONS = {"gemma4": _GEMMA4, "gemma4_text": _GEMMA4}
+_GEMMA3N = ", because it mixes several residual streams (AltUp) and has branches of low rank (Laurel)"
+_REASONS = {"gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N}
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_KEYS = re.compile(r"model\.layers\.(\d{1,9})\.self_attn\.[kv]_(?:proj|norm)\.")
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
@@ -69,6 +70,8 @@ def read_hugging_face(
         further = {name for name in found if (place := _LAYER.match(name)) and int(place[1]) >= config.num_layers}
         found = {name: tensor for name, tensor in found.items() if name not in further}
         aside += [f"Left out, because they predict further tokens: {listed(sorted(further), 3)}."] if further else []
+    unread = {name for name in found if (place := _KEYS.match(name)) and not _has_keys(config, int(place[1]))}
+    found = {name: tensor for name, tensor in found.items() if name not in unread}
     _check_counts(config, found, directory)
     groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
@@ -76,8 +79,7 @@ def read_hugging_face(
     _check(config, groups, found, directory)
     tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
     tokenizer, notes = fitting(tokenizer, config, directory)
-    unused = [name for name in left_out if name.startswith(family.unused)]
-    if unused:
+    if unused := [*unread, *(name for name in left_out if name.startswith(family.unused))]:
         notes.append(f"Left out {len(unused)} tensors that transformers does not read: {listed(sorted(unused), 3)}.")
     left_out = [name for name in left_out if name not in unused]
     notes += [*aside, *remarks, *_notes(keys, config, left_out, ignored)]
@@ -90,6 +92,10 @@ def read_hugging_face(
     return ForeignModel(
         config, to_ours(groups, found, config), tokenizer, _generation(directory, keys, config), source, tuple(notes)
     )
+
+
+def _has_keys(config: ModelConfig, layer: int) -> bool:
+    return layer >= config.num_layers or config.kv_source(layer) in (layer, None)
 
 
 def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str], ignored: Sequence[str]) -> list[str]:

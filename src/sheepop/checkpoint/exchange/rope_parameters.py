@@ -26,7 +26,6 @@ ALL_SCALINGS = ("linear", "yarn", "llama3", "longrope")
 _REFUSED_SCALINGS = {
     "dynamic": "its angles change with the length of the text, which would invalidate cached keys",
     "mrope": "it is for images and video",
-    "proportional": "it leaves the angles of some pairs at zero",
     "axial": "it is for images",
 }
 # The keys of each kind by our names, of which one is called differently in the file.
@@ -35,8 +34,10 @@ _KEYS = {
     "llama3": ("factor", "original_max_seq_len", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_seq_len", "beta_fast", "beta_slow", "attention_factor", "truncate"),
     "longrope": ("factor", "original_max_seq_len", "attention_factor"),
+    "proportional": ("factor", "fraction"),
 }
-_RENAMED = {"original_max_seq_len": ORIGINAL}
+_RENAMED = {"original_max_seq_len": ORIGINAL, "fraction": "partial_rotary_factor"}
+_DEFAULTS = {"proportional": 1.0}
 _ALIASES = {"su": "longrope"}
 
 
@@ -101,12 +102,14 @@ class LayerRopeParameters(Field):
     """One base for layers with a sliding window, which are not scaled, and one for the other layers (Gemma 3).
 
     `sliding_key` is the older key of the first base. Without it, only the table holds it, which is then written.
+    `missing` is the table of the other layers if there is none.
     """
 
     base: float = 1_000_000.0
     sliding_base: float = 10_000.0
     sliding_key: str | None = "rope_local_base_freq"
     scalings: tuple[str, ...] = ("linear", "yarn", "llama3")
+    missing: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns both bases and the scaling of the layers without a window."""
@@ -124,7 +127,7 @@ class LayerRopeParameters(Field):
             local = nested.within("sliding_attention", nested.take("sliding_attention", None) or {})
             _refuse_the_rest(nested)
         else:
-            full, local = _one_spelling(given), Given({}, given.where)
+            full, local = _one_spelling(given, self.missing), Given({}, given.where)
         limit = settings["max_seq_len"]
         found = _read_parameters(full, base, self.base, limit, self.scalings)
         near = _read_parameters(local, sliding, self.sliding_base, limit, ())
@@ -182,7 +185,8 @@ def _read_parameters(
         whole = name == "original_max_seq_len"
         wanted = bool if name == "truncate" else int if whole else float
         theirs = _RENAMED.get(name, name)
-        scaling[name] = given.typed(theirs, wanted, max_seq_len if whole else None, optional=True)
+        default = max_seq_len if whole else _DEFAULTS.get(kind)
+        scaling[name] = given.typed(theirs, wanted, default, optional=True)
     if kind == "yarn":
         _complete_yarn(given, scaling, max_seq_len)
     found["rotary_scaling"] = scaling

@@ -81,16 +81,19 @@ class _Interleaved(Stacked):
         return [part.flatten(0, 1) for part in torch.split(fused, [shape[0] // count for shape in shapes], dim=1)]
 
 
-class _Taps:
+class Taps:
     """The taps (W, channels) of one or several convolutions, in theirs a kernel (channels, 1, W), its own tap last."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Returns one shape with the channels of all."""
         return [(sum(shape[1] for shape in ours), 1, ours[0][0])]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Joins the channels, and reverses the taps."""
         return [torch.cat(list(ours), dim=1).flip(0).t()[:, None]]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Separates the channels."""
         return list(torch.split(theirs[0][:, 0].t().flip(0), [shape[1] for shape in shapes], dim=1))
 
 
@@ -181,6 +184,23 @@ class _StackedExperts:
         return list(whole.reshape(len(whole), -1, len(shapes), *whole.shape[2:]).unbind(2))
 
 
+class _JoinedExperts:
+    """Several projections of stacked experts (E, outputs, inputs) in one tensor, one behind the other."""
+
+    def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Returns one shape with the outputs of all."""
+        count, _, *inputs = ours[0]
+        return [(count, sum(shape[1] for shape in ours), *inputs)]
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Joins the outputs."""
+        return [torch.cat(list(ours), dim=1)]
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Separates the outputs."""
+        return list(torch.split(theirs[0], [shape[1] for shape in shapes], dim=1))
+
+
 class _PerExpert:
     """One of our tensors, which stacks all experts (or heads) in its first dimension, and one of theirs for each."""
 
@@ -213,10 +233,11 @@ SAME = Stacked()
 TRANSPOSED = Stacked(transposed=True)
 INTERLEAVED = _Interleaved()
 BY_KEY_HEAD = _Interleaved(heads=_num_key_heads)
-TAPS = _Taps()
+TAPS = Taps()
 ROTARY_PAIRS = _RotaryPairs()
 HEAD_PAIRS = _HeadPairs()
 PER_EXPERT = _PerExpert()
+JOINED_EXPERTS = _JoinedExperts()
 STACKED_EXPERTS = _StackedExperts()
 ABSENT = _Absent()
 QUERY_KEY_VALUE = tuple(f"blocks.{{layer}}.attention.{letter}_proj" for letter in "qkv")

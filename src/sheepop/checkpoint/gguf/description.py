@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from sheepop.checkpoint.expected_tensors import export_advice
-from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
+from sheepop.checkpoint.gguf.architectures import Architecture
 from sheepop.checkpoint.gguf.container import Container
+from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
 from sheepop.checkpoint.gguf.rotary import DIVISORS, find_llama3_scaling
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME

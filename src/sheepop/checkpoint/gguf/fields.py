@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import Field, Settings, is_close, score_scale
@@ -19,6 +19,8 @@ Presence = Literal["optional", "always", "never"]
 _FEED_FORWARD = "feed_forward_length"
 _EXPERT_FEED_FORWARD = "expert_feed_forward_length"
 _COUNT, _USED = "expert_count", "expert_used_count"
+# Layers after the last one, which predict further tokens and are left out.
+FURTHER_LAYERS = "nextn_predict_layers"
 _SOFTMAX = 1
 _MOST_EXPERTS = 512
 
@@ -41,7 +43,7 @@ class Layers(Field):
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the number of layers, if llama.cpp supports as many."""
-        num_layers = given.typed("block_count", int)
+        num_layers = given.typed("block_count", int) - given.typed(FURTHER_LAYERS, int, 0)
         if num_layers > self.most:
             raise given.problem("block_count", f"is more than the {self.most} layers that llama.cpp allows")
         return {"num_layers": num_layers}
@@ -109,7 +111,7 @@ class Heads(Field):
     """The number of heads and their width, which `square` architectures derive from the width of the model."""
 
     square: bool = False
-    covers = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
+    covers: ClassVar[tuple[str, ...]] = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields refusals of values not as wide as keys, and of heads that do not add up to the model's width."""
@@ -272,6 +274,9 @@ class Experts(Field):
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
+        for name, value in (("own_norms", False), ("expert_scales", False), ("router_scale", 1.0)):
+            if getattr(experts, name) != value:
+                yield f"experts.{name} = {getattr(experts, name)}, but it has {value}"
         if (experts.groups, experts.scale) != (1, 1.0):
             yield f"experts.groups = {experts.groups} and scale = {experts.scale:g}, but it has neither"
         if experts.router_bias is not self.biased:

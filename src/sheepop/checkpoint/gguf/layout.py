@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.exchange.tensor_rules import regrouped
+from sheepop.checkpoint.exchange.tensor_rules import Stacked, regrouped
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.checkpoint.gguf.architectures import Architecture
 from sheepop.checkpoint.gguf.rotary import DIVISORS
-from sheepop.checkpoint.gguf.rows import OUTPUT_NAME, POSITIONS_NAME, Role, Row
+from sheepop.checkpoint.gguf.rows import OUTPUT_NAME, POSITIONS_NAME, Conversion, Role, Row
 from sheepop.checkpoint.lazy_tensor import Shape
 from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig
@@ -29,7 +29,8 @@ class Place:
 
     Without any of ours it has the result of `constant`: zeros for a bias that the model lacks, or a function of the
     configuration. `pairs`: the widths of a head and of its rotated part, whose rows are reordered. `copied`: our tensor
-    is also stored in another place, from which it is read.
+    is also stored in another place, from which it is read. `layout`, with `config`, is another relation to our tensors.
+    `optional`: a file may lack it, and ours is zero then.
     """
 
     theirs: str
@@ -41,21 +42,30 @@ class Place:
     scale: float = 1.0
     copied: bool = False
     constant: Callable[[], Tensor] | None = None
+    layout: Conversion | None = None
+    config: ModelConfig | None = field(default=None, compare=False)
+    optional: bool = False
 
     @property
     def keeps_numbers(self) -> bool:
         """Whether this is a matrix with the numbers of ours, in another order of rows at most."""
-        return self.role is Role.MATRIX and self.scale == 1.0 and len(self.shape) > 1
+        by_rows = self.layout is None or isinstance(self.layout, Stacked)
+        return self.role is Role.MATRIX and self.scale == 1.0 and len(self.shape) > 1 and by_rows
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Converts our tensors to theirs; arithmetic is in float32."""
         if self.constant is not None:
             return self.constant()
+        if self.layout is not None and self.config is not None:
+            return self.layout.to_theirs(tensors, self.config)[0]
         pieces = [self._regrouped(self.stored(tensor), interleaved=True) for tensor in tensors]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def inverse(self, tensor: Tensor, name: str) -> Tensor:
         """Converts their tensor to ours called `name`."""
+        if self.layout is not None and self.config is not None:
+            names, shapes = zip(*self.ours, strict=True)
+            return self.layout.to_ours([tensor], shapes, self.config)[names.index(name)]
         start = 0
         for own, shape in self.ours:
             if own == name:
@@ -131,10 +141,16 @@ def _of_row(
     row: Row, layer: int | None, config: ModelConfig, expected: Mapping[str, Shape], scale: float
 ) -> Iterator[Place]:
     theirs, *ours = (name if layer is None else name.format(layer) for name in (row.theirs, *row.ours))
+    beside, unless = (name if layer is None else name.format(layer) for name in (row.beside, row.unless))
+    if (beside and beside not in expected) or unless in expected:
+        return
     if all(name in expected for name in ours):
         shapes = [expected[name] for name in ours]
         shape = (sum(each[0] for each in shapes), *shapes[0][1:])
-        place = Place(theirs, shape, tuple(zip(ours, shapes, strict=True)), row.role)
+        place = Place(theirs, shape, tuple(zip(ours, shapes, strict=True)), row.role, optional=row.optional)
+        if row.layout is not None:
+            found = row.layout.to_theirs([torch.empty(each, device="meta") for each in shapes], config)[0]
+            place = replace(place, shape=tuple(found.shape), layout=row.layout, config=config)
         yield _as_it_is_stored(place, row, config, scale)
     elif row.zeros and all(_weight(name) in expected for name in ours):
         length = sum(expected[_weight(name)][0] for name in ours)

@@ -132,8 +132,10 @@ def f32s(numbers: Sequence[float]) -> Value:
     return Value(ValueType.F32, np.asarray(numbers, dtype=np.float32))
 
 
-def value_of(plain: bool | int | float | str | list[bool]) -> Value:
+def value_of(plain: bool | int | float | str | list[bool] | list[int]) -> Value:
     """Converts a Python object to a value, a number to 4 bytes; raises `CheckpointError` if a float is too large."""
+    if isinstance(plain, list) and plain and type(plain[0]) is int:
+        return i32s(plain)
     if isinstance(plain, list):
         return Value(ValueType.BOOL, np.asarray(plain, dtype=np.uint8))
     if not isinstance(plain, float):

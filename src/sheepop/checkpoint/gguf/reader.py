@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.gguf.container import FILE_TYPE_KEY, Container, TensorRecord, verify_checksum
 from sheepop.checkpoint.gguf.description import ARCHITECTURE_KEY, read_config
+from sheepop.checkpoint.gguf.fields import FURTHER_LAYERS
 from sheepop.checkpoint.gguf.layout import Place, balances, places
 from sheepop.checkpoint.gguf.metadata import Value
 from sheepop.checkpoint.gguf.rotary import DIVISORS
@@ -29,6 +31,7 @@ from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import Tokenizer
 
 _LONGEST_TEXT = 1000
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _TOLERANCE = 1e-4
 # The allowed difference between two rounded copies of the embedding, as a share of its largest number. Types with fewer
 # than 8 bits store multiples of up to 1/32 of it, and a scaled copy may be rounded to the next multiple.
@@ -47,13 +50,24 @@ class GGUFFile:
     def __init__(self, container: Container) -> None:
         self._container = container
         self.architecture, self.config = read_config(container)
-        found = places(self.architecture, self.config)
-        _check_tensors(container, found)
+        found = [
+            place
+            for place in places(self.architecture, self.config)
+            if place.theirs in container.tensors or not place.optional
+        ]
+        further = {
+            name
+            for name in container.tensors
+            if (place := _LAYER.match(name)) and int(place[1]) >= self.config.num_layers
+        }
+        key = container.metadata.get(f"{self.architecture.name}.{FURTHER_LAYERS}")
+        self._further = sorted(further) if key is not None and key.content else []
+        _check_tensors(container, found, self._further)
         self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
         num_experts = 0 if self.config.experts is None else self.config.experts.count
         self.tensors: Mapping[str, LazyTensor] = {
-            **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
             **{name: LazyTensor.of(torch.zeros(num_experts)) for name in balances(self.config)},
+            **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
         }
         # One at a time, since its parts are read one after the other.
         self._read_stored = lru_cache(maxsize=1)(container.read_stored)
@@ -79,12 +93,12 @@ class GGUFFile:
         return {} if set(ids) <= {tokenizer.special_id("eos")} else {"eos_token_id": ids}
 
     def notes(self) -> list[str]:
-        """Returns a note on quantised tensors that are not in `quantized`."""
-        if not self._changed:
-            return []
-        return [
-            f"Quantised tensors that are no plain matrices of the network are dequantised: {listed(self._changed, 3)}."
-        ]
+        """Returns notes on quantised tensors that are not in `quantized`, and on those that are left out."""
+        notes = {
+            "Quantised tensors that are no plain matrices of the network are dequantised": self._changed,
+            "Left out, because they predict further tokens": self._further,
+        }
+        return [f"{what}: {listed(names, 3)}." for what, names in notes.items() if names]
 
     def source(self) -> dict[str, Any]:
         """Returns the origin of the model, for its provenance."""
@@ -160,10 +174,16 @@ def read_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> ForeignMo
     )
 
 
-def _check_tensors(container: Container, found: list[Place]) -> None:
+def _check_tensors(container: Container, found: list[Place], left_out: Collection[str] = ()) -> None:
     """Raises `CheckpointError` naming every tensor that is missing, unexpected, or has the wrong shape or content."""
-    shapes = {name: record.shape for name, record in container.tensors.items()}
+    shapes = {name: record.shape for name, record in container.tensors.items() if name not in left_out}
     wanted = {place.theirs: place.shape for place in found}
+    # A matrix with a single row may stand there as a vector, and a vector as such a matrix.
+    shapes |= {
+        name: shape
+        for name, shape in wanted.items()
+        if shapes.get(name) in ((1, *shape), shape[1:]) and math.prod(shapes[name]) == math.prod(shape)
+    }
     if DIVISORS in shapes.keys() - wanted.keys() and bool((container.read(DIVISORS) == 1).all()):
         del shapes[DIVISORS]  # these divisors do not scale
     problems = tensor_problems(shapes, wanted)

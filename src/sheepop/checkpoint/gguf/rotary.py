@@ -29,7 +29,7 @@ _KIND = "rope.scaling.type"
 _FACTOR = "rope.scaling.factor"
 _LEGACY_FACTOR = "rope.scale_linear"
 _ORIGINAL = "rope.scaling.original_context_length"
-_ATTENTION = "rope.scaling.attn_factor"
+ATTENTION_FACTOR = "rope.scaling.attn_factor"
 # The whole factor as transformers has it, which llama.cpp does not read: it always computes the usual one.
 _WHOLE_ATTENTION = "rope.scaling.yarn_attn_factor"
 DEFAULT_BASE = 10000.0
@@ -54,6 +54,9 @@ class Rotary(Field):
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields refusals of other position encodings, of partly rotated heads, and of unsupported scalings."""
+        yield from self._refusals(config)
+
+    def _refusals(self, config: ModelConfig) -> Iterator[str]:
         if config.position_encoding != "rope":
             yield f"position_encoding = {config.position_encoding}, but it has rope"
             return
@@ -76,7 +79,7 @@ class Rotary(Field):
             entries[_ORIGINAL] = scaling.original_max_seq_len
             factor = scaling.attention_factor / yarn_attention_factor(scaling.factor)
             if not is_close(factor, 1.0):
-                entries[_ATTENTION] = factor
+                entries[ATTENTION_FACTOR] = factor
         return entries
 
     def read(self, given: Given, settings: Settings) -> Settings:
@@ -96,7 +99,7 @@ class Rotary(Field):
         return found if scaling is None else {**found, "rotary_scaling": scaling}
 
     def _scaling_refusals(self, config: ModelConfig, scaling: RotaryScaling) -> Iterator[str]:
-        if scaling.kind == "longrope" or (scaling.kind == "llama3" and not self.divisors):
+        if scaling.kind in ("longrope", "proportional") or (scaling.kind == "llama3" and not self.divisors):
             yield f"rotary_scaling.kind = {scaling.kind}, but it has linear, yarn and ntk"
         if scaling.kind != "yarn":
             return
@@ -112,7 +115,7 @@ def _read_scaling(given: Given) -> Settings | None:
     kind = given.typed(_KIND, str, "linear")
     legacy = given.typed(_LEGACY_FACTOR, float, 0.0)
     factor = given.typed(_FACTOR, float, legacy) or 1.0
-    original, attention = given.typed(_ORIGINAL, int, 0), given.typed(_ATTENTION, float, 1.0)
+    original, attention = given.typed(_ORIGINAL, int, 0), given.typed(ATTENTION_FACTOR, float, 1.0)
     whole = given.typed(_WHOLE_ATTENTION, float, 1.0)
     given.typed("rope.scaling.finetuned", bool, False)  # information about the training, without an effect
     betas = {key: given.typed(key, float, usual) for key, usual in _BETAS.items()}
@@ -120,7 +123,7 @@ def _read_scaling(given: Given) -> Settings | None:
         raise given.problem(_KIND, "is a scaling that SheepOp does not support; it supports linear, yarn and llama3")
     if kind != "yarn":
         if attention != 1.0:
-            raise given.problem(_ATTENTION, "belongs to a scaling that SheepOp does not support")
+            raise given.problem(ATTENTION_FACTOR, "belongs to a scaling that SheepOp does not support")
         return None if factor == 1.0 or kind == "none" else {"kind": "linear", "factor": factor}
     for key, value in _BETAS.items():
         if betas[key] != value:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
+
+from torch import Tensor
+
+from sheepop.checkpoint.lazy_tensor import Shape
+from sheepop.model.config import ModelConfig
 
 EMBEDDING_NAME = "token_embd.weight"
 OUTPUT_NAME = "output.weight"
@@ -18,6 +25,16 @@ class Role(Enum):
     SCALE = "scale"
 
 
+class Conversion(Protocol):
+    """The relation between some of our tensors and one of theirs, as in `sheepop.checkpoint.exchange.tensor_rules`."""
+
+    def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
+        """Converts our tensors to theirs."""
+
+    def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
+        """Converts theirs to our tensors with these shapes."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One of their tensors, which concatenates several of ours along the first dimension.
@@ -25,6 +42,8 @@ class Row:
     `interleaved`: the rows of a query or key are in llama.cpp's order, with rotary pairs next to each other. `zeros`:
     every file has the tensor, with zeros if the model has no such bias. `always`: every file has the output projection,
     as a copy of the embedding if the two are tied. `scaled`: the embedding is multiplied by the model's factor.
+    `layout` is another relation to our tensors. `optional`: zeros if a file lacks it. `beside` and `unless` are other
+    tensors of ours that must and must not exist.
     """
 
     theirs: str
@@ -34,6 +53,10 @@ class Row:
     zeros: bool = False
     always: bool = False
     scaled: bool = False
+    layout: Conversion | None = None
+    optional: bool = False
+    beside: str = ""
+    unless: str = ""
 
 
 def linear(theirs: str, *ours: str, interleaved: bool = False, zeros: bool = False) -> tuple[Row, Row]:

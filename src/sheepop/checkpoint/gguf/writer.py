@@ -136,7 +136,7 @@ def write_gguf(
         raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(MIXTURES)}.")
     chosen = choose_architecture(config, architecture)
     found = places(chosen, config)
-    _check_tensors(config, tensors)
+    _check_tensors(config, tensors, balances(config) - {name for place in found for name, _ in place.ours})
     entries = [_entry(place, tensors, config, dtype) for place in found]
     file_type = MIXTURES[dtype or _most_common(entries)].file_type
     vocabulary, notes = tokenizer_metadata(tokenizer, config.vocabulary, end_ids)
@@ -179,12 +179,15 @@ def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
         )
 
 
-def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:
-    """Raises `CheckpointError` for tensors that are missing, unexpected, of the wrong shape, or cannot be stored."""
+def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor], left_out: set[str]) -> None:
+    """Raises `CheckpointError` for tensors that are missing, unexpected, of the wrong shape, or cannot be stored.
+
+    Those that are `left_out` must be zero.
+    """
     expected = expected_tensors(config)
     if problems := tensor_problems({name: tensor.shape for name, tensor in tensors.items()}, expected):
         raise CheckpointError(f"The tensors do not fit the configuration: {listed(problems)}.")
-    for name in sorted(balances(config)):
+    for name in sorted(left_out):
         if bool(tensors[name].read().any()):
             raise CheckpointError(
                 f"{name} is not zero, but llama.cpp adds no biases to the scores when it chooses experts."
@@ -255,7 +258,14 @@ def _compare(
             raise CheckpointError(f"{path} was read back with a different tokenizer. Please report this.")
         for place in found:
             for name, _ in () if place.copied else place.ours:
-                if not _is_encoded(file.tensors[name].read(), tensors[name].read(), place, kinds[place.theirs]):
+                if place.layout is not None:
+                    own = place.forward([tensors[each].read() for each, _ in place.ours])
+                    kind = kinds[place.theirs]
+                    own = kind.decode(kind.encode(own.reshape(-1, own.shape[-1])), own.shape[-1]).view(own.shape)
+                    same = _same_bits(place.inverse(own, name), file.tensors[name].read())
+                else:
+                    same = _is_encoded(file.tensors[name].read(), tensors[name].read(), place, kinds[place.theirs])
+                if not same:
                     raise CheckpointError(
                         f"{path} was read back with different numbers in {name}. The disk may be failing."
                     )

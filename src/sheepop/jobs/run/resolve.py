@@ -152,7 +152,7 @@ def fitted(task: Task, ranks: Ranks, device: str, *, is_open: bool) -> Task:
     task = task.with_config(shared_steps(task.config, ranks, is_open=is_open))
     config, model = task.config, task.config.model
     check_ring_here(model, config.parallel, device, config.training.precision)
-    require_backend(model.attention_backend, torch.device(device), min(model.head_size, model.value_size))
+    require_backend(model.attention_backend, torch.device(device), model.narrowest_head)
     if config.training.early_stopping is not None and task.held_out_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss on held-out text, but no text is held out. "

@@ -63,10 +63,13 @@ def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _
 
     An encoder-decoder also keeps those of its sources of `source_len` tokens. Recurrent states do not count.
     """
-    layers = sum(config.mixer(layer) is None for layer in range(config.num_layers))
-    heads, *widths = config.cached_heads
-    per_token = layers * heads * sum(widths) * itemsize
-    return rows * (capacity + source_len) * per_token
+    return rows * (capacity + source_len) * cached_numbers(config) * itemsize
+
+
+def cached_numbers(config: ModelConfig) -> int:
+    """Returns how many numbers a cache holds for one token in all layers together."""
+    cached = (config.cached_heads(layer) for layer in range(config.num_layers) if config.mixer(layer) is None)
+    return sum(count * (key_width + value_width) for count, key_width, value_width in cached)
 
 
 def pass_bytes(
@@ -77,13 +80,19 @@ def pass_bytes(
     They are those of the widest layer, without logits and without a cache. With `scores` its attention scores exist in
     memory; without them only a mask does.
     """
-    heads, kv_heads = config.num_heads, config.kv_heads
-    attention = 2 * (heads + kv_heads) * config.head_size + (2 * heads + kv_heads) * config.value_size
+    heads, (kv_heads, key_width, value_width) = config.num_heads, config.widest_heads
+    attention = 2 * (heads + kv_heads) * key_width + (2 * heads + kv_heads) * value_width
     experts = 1 if config.experts is None else config.experts.per_token
     delta = config.gated_delta_net
     # Inputs of the rule in float32, before and after the split into chunks.
     rule = 0 if delta is None else 8 * delta.num_value_heads * (2 * delta.key_head_dim + delta.value_head_dim)
-    widths = 4 * config.d_model + max(attention, rule, 3 * experts * config.ffn_size)
+    widest = max(config.layer_d_ff or (config.ffn_size,))
+    widths = 4 * config.d_model + max(attention, rule, 3 * experts * widest)
+    if config.layer_inputs is not None:
+        widths += 3 * config.num_layers * config.layer_inputs.width
+    # Keys and values that last layers share, of one layer of each kind.
+    given = (config.heads(layer) for layer in range(config.num_layers) if config.gives_keys(layer))
+    widths += sum(count * (key_width + value_width) for count, key_width, value_width in given)
     # Keys and values that latents of a cache become.
     expanded = 0 if config.latent_attention is None else heads * (config.head_size + config.value_size)
     masks = 1 + itemsize + (3 * heads * max(itemsize, _FLOAT32) if scores else 0)

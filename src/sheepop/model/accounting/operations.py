@@ -18,8 +18,10 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int, source_len: int |
     limit. For an encoder-decoder it is per target token, with its share of encoding a source of `source_len` tokens
     (`seq_len` if None).
     """
-    seen = sum(_keys_seen(seq_len, window) for window in _windows(config)) / seq_len
-    of_token = 2 * matrix_parameters(config) + seen * _operations_per_key(config) + _operations_of_states(config)
+    of_keys = sum(
+        _keys_seen(seq_len, config.window(layer)) * _operations_per_key(config, layer) for layer in _attending(config)
+    )
+    of_token = 2 * matrix_parameters(config) + of_keys / seq_len + _operations_of_states(config)
     of_sequence = seq_len * of_token
     if config.architecture == "encoder_decoder":
         of_sequence += _source_flops(config, seq_len, seq_len if source_len is None else source_len)
@@ -31,13 +33,13 @@ def decoding_flops_per_token(config: ModelConfig, context: float, source_len: fl
 
     In an encoder-decoder it also attends to a source of `source_len` tokens, whose keys and values are cached.
     """
-    windows = _windows(config)
-    seen = sum(source_len + (context if window is None else min(context, window)) for window in windows)
-    per_key = _operations_per_key(config)
-    if config.latent_attention is not None:  # queries attend to the latents themselves
-        _, shared, rank = config.cached_heads
-        per_key = 2 * config.num_heads * (shared + 2 * rank)
-    return 2 * matrix_parameters(config) + seen * per_key + _operations_of_states(config)
+    of_keys, latent = 0.0, config.latent_attention
+    for layer in _attending(config):
+        window, per_key = config.window(layer), _operations_per_key(config, layer)
+        if latent is not None:  # queries attend to the latents themselves
+            per_key = 2 * config.num_heads * (latent.rope_head_dim + 2 * latent.kv_rank)
+        of_keys += (source_len + (context if window is None else min(context, window))) * per_key
+    return 2 * matrix_parameters(config) + of_keys + _operations_of_states(config)
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int, source_len: int | None = None) -> float:
@@ -45,9 +47,10 @@ def training_flops_per_token(config: ModelConfig, seq_len: int, source_len: int 
     return 3 * forward_flops_per_token(config, seq_len, source_len)
 
 
-def _operations_per_key(config: ModelConfig) -> int:
-    """Returns the operations of one layer per query and key: a score and a weighted value for each head."""
-    return 2 * config.num_heads * (config.head_size + config.value_size)
+def _operations_per_key(config: ModelConfig, layer: int) -> int:
+    """Returns the operations of `layer` per query and key: a score and a weighted value for each head."""
+    _, key_width, value_width = config.heads(layer)
+    return 2 * config.num_heads * (key_width + value_width)
 
 
 def _operations_of_states(config: ModelConfig) -> int:
@@ -56,9 +59,9 @@ def _operations_of_states(config: ModelConfig) -> int:
     return 0 if delta is None else len(delta.layers) * 6 * delta.state_size
 
 
-def _windows(config: ModelConfig) -> list[int | None]:
-    """Returns the window of each layer with attention."""
-    return [config.window(layer) for layer in range(config.num_layers) if config.mixer(layer) is None]
+def _attending(config: ModelConfig) -> list[int]:
+    """Returns the layers with attention."""
+    return [layer for layer in range(config.num_layers) if config.mixer(layer) is None]
 
 
 def _keys_seen(seq_len: int, window: int | None) -> int:
@@ -70,7 +73,7 @@ def _keys_seen(seq_len: int, window: int | None) -> int:
 def _source_flops(config: ModelConfig, seq_len: int, source_len: int) -> float:
     """Returns the operations of encoding a source, and of cross-attention to it from `seq_len` targets."""
     layers = config.num_encoder_layers or config.num_layers
-    queries, keys = attention_weights(config)
+    queries, keys = attention_weights(config, 0)
     weights = layers * (queries + keys + feed_forward_weights(config, 0)) + config.num_layers * keys
     pairs = layers * source_len**2 + config.num_layers * seq_len * source_len
-    return 2 * source_len * weights + pairs * _operations_per_key(config)
+    return 2 * source_len * weights + pairs * _operations_per_key(config, 0)

@@ -27,9 +27,11 @@ def num_parameters(config: ModelConfig) -> int:
 def num_active_parameters(config: ModelConfig) -> int:
     """Returns the number of parameters that one token uses.
 
-    They include the experts chosen for it in each layer, and one row of each n-gram table.
+    They include the experts chosen for it in each layer, and one row of each table of n-grams or of layer inputs.
     """
     total = num_parameters(config)
+    if config.layer_inputs is not None:
+        total -= (config.vocabulary - 1) * config.num_layers * config.layer_inputs.width
     if config.ngrams is not None:
         total -= len(config.ngrams.orders) * (config.ngrams.rows - 1) * config.d_model
     if config.experts is None:
@@ -43,10 +45,12 @@ def matrix_parameters(config: ModelConfig) -> int:
 
     Look-ups and vectors do not count. For an encoder-decoder these are the weights that multiply a target token.
     """
-    queries, _ = attention_weights(config)
+    queries, _ = attention_weights(config, 0)
     layers = sum(
         mixer_weights(config, layer) + feed_forward_weights(config, layer) for layer in range(config.num_layers)
     )
+    if config.layer_inputs is not None:  # their projection, and two matrices in each layer
+        layers += 3 * config.num_layers * config.d_model * config.layer_inputs.width
     across = config.num_layers * queries if config.architecture == "encoder_decoder" else 0
     return layers + across + config.d_model * config.vocabulary
 
@@ -58,21 +62,23 @@ def mixer_weights(config: ModelConfig, layer: int) -> int:
         return 4 * width**2
     if mixer == "gated_delta_net" and (delta := config.gated_delta_net) is not None:
         return width * (2 * delta.key_width + 3 * delta.value_width + 2 * delta.num_value_heads)
-    return sum(attention_weights(config))
+    return sum(attention_weights(config, layer))
 
 
-def attention_weights(config: ModelConfig) -> tuple[int, int]:
+def attention_weights(config: ModelConfig, layer: int) -> tuple[int, int]:
     """Returns how many weights multiply a query token (queries and output), and how many a key token (keys, values)."""
-    heads, latent = config.num_heads, config.latent_attention
-    gates = config.value_size if config.attention_output_gate else 0
-    queries = config.d_model * heads * (config.head_size + config.value_size + gates)
+    heads, latent, (kv_heads, key_width, value_width) = config.num_heads, config.latent_attention, config.heads(layer)
+    gates = value_width if config.attention_output_gate else 0
+    queries = config.d_model * heads * (key_width + value_width + gates)
     if latent is not None:
         if latent.q_rank is not None:
-            into = config.d_model + heads * config.head_size
-            queries += latent.q_rank * into - config.d_model * heads * config.head_size
-        widths = config.head_size - latent.rope_head_dim + config.value_size
+            queries += latent.q_rank * (config.d_model + heads * key_width) - config.d_model * heads * key_width
+        widths = key_width - latent.rope_head_dim + value_width
         return queries, config.d_model * (latent.rope_head_dim + latent.kv_rank) + latent.kv_rank * heads * widths
-    return queries, config.d_model * config.kv_heads * (config.head_size + config.value_size)
+    if config.kv_source(layer) != layer:
+        return queries, 0
+    own_values = 0 if layer in (config.keys_as_values or ()) else value_width
+    return queries, config.d_model * kv_heads * (key_width + own_values)
 
 
 def feed_forward_weights(config: ModelConfig, layer: int) -> int:
@@ -80,7 +86,7 @@ def feed_forward_weights(config: ModelConfig, layer: int) -> int:
     matrices = (3 if config.activation in GATED else 2) * config.d_model
     experts = config.experts if config.has_experts(layer) else None
     if experts is None:
-        return matrices * config.ffn_size
+        return matrices * config.ffn_width(layer)
     used = experts.per_token + experts.shared
     routers = experts.count + experts.shared_gate
     return matrices * used * (experts.d_ff or config.ffn_size) + routers * config.d_model

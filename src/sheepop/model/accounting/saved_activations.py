@@ -121,10 +121,13 @@ def _one_of_each(config: ModelConfig) -> tuple[ModelConfig, list[int]]:
     """Returns the configuration of a network with one layer of each kind, and the index of each layer's kind."""
     if config.architecture != "decoder":
         return config, list(range((config.num_encoder_layers or 0) + config.num_layers))
+    if config.shared_kv_layers or config.layer_inputs is not None:  # where one layer's activations depend on others
+        return config, list(range(config.num_layers))
     kinds = [
-        (config.window(layer), config.rotates(layer), config.mixer(layer), config.has_experts(layer))
+        (config.window(layer), config.rotates(layer), config.mixer(layer), config.has_experts(layer),
+         config.ffn_width(layer), layer in (config.keys_as_values or ()))
         for layer in range(config.num_layers)
-    ]
+    ]  # fmt: skip
     first = list(dict.fromkeys(kinds))
     settings: dict[str, Any] = {"num_layers": len(first)}
     if config.sliding_layers is not None:
@@ -135,8 +138,12 @@ def _one_of_each(config: ModelConfig) -> tuple[ModelConfig, list[int]]:
     for name in ("gated_convolution", "gated_delta_net"):
         if (section := getattr(config, name)) is not None:
             settings[name] = section.replace(layers=[place for place, kind in enumerate(first) if kind[2] == name])
+    if config.layer_d_ff is not None:
+        settings["layer_d_ff"] = [kind[4] for kind in first]
+    if config.keys_as_values is not None:
+        settings["keys_as_values"] = [place for place, kind in enumerate(first) if kind[5]]
     if config.experts is not None and config.experts.layers is not None:
-        having = [place for place, (*_, has_experts) in enumerate(first) if has_experts]
+        having = [place for place, kind in enumerate(first) if kind[3]]
         settings["experts"] = config.experts.replace(layers=having)
     return config.replace(**settings), [first.index(kind) for kind in kinds]
 
@@ -146,7 +153,7 @@ def _on_fake_tensors(
     config: ModelConfig, rows: int, length: int, precision: str, device: str
 ) -> Iterator[tuple[Transformer, Callable[[], Outputs]]]:
     """Yields a network of fake tensors in training mode, and a function that runs it on a micro-batch."""
-    narrowest = min(config.head_size, config.value_size)
+    narrowest = config.narrowest_head
     in_blocks = config.attention_backend in ("auto", "flex") and config.dropout == 0
     if in_blocks and has_block_kernel(torch.device(device), narrowest):
         # FlexAttention then computes all special cases, and saves the same tensors as the plain kernel.
@@ -194,6 +201,8 @@ def _count(model: Transformer, run: Callable[[], Outputs], arithmetic: AbstractC
     with arithmetic, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         outputs = run()
         kept.add(outputs.hidden_states)
+    for sizes in (*(sizes for layer, sizes in kept.sizes.items() if layer is not None), *products):
+        kept.take_given(sizes)
     recorded: list[dict[int, int]] = [{} for _ in products]
     for layer, routing in zip(model.mixtures, outputs.routings, strict=True):
         recorded[layer] = dict(map(_storage, routing))
@@ -202,7 +211,10 @@ def _count(model: Transformer, run: Callable[[], Outputs], arithmetic: AbstractC
         BlockBytes(sum(kept.sizes.get(layer, {}).values()), sum((again | routed).values()), sum(routed.values()))
         for layer, (again, routed) in enumerate(zip(products, recorded, strict=True))
     )
-    return Activations(tuple(blocks), inputs[0].nbytes, kept.masks, sum(kept.sizes.get(None, {}).values()))
+    outside = kept.sizes.get(None, {})
+    # The stream before the first block may be kept for layer inputs anyway, and is not kept again for recomputation.
+    masks = kept.masks - outside.get(_storage(inputs[0])[0], 0)
+    return Activations(tuple(blocks), inputs[0].nbytes, masks, sum(outside.values()))
 
 
 def _count_going_back(
@@ -231,7 +243,7 @@ def _count_going_back(
 def _going_back(forward: Callable[[], tuple[Tensor, Any]], arithmetic: AbstractContextManager[Any]) -> int:
     with LiveBytes() as live:
         with arithmetic:
-            found_BTD, _ = forward()
+            found_BTD, *_ = forward()
         live.forget_peak()
         before = live.now
         torch.autograd.backward(found_BTD, torch.empty_like(found_BTD))
@@ -252,6 +264,7 @@ class _Kept:
         self.sizes: dict[int | None, dict[int, int]] = {}
         self._block: int | None = None
         self._given: dict[int, int] = {}
+        self._shared: set[int] = set()
         self._known = {_storage(tensor)[0] for tensor in (*model.parameters(), *model.buffers())}
         self._tensors: list[Tensor] = []  # kept alive, so that no new storage gets the identity of a counted one
 
@@ -272,10 +285,16 @@ class _Kept:
             place = None if identity in self._given else self._block
             self.sizes.setdefault(place, {})[identity] = size
 
+    def take_given(self, sizes: dict[int, int]) -> None:
+        """Takes the storages that a block gave to others out of `sizes`: they outlive the block."""
+        for identity in self._shared & sizes.keys():
+            self.sizes.setdefault(None, {})[identity] = sizes.pop(identity)
+
     @contextmanager
     def inside(self, block: int, given: BlockInputs) -> Iterator[None]:
-        tensors = list(tensors_of((given.attending, given.memory, given.rotary)))
+        tensors = list(tensors_of((given.attending, given.memory, given.rotary, given.vectors, given.shared)))
         self._given |= dict(map(_storage, tensors))
+        self._shared |= {_storage(tensor)[0] for tensor in tensors_of(given.shared)}
         self._tensors += tensors
         self._block = block
         try:

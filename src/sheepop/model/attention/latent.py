@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.model.attention.kernel import Attending, Score, absorbs
-from sheepop.model.attention.layer import Attention
+from sheepop.model.attention.layer import Attention, KeysValues
 from sheepop.model.cache import Cache, LatentCache
 from sheepop.model.config import ModelConfig
 from sheepop.model.norms import build_norm
+from sheepop.model.options import Heads
 from sheepop.model.positions import Angles, rotated
 from sheepop.model.probe import Probe
 
@@ -26,8 +27,11 @@ class LatentAttention(Attention):
     their own, or from the residual stream. A cache may hold c and the rotated k_R instead of keys and values.
     """
 
-    def _add_projections(self, config: ModelConfig) -> None:
-        latent, heads, width = config.latent_attention, config.num_heads, config.d_model
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+
+    def _add_projections(self, config: ModelConfig, heads: Heads) -> None:
+        latent, count, width = config.latent_attention, config.num_heads, config.d_model
         assert latent is not None
         bias = bool(config.attention_bias)
         self.rope_dim, self.nope_dim = latent.rope_head_dim, config.head_size - latent.rope_head_dim
@@ -36,11 +40,11 @@ class LatentAttention(Attention):
             self.q_latent_proj = nn.Linear(width, latent.q_rank, bias=bias)
             self.q_latent_norm = build_norm(config, latent.q_rank, latent.norm_eps)
             self.q_latent = Probe()
-        self.q_proj = nn.Linear(latent.q_rank or width, heads * config.head_size, bias=False)
+        self.q_proj = nn.Linear(latent.q_rank or width, count * heads.key_width, bias=False)
         self.kv_latent_proj = nn.Linear(width, latent.rope_head_dim + latent.kv_rank, bias=bias)
         self.kv_latent_norm = build_norm(config, latent.kv_rank, latent.norm_eps)
-        self.k_proj = nn.Linear(latent.kv_rank, heads * self.nope_dim, bias=False)
-        self.v_proj = nn.Linear(latent.kv_rank, heads * config.value_size, bias=False)
+        self.k_proj = nn.Linear(latent.kv_rank, count * self.nope_dim, bias=False)
+        self.v_proj = nn.Linear(latent.kv_rank, count * heads.value_width, bias=False)
         self.has_q_latent, self.kv_latent = latent.q_rank is not None, Probe()
 
     @property
@@ -62,7 +66,8 @@ class LatentAttention(Attention):
         cache: Cache | None = None,
         memory_BSD: Tensor | None = None,
         document_ids: Tensor | None = None,
-    ) -> Tensor:
+        shared: KeysValues | None = None,
+    ) -> Tensor | tuple[Tensor, KeysValues]:
         """See `Attention.forward`; raises `ValueError` if probes of keys or values are watched, and a cache has none.
 
         A cache that holds latents attends by `_attend_latents`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from sheepop.model.config import ModelConfig
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.experts.router import Router, Routing, count_choices
 from sheepop.model.feedforward import ACTIVATIONS, UP_CHANGES, FeedForward, apply_gate
+from sheepop.model.norms import build_norm
 from sheepop.model.options import GATED
 from sheepop.model.probe import Probe
 from sheepop.model.sections import ExpertsConfig
@@ -59,7 +62,11 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The weighted sum of the chosen experts plus the shared experts, (B, T, D) to (B, T, D)."""
+    """The weighted sum of the chosen experts plus the shared experts, (B, T, D) to (B, T, D).
+
+    With `experts.own_norms` router, experts and shared experts normalise the input each by its own norm, and the
+    outputs of experts and of shared experts are normalised before they are added.
+    """
 
     def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
         super().__init__()
@@ -68,6 +75,9 @@ class MixtureOfExperts(nn.Module):
         shared_width = experts.shared * (experts.d_ff or config.ffn_size)
         self.shared = FeedForward(config, shared_width) if experts.shared else None
         self.shared_gate = nn.Parameter(torch.empty(1, config.d_model)) if experts.shared_gate else None
+        self.router_norm, self.routed_norm, self.routed_output_norm, self.shared_norm, self.shared_output_norm = (
+            build_norm(config) if experts.own_norms and (experts.shared or place < 3) else None for place in range(5)
+        )
         self.order, self.routed_output = Probe(), Probe()
         if experts.shared:
             self.shared_output = Probe()
@@ -78,7 +88,8 @@ class MixtureOfExperts(nn.Module):
         Sorts the tokens by expert, applies all experts with grouped products, and restores the order.
         """
         x_ND = x_BTD.flatten(0, -2)
-        logits_NE, weights_Nk, chosen_Nk = self.router(x_ND)
+        logits_NE, weights_Nk, chosen_Nk = self.router(_through(self.router_norm, x_ND))
+        x_ND = _through(self.routed_norm, x_ND)
         # Row i of the experts is choice order[i] % k of token order[i] // k.
         order_M = self.order(chosen_Nk.flatten().argsort(stable=True))
         # Not x[...]: its gradient on a multithreaded CPU sums a token's rows in no fixed order.
@@ -86,13 +97,18 @@ class MixtureOfExperts(nn.Module):
         found_MD = self.experts(rows_MD, count_choices(chosen_Nk, logits_NE.shape[1]))
         places_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         out_ND = _combined(found_MD, places_M.view_as(chosen_Nk), weights_Nk.to(found_MD.dtype))
-        out_BTD = self.routed_output(out_ND.view(x_BTD.shape))
+        out_BTD = self.routed_output(_through(self.routed_output_norm, out_ND.view(x_BTD.shape)))
         if self.shared is not None:
-            shared_BTD = self.shared(x_BTD)
+            x_BTD = _through(self.shared_norm, x_BTD)
+            shared_BTD = _through(self.shared_output_norm, self.shared(x_BTD))
             if self.shared_gate is not None:
                 shared_BTD = shared_BTD * F.linear(x_BTD, self.shared_gate.to(x_BTD.dtype)).sigmoid()
             out_BTD = out_BTD + self.shared_output(shared_BTD)
         return out_BTD, Routing(logits_NE, chosen_Nk)
+
+
+def _through(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else cast(Tensor, norm(x))
 
 
 def _combined(found_MD: Tensor, places_Nk: Tensor, weights_Nk: Tensor) -> Tensor:

@@ -66,6 +66,8 @@ class Router(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts.count, config.d_model))
         self.bias = nn.Parameter(torch.zeros(experts.count)) if experts.router_bias else None
+        self.expert_scale = nn.Parameter(torch.ones(experts.count)) if experts.expert_scales else None
+        self.logit_scale = experts.router_scale
         self.register_buffer("balance", torch.zeros(experts.count))
         self.per_token, self.normalize, self.scores = experts.per_token, experts.normalize, experts.scores
         self.groups, self.groups_per_token, self.group_top = experts.groups, experts.groups_per_token, experts.group_top
@@ -76,7 +78,7 @@ class Router(nn.Module):
         """Returns logits (N, E), the weights of the chosen experts (N, k), and their indices (N, k)."""
         exact, device = torch.promote_types(x_ND.dtype, torch.float32), x_ND.device.type
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            logits_NE = F.linear(x_ND.to(exact), self.weight.to(exact))
+            logits_NE = F.linear(x_ND.to(exact), self.weight.to(exact)) * self.logit_scale
             logits_NE = self.logits(logits_NE if self.bias is None else logits_NE + self.bias.to(exact))
         scores_NE = logits_NE.softmax(-1) if self.scores == "softmax" else logits_NE.sigmoid()
         eligible_NE = self._in_best_groups(scores_NE.detach() + self.balance)
@@ -87,6 +89,8 @@ class Router(nn.Module):
             weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + 1e-20)
         if self.scale != 1.0:
             weights_Nk = weights_Nk * self.scale
+        if self.expert_scale is not None:
+            weights_Nk = weights_Nk * self.expert_scale.to(weights_Nk.dtype)[chosen_Nk]
         return logits_NE, self.weights(weights_Nk), chosen_Nk
 
     def _in_best_groups(self, scores_NE: Tensor) -> Tensor:

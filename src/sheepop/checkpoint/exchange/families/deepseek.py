@@ -130,12 +130,13 @@ class DenseLayers(Field):
 
     first: int
     listed: bool = False
+    key: str = "first_k_dense_replace"
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the layers with experts."""
         num_layers, first = settings["num_layers"], self.first
         if not self.listed:
-            first = given.typed("first_k_dense_replace", int, first)
+            first = given.typed(self.key, int, first)
         kinds = ["dense" if layer < first else "sparse" for layer in range(num_layers)]
         if self.listed and given.take("mlp_layer_types", None) is not None:
             kinds = given.entries("mlp_layer_types", str)
@@ -151,7 +152,7 @@ class DenseLayers(Field):
         sparse = [config.has_experts(layer) for layer in range(config.num_layers)]
         if self.listed:
             return {"mlp_layer_types": ["sparse" if has else "dense" for has in sparse]}
-        return {"first_k_dense_replace": sparse.index(True) if any(sparse) else config.num_layers}
+        return {self.key: sparse.index(True) if any(sparse) else config.num_layers}
 
 
 def _mixture(

@@ -24,7 +24,7 @@ from sheepop.checkpoint.mapping import (
 from sheepop.model.config import ModelConfig
 
 _IMPLIED = implied(position_encoding="rope", norm="rmsnorm_zero_centered", bias=False)
-_TANH = {"gelu_pytorch_tanh": "geglu_tanh", **GATED_ACTIVATIONS}
+TANH = {"gelu_pytorch_tanh": "geglu_tanh", **GATED_ACTIVATIONS}
 _HEAD_DIM = size("head_dim", "head_dim", 256)
 _FIELDS = (ATTENTION_BIAS, ATTENTION_DROPOUT, EmbeddingRoot())
 
@@ -37,7 +37,7 @@ GEMMA = family(
     *llama.llama_keys(
         256000, 8192, d_ff=24576, d_model=3072, num_layers=28, num_heads=16, num_kv_heads=16, tied=True,
         # In this family the name of the exact function means the approximation.
-        activation=Activation("hidden_act", {**_TANH, "gelu": "geglu_tanh"}, "gelu_pytorch_tanh"),
+        activation=Activation("hidden_act", {**TANH, "gelu": "geglu_tanh"}, "gelu_pytorch_tanh"),
     ),
     _HEAD_DIM,
     *_FIELDS,
@@ -63,7 +63,7 @@ def _gemma_fields(vocab_size: int, max_seq_len: int) -> tuple[Field, ...]:
         *implied(norm_position="sandwich"),
         *llama.llama_keys(
             vocab_size, max_seq_len, d_ff=9216, d_model=2304, num_layers=26, num_heads=8, num_kv_heads=4, tied=True,
-            activation=Activation("hidden_activation", _TANH, "gelu_pytorch_tanh"),
+            activation=Activation("hidden_activation", TANH, "gelu_pytorch_tanh"),
         ),
         _HEAD_DIM,
         *_FIELDS,
@@ -75,11 +75,11 @@ def _gemma_fields(vocab_size: int, max_seq_len: int) -> tuple[Field, ...]:
     )  # fmt: skip
 
 
-_GEMMA_TENSORS = (
-    *llama.EMBEDDING,
+NORMS = (
     *under(BLOCK, LAYER, attention_norm="input_layernorm", feed_forward_norm="pre_feedforward_layernorm"),
-    *llama.OUTPUT_NORMS, *llama.ATTENTION, *llama.FEED_FORWARD, *llama.HEAD,
-)  # fmt: skip
+    *llama.OUTPUT_NORMS,
+)
+_GEMMA_TENSORS = (*llama.EMBEDDING, *NORMS, *llama.ATTENTION, *llama.FEED_FORWARD, *llama.HEAD)
 
 GEMMA2 = family(
     "gemma2",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sheepop.checkpoint.exchange.families.deepseek import DenseLayers
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -28,9 +29,11 @@ from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import (
     BLOCK,
     BY_KEY_HEAD,
+    EXPERTS,
     INTERLEAVED,
     TAPS,
     TensorRule,
+    experts,
     fused,
     same,
     under,
@@ -48,6 +51,7 @@ from sheepop.checkpoint.mapping import (
     number,
     size,
     switch,
+    unread,
     without,
 )
 from sheepop.model.config import ModelConfig
@@ -127,29 +131,33 @@ class AdjustedWidth(Field):
         return {"intermediate_size": config.ffn_size, "block_auto_adjust_ff_dim": False}
 
 
-LFM2 = Family(
-    model_type="lfm2",
-    architecture="Lfm2ForCausalLM",
-    fields=(
+def _lfm_keys(d_model: int, width: Field) -> tuple[Field, ...]:
+    return (
         *implied(
             position_encoding="rope", norm="rmsnorm", norm_position="pre", bias=False, dropout=0.0, qk_norm="head",
             activation="swiglu",
         ),
         size("vocab_size", "vocab_size", 65536),
-        size("hidden_size", "d_model", 2560),
+        size("hidden_size", "d_model", d_model),
         count("num_hidden_layers", "num_layers", 32),
         size("num_attention_heads", "num_heads", 32),
         size("num_key_value_heads", "num_kv_heads", 8),
         HEAD_DIM,
         context("max_position_embeddings", 128_000),
-        AdjustedWidth(),
+        width,
         number("norm_eps", "norm_eps", 1e-5),
         Value("tie_word_embeddings", ("tie_weights",), bool, True, ("tie_embedding",)),
         RopeParameters(base=1_000_000.0),
         size("conv_L_cache", "gated_convolution.width", 3),
         switch("conv_bias", "gated_convolution.bias", default=False),
         MixerLayers("gated_convolution", "conv", _but_listed),
-    ),
+    )  # fmt: skip
+
+
+LFM2 = Family(
+    model_type="lfm2",
+    architecture="Lfm2ForCausalLM",
+    fields=_lfm_keys(2560, AdjustedWidth()),
     tensors=(
         *EMBEDDING,
         *under(BLOCK, LAYER, attention_norm="operator_norm", feed_forward_norm="ffn_norm"),
@@ -165,6 +173,30 @@ LFM2 = Family(
         TensorRule(("lm_head.weight",), "lm_head.weight"),
     ),
 )  # fmt: skip
+
+
+_LFM_EXPERTS = {"gate": "w1", "down": "w2", "up": "w3"}
+LFM2_MOE = Family(
+    model_type="lfm2_moe",
+    architecture="Lfm2MoeForCausalLM",
+    fields=(
+        *_lfm_keys(2048, size("intermediate_size", "d_ff", 7168)),
+        *implied(**{"experts.scores": "sigmoid", "experts.load_balancing_loss": 0.0, "experts.router_z_loss": 0.0}),
+        count("num_experts", "experts.count", 32),
+        size("num_experts_per_tok", "experts.per_token", 4),
+        size("moe_intermediate_size", "experts.d_ff", 1792),
+        switch("norm_topk_prob", "experts.normalize", default=True),
+        number("routed_scaling_factor", "experts.scale", 1.0),
+        fixed("use_expert_bias", True),
+        unread("output_router_logits"),
+        DenseLayers(2, key="num_dense_layers"),
+    ),
+    tensors=(
+        *LFM2.tensors,
+        *experts(f"{LAYER}.feed_forward", _LFM_EXPERTS),
+        TensorRule((f"{EXPERTS}.router.balance",), f"{LAYER}.feed_forward.expert_bias"),
+    ),
+)
 
 
 def _qwen_keys(max_seq_len: int, for_images: tuple[str, ...] = (), **sizes: Any) -> tuple[Field, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sheepop.checkpoint.exchange.families.gemma import GEMMA3
+from sheepop.checkpoint.exchange.families.gemma4 import GEMMA4
 from sheepop.checkpoint.exchange.families.hybrid import FOR_IMAGES, QWEN3_5, QWEN3_5_MOE
 from sheepop.checkpoint.exchange.families.llama import HEADS_OF_128, MISTRAL, QWEN3, llama_fields
 from sheepop.checkpoint.exchange.family import Family, read_keys
@@ -114,6 +115,17 @@ _FAMILIES = (
     Multimodal(
         "gemma3", "Gemma3ForConditionalGeneration", GEMMA3, ("gemma3_text",),
         (_OF_IMAGES, _GEMMA_KEYS), _SIGLIP_PARTS,
+        tied=True,
+    ),
+    Multimodal(
+        "gemma4", "Gemma4ForConditionalGeneration", GEMMA4, ("gemma4_text",),
+        (
+            unread(
+                "vision_config", "audio_config", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id",
+                "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id", "vision_soft_tokens_per_image",
+            ),
+        ),
+        ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
         tied=True,
     ),
     Multimodal(
