@@ -158,7 +158,7 @@ def test_the_tables_were_compared_with_the_transformers_that_is_installed():
 SHARED_CODE = ("cache_utils", "masking_utils", "modeling_rope_utils", "integrations.sdpa_attention")
 # Derived from keys that are handled, or without an effect on a model that runs on one device.
 NOT_FROM_A_FILE = {"_attn_implementation", "_is_quantized", "num_labels", "default_theta", "is_heterogeneous"}
-# Keys of heads for other tasks, of images and of sound, in whose module the language model stands, and of rotary positions.
+# Keys of heads for other tasks, of images and of sound, in whose module the language model stands, and of rotation.
 OF_OTHERS = {
     "audio_config",
     "audio_token_id",
