@@ -68,6 +68,7 @@ def test_the_version_is_the_same_everywhere(project: dict[str, Any]):
 
 
 @pytest.mark.system
+@pytest.mark.timeout(1800)  # every kernel is compiled for every level
 def test_a_wheel_works_outside_of_the_repository(text_folder: Path, tmp_path: Path):
     """It brings what is not Python too: pages, kernels, the configurations that commands read."""
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]

@@ -23,9 +23,9 @@ TINY = {
 
 # Heads of two widths, two layers with the keys of others, and vectors of layers.
 SHARED: dict[str, Any] = {
-    "num_layers": 5, "head_dim": 6, "num_kv_heads": 1, "sliding_window": 5, "sliding_layers": [0, 2, 3],
+    "num_layers": 5, "head_dim": 8, "num_kv_heads": 1, "sliding_window": 5, "sliding_layers": [0, 2, 3],
     "sliding_head_dim": 4, "sliding_num_kv_heads": 2, "shared_kv_layers": 2, "keys_as_values": [1], "value_norm": True,
-    "layer_inputs": {"width": 4}, "layer_factor": True,
+    "layer_inputs": {"width": 16}, "layer_factor": True,
 }  # fmt: skip
 
 

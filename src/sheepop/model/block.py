@@ -129,7 +129,8 @@ class Block(nn.Module):
     def _end(self, x_BTD: Tensor, inputs: BlockInputs) -> Tensor:
         if self.layer_input is not None:
             assert inputs.vectors is not None
-            found_BTD = self.layer_input(self.upper_feed_forward(x_BTD), inputs.vectors)
+            x_BTD = self.upper_feed_forward(x_BTD)
+            found_BTD = self.layer_input(x_BTD, inputs.vectors)
             x_BTD = x_BTD + self.layer_input_output(self._behind(found_BTD, None))
         return self.output(x_BTD if self.factor is None else x_BTD * self.factor.to(x_BTD.dtype))
 
