@@ -54,8 +54,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "experts": {"count": 4, "shared": 1, "shared_gate": True, "layers": [2]},
     },
     "like gemma 4": {
-        **GEMMA4, "experts": None, "num_layers": 4, "sliding_layers": [0, 2], "shared_kv_layers": 2, "layer_d_ff": None,
-    },  # fmt: skip
+        **GEMMA4,
+        "experts": None,
+        "num_layers": 4,
+        "sliding_layers": [0, 2],
+        "shared_kv_layers": 2,
+        "layer_d_ff": None,
+    },
     "parallel, experts, soft cap": {
         "position_encoding": "learned",
         "parallel_residual": True,
