@@ -125,11 +125,11 @@ class Scheduler:
     def schedule(self) -> list[Share]:
         """Chooses the tokens of the next step and reserves blocks for them."""
         shares: dict[int, Share] = {}
-        before = self.num_preemptions
+        budget, before = self.max_tokens, self.num_preemptions
         for request in sorted(self.running, key=lambda request: (self._reads_prompt(request), request.order)):
             if request in self.running:
-                self._grant(request, shares)
-        while self.waiting and (budget := self._budget(shares)) > 0 and self.num_preemptions == before:
+                budget = self._grant(request, budget, shares)
+        while self.waiting and budget > 0 and self.num_preemptions == before:
             request = self.waiting[0]
             if sum(other.width for other in (*self.running, request)) > self.max_sequences:
                 break
@@ -139,24 +139,26 @@ class Scheduler:
                 break
             self.running.append(self.waiting.pop(0))
             shares[id(request)] = share
+            budget -= share.num_tokens
         return list(shares.values())
 
-    def _budget(self, shares: dict[int, Share]) -> int:
-        """The tokens that a step can read besides those of `shares`."""
-        return self.max_tokens - sum(share.num_tokens for share in shares.values())
+    def _grant(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> int:
+        """Schedules a running request, preempting the last in order while blocks are missing.
 
-    def _grant(self, request: Schedulable, shares: dict[int, Share]) -> None:
-        """Schedules a running request, preempting the last in order while blocks are missing."""
-        while (share := self._reserve(request, self._budget(shares))) is None:
+        Returns the tokens that the step can still read; those of a preempted request are among them again.
+        """
+        while (share := self._reserve(request, budget)) is None:
             last = max(self.running, key=lambda other: other.order)
             self._release(last)
             self.running.remove(last)
             insort(self.waiting, last, key=lambda other: other.order)
             self.num_preemptions += 1
-            shares.pop(id(last), None)
+            if (dropped := shares.pop(id(last), None)) is not None:
+                budget += dropped.num_tokens
             if last is request:
-                return
+                return budget
         shares[id(request)] = share
+        return budget - share.num_tokens
 
     def _reserve(self, request: Schedulable, budget: int) -> Share | None:
         """Reserves blocks for as many of the request's tokens as the budget allows; None if blocks are missing.
