@@ -13,7 +13,7 @@
 #include <limits>
 #include <vector>
 
-#include "native.h"
+#include "numbers.h"
 
 namespace {
 
@@ -48,21 +48,14 @@ inline FloatBits add_pairs(FloatBits total, Pairs a, Pairs b) {
 #endif
 }
 
-inline Floats wide(const float* numbers) { return load<Floats>(numbers); }
-inline Floats wide(const uint16_t* bfloat16) {
-  return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(bfloat16), FloatBits) << 16);
-}
-inline float number(float value) { return value; }
-inline float number(uint16_t bfloat16) { return single(bfloat16); }
-
 // The sum of x[k] w[k], always added in the same order.
 template <class T>
 float product(const float* x, const T* w, int64_t K) {
   Floats total = {};
   int64_t k = 0;
-  for (; k + kLanes <= K; k += kLanes) total = multiply_add(total, load<Floats>(x + k), wide(w + k));
+  for (; k + kLanes <= K; k += kLanes) total = multiply_add(total, load<Floats>(x + k), read(w + k));
   float rest = sum(total);
-  for (; k < K; k++) rest += x[k] * number(w[k]);
+  for (; k < K; k++) rest += x[k] * widened(w[k]);
   return rest;
 }
 
@@ -81,7 +74,7 @@ float rounded_group(const T* numbers, int64_t count, int16_t* codes, float& squa
   }
   Floats values[kParts], total = {};
   for (int i = 0; i < kParts; i++) {
-    values[i] = wide(numbers + i * kLanes);
+    values[i] = read(numbers + i * kLanes);
     total = multiply_add(total, values[i], values[i]);
   }
   const float square = sum(total);
@@ -318,5 +311,5 @@ void own_logits(const float* x, const T* weights, const float* bias, const int64
 
 extern "C" {
 SCORING(float32, float)
-SCORING(bfloat16, uint16_t)
+SCORING(bfloat16, BFloat16)
 }
