@@ -42,7 +42,8 @@ LFM2 = GATED | {"num_kv_heads": 2, "qk_norm": "head", "gated_convolution": {"lay
 QWEN = GATED | {
     "num_kv_heads": 2, "head_dim": 16, "qk_norm": "head", "rotary_fraction": 0.5, "attention_output_gate": True,
     "gated_delta_net": {
-        "layers": (0, 1), "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8,
+        # A key is normalised: with few numbers, rounding would change its direction too much.
+        "layers": (0, 1), "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 32, "value_head_dim": 32,
     },
 }  # fmt: skip
 LATENT = GATED | {
