@@ -126,7 +126,7 @@ def test_a_reference_that_is_not_asked_is_refused(
 
 
 def assert_references_are_of(reference: Path, run: Path, pairs: Path) -> None:
-    found = load_file(RunDirectory.open(run).examples / "reference.safetensors")
+    found = load_file(RunDirectory.open(run).examples / "reference_log_probabilities.safetensors")
     loaded = load_model(reference)
     tokenizer, model = loaded.tokenizer, loaded.model.double()
     expected = set()
@@ -265,7 +265,7 @@ def test_one_bad_pair_among_many_is_named(base: Path, pairs: Path, tmp_path: Pat
 def test_a_damaged_reference_is_named(base: Path, pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     train(config("dpo", pairs, output, "training.max_steps=2"), fork=base)
-    file = RunDirectory.open(output).examples / "reference.safetensors"
+    file = RunDirectory.open(output).examples / "reference_log_probabilities.safetensors"
     file.write_bytes(file.read_bytes()[:40])
     stored = find_resumable(output)
     assert stored is not None

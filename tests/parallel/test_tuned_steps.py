@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from sheepop.parallel.ranks import Ranks
 from sheepop.posttrain.example_batches import GroupBatch, batch_of
 from sheepop.posttrain.example_store import Learnt
 from sheepop.posttrain.policy import AnswerBatch, PolicyObjective, no_numbers
-from sheepop.posttrain.preference import PairwisePreference, PairwiseReward, PreferenceLoss
+from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PairwiseReward, PreferenceLoss
 from sheepop.posttrain.supervised import Distillation
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
@@ -67,6 +67,13 @@ def _pairs(draws: np.random.Generator, lengths: tuple[int, ...]) -> Batch:
     arrays = [array.reshape(shape) for array in (made.input_ids, made.labels, made.positions, made.document_ids)]
     numbers = draws.normal(size=each.shape).astype(np.float32)
     return GroupBatch(*arrays, False, each, numbers[:, 0], numbers)
+
+
+def _judged(draws: np.random.Generator, lengths: tuple[int, ...]) -> Batch:
+    """With a reference far enough below the policy for a divergence above 0."""
+    pairs = _pairs(draws, lengths)
+    assert isinstance(pairs, GroupBatch) and pairs.reference is not None
+    return replace(pairs, reference=pairs.reference - 60)
 
 
 def _answers(draws: np.random.Generator, lengths: tuple[int, ...]) -> Batch:
@@ -130,6 +137,7 @@ _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callab
     "latent lora": (NextToken, _examples, _with_latents),
     "teacher": (lambda: Distillation(build_model(_NETWORK, seed=7).eval(), 0.5, 2.0), _examples, _as_it_is),
     "dpo": (lambda: _DPO, _pairs, _as_it_is),
+    "kto": (lambda: JudgedAnswers(0.1, (1.0, 1.5)), _judged, _as_it_is),
     "reward": (lambda: PairwiseReward(0.1, True), _pairs, _with_rewards),
     "shared values": (lambda: _POLICY, _answers, lambda model: add_scalar_head(model, VALUE_HEAD)),
     "values apart": (lambda: _POLICY, _answers, _with_values),
@@ -141,6 +149,7 @@ _PIPELINES: list[dict[str, Any]] = [
 ]
 _TWO: list[tuple[str, dict[str, Any]]] = [
     *((kind, _TENSOR) for kind in _KINDS),
+    ("kto", {"zero": 2}),
     *((kind, _CONTEXT) for kind in ("sft", "lora")),
     *((kind, _PIPELINES[0]) for kind in ("sft", "lora", "teacher", "dpo", "reward")),
     *((kind, schedule) for kind in ("lora", "reward") for schedule in _PIPELINES[1:]),

@@ -160,11 +160,24 @@ def test_groups_are_compared_within_themselves() -> None:
     expected = torch.tensor(
         [[0.8660, -0.8660, -0.8660, 0.8660], [0, 0, 0, 0], [-4.5 / root, -1.5 / root, 1.5 / root, 4.5 / root]]
     )
-    torch.testing.assert_close(group_advantages(rewards), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(group_advantages(rewards, scaled=False)[2], torch.tensor([-4.5, -1.5, 1.5, 4.5]))
-    torch.testing.assert_close(leave_one_out_advantages(rewards)[2], torch.tensor([-6.0, -2.0, 2.0, 6.0]))
+    torch.testing.assert_close(group_advantages(rewards), expected.double(), rtol=1e-4, atol=1e-4)
+    centred, left_out = group_advantages(rewards, scaled=False)[2], leave_one_out_advantages(rewards)[2]
+    assert (centred.tolist(), left_out.tolist()) == ([-4.5, -1.5, 1.5, 4.5], [-6.0, -2.0, 2.0, 6.0])
     with pytest.raises(ValueError, match="a group needs at least two, got 1"):
         leave_one_out_advantages(rewards[:, :1])
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 100.3])
+def test_equal_rewards_have_no_advantage(reward: float) -> None:
+    """The mean of eight times 0.7 is not 0.7 in binary numbers."""
+    rewards = torch.full((1, 8), reward)
+    for found in (
+        group_advantages(rewards),
+        group_advantages(rewards, scaled=False),
+        leave_one_out_advantages(rewards),
+        group_advantages(rewards.double()),
+    ):
+        assert found.tolist() == [[0.0] * 8]
 
 
 def test_estimates_of_the_divergence_have_its_mean_or_its_gradient() -> None:

@@ -76,6 +76,20 @@ def test_the_loss_is_that_of_a_loop_over_tokens(model: Transformer, temperature:
     assert sums.measured["tokens"].item() == sum(map(len, truth)) == objective.supervised(batch)
 
 
+def test_the_divergence_from_the_old_policy_is_that_of_its_samples(model: Transformer) -> None:
+    batch = answers(**{ADVANTAGES: 1.0, OLD: 0.0})
+    new = log_probabilities(model, batch, 1.0)
+    draw, expected = np.random.default_rng(8), 0.0
+    for row, (prompt, found) in enumerate(zip(PROMPTS, new, strict=True)):
+        for place, log_p in enumerate(found):
+            old = log_p + draw.normal(0, 0.5)
+            batch.numbers[OLD][row, prompt - 1 + place] = old
+            # An unbiased estimate of KL(old, new) on a sample of old: the ratio of new to old, minus 1, minus its log.
+            expected += math.exp(log_p - old) - 1 - (log_p - old)
+    sums = PolicyObjective().loss_sums(FinishedNetwork(model), TensorBatch.from_numpy(batch, "cpu"))
+    assert sums.measured["divergence_from_old"].item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_padding_makes_no_difference_to_losses_or_gradients(model: Transformer) -> None:
     batch, objective = answers(**{ADVANTAGES: 1.0}), PolicyObjective(clip_low=0.2)
     found = []

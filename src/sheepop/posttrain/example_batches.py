@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -158,8 +159,8 @@ class GroupedExamples:
     """Sample i is group i of a split, padded to the longest answer of its batch.
 
     With `mismatched`, for KTO, each example is grouped with a second one: its prompt followed by the answer of the next
-    example, cut to `max_length` tokens. KTO estimates the divergence from the reference on these (Ethayarajh et al.
-    2024, section 4.1). `reference` (groups, 2) are log-probabilities.
+    example that has another prompt, cut to `max_length` tokens. KTO estimates the divergence from the reference on
+    these (Ethayarajh et al. 2024, section 4.1). `reference` (groups, 2) are log-probabilities.
     """
 
     def __init__(
@@ -196,11 +197,26 @@ class GroupedExamples:
         if not self._mismatched:
             size = self._split.group_size
             return [self._split.example(number * size + place) for place in range(size)]
-        own, other = self._split.example(number), self._split.example((number + 1) % self._split.num_examples)
-        prompt, begin = int(np.argmax(own.supervised)), int(np.argmax(other.supervised))
+        own, other = self._split.example(number), self._split.example(self._others[number])
+        prompt, begin = len(own.prompt), len(other.prompt)
         ids = np.concatenate([own.ids[:prompt], other.ids[begin:]])[: self._most]
         supervised = np.concatenate([own.supervised[:prompt], other.supervised[begin:]])[: self._most]
         return [own, Learnt(ids, supervised)]
+
+    @cached_property
+    def _others(self) -> list[int]:
+        """For each example, the next one with another prompt; the next one if all prompts are equal."""
+        count = self._split.num_examples
+        prompts = [self._split.example(number).prompt for number in range(count)]
+        found = [(number + 1) % count for number in range(count)]
+        has_same = [np.array_equal(prompts[number], prompts[other]) for number, other in enumerate(found)]
+        if all(has_same):
+            return found
+        # The second time, the last examples know what follows them at the beginning.
+        for number in [*reversed(range(count)), *reversed(range(count))]:
+            if has_same[number]:
+                found[number] = found[(number + 1) % count]
+        return found
 
     def batch(self, sample_indices: NDArray[np.int64]) -> GroupBatch:
         """The groups in the order given; raises IndexError for one that does not exist."""

@@ -49,6 +49,11 @@ class Learnt(NamedTuple):
     ids: NDArray[np.int32]
     supervised: NDArray[np.uint8]
 
+    @property
+    def prompt(self) -> NDArray[np.int32]:
+        """The token ids before the first that is learnt."""
+        return self.ids[: int(np.argmax(self.supervised))]
+
 
 @dataclass(frozen=True, eq=False)
 class ExampleSplit:

@@ -161,7 +161,8 @@ class PolicyObjective(Objective):
             "policy_loss": losses,
             "clipped": is_clipped,
             "entropy": -log_p,
-            "divergence_from_old": divergence(log_p - old, "k3"),
+            # Of the old policy, which sampled the tokens, from the new one.
+            "divergence_from_old": divergence(old - log_p, "k3"),
         }
         if self.entropy_coef:
             losses = losses + self.entropy_coef * log_p.square() / 2

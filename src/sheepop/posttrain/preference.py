@@ -6,7 +6,7 @@ float32 at least. A reward model is a network with a scalar head that rates answ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -232,20 +232,33 @@ class PairwisePreference(_PreferenceObjective):
 class JudgedAnswers(_PreferenceObjective):
     """KTO: a mean over desirable and undesirable answers.
 
-    The divergence from the reference is estimated on mismatched pairs of prompt and answer (see `GroupedExamples`): the
-    mean over the micro-batch, at least 0.
+    The `divergence` from the reference is estimated on mismatched pairs of prompt and answer (see `GroupedExamples`):
+    their mean log-ratio over the whole step and all ranks, at least 0.
     """
 
     beta: float
     weights: tuple[float, float]
+    divergence: Tensor | None = None
+
+    def of_step(
+        self, network: Network, batches: Iterable[TensorBatch], total: Callable[[Tensor], Tensor]
+    ) -> JudgedAnswers:
+        """The objective with the divergence of the step."""
+        sums = torch.zeros(2, dtype=torch.float64, device=network.head.weight.device)
+        for batch in batches:
+            log_p, _ = answer_log_probabilities(network, batch.member(1))
+            sums += torch.stack(((log_p - batch.given["reference"][:, 1]).double().sum(), sums.new_tensor(len(log_p))))
+        sum_of_all, count = total(sums)
+        return replace(self, divergence=(sum_of_all / count.clamp(min=1)).float())
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The sum of the losses of all answers."""
-        log_p, lengths = answer_log_probabilities(network, batch)
-        reference = batch.given["reference"]
-        own, other = (Completions(log_p[:, side], reference[:, side], lengths[:, side]) for side in (0, 1))
+        if self.divergence is None:
+            raise ValueError("the loss needs the divergence of the step; call of_step first")
+        log_p, lengths = answer_log_probabilities(network, batch.member(0))
+        own = Completions(log_p, batch.given["reference"][:, 0], lengths)
         desirable = batch.given["values"] > 0
-        total = kto_loss(own, desirable, other.log_ratios.mean(), beta=self.beta, weights=self.weights).sum()
+        total = kto_loss(own, desirable, self.divergence, beta=self.beta, weights=self.weights).sum()
         rewards = self.beta * own.log_ratios.detach()
         sides = {
             name: torch.stack((rewards[chosen].sum(), chosen.sum().float()))

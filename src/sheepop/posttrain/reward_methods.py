@@ -70,14 +70,14 @@ class GroupPolicy(RewardMethod):
         """The advantage of each answer over its group; None for answers to leave out."""
         config, is_cut = self._config, ~torch.tensor(written.is_finished)
         penalised = torch.tensor(written.rewards, dtype=torch.float64) - is_cut.double() * config.missing_eos_penalty
-        rewards = penalised.float().view(-1, config.group_size)
+        rewards = penalised.view(-1, config.group_size)
         if config.baseline == "leave_one_out":
             found = leave_one_out_advantages(rewards)
         else:
             found = group_advantages(rewards, scaled=config.baseline == "scaled")
         is_left_out = torch.zeros_like(is_cut)
         if config.equal_groups != "keep":
-            is_left_out |= (rewards == rewards[:, :1]).all(1, keepdim=True).expand_as(rewards).flatten()
+            is_left_out |= _all_equal(rewards).expand_as(rewards).flatten()
         if config.truncated_answers == "leave_out":
             is_left_out |= is_cut
         pairs = zip(found.flatten().tolist(), is_left_out.tolist(), strict=True)
@@ -99,21 +99,31 @@ class GroupPolicy(RewardMethod):
 def group_advantages(rewards: Tensor, *, scaled: bool = True, eps: float = 1e-6) -> Tensor:
     """Rewards (groups, answers) minus the mean of their group, divided by its standard deviation (Shao et al. 2024).
 
-    Without `scaled` they are not divided (Dr. GRPO, Liu et al. 2025). Equal rewards have advantages of 0.
+    Without `scaled` they are not divided (Dr. GRPO, Liu et al. 2025). Equal rewards have advantages of exactly 0.
+    Returns float64.
     """
-    centred = rewards.float() - rewards.float().mean(dim=1, keepdim=True)
-    if not scaled:
-        return centred
-    return centred / (rewards.float().std(dim=1, keepdim=True) + eps)
+    rewards = rewards.double()
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    found = centred / (rewards.std(dim=1, keepdim=True) + eps) if scaled else centred
+    return found.masked_fill(_all_equal(rewards), 0.0)
+
+
+def _all_equal(rewards: Tensor) -> Tensor:
+    """Whether all rewards of a group are equal, (groups, 1)."""
+    return (rewards == rewards[:, :1]).all(1, keepdim=True)
 
 
 def leave_one_out_advantages(rewards: Tensor) -> Tensor:
-    """Rewards (groups, answers) minus the mean of the others in their group (RLOO, Ahmadian et al. 2024)."""
+    """Rewards (groups, answers) minus the mean of the others in their group (RLOO, Ahmadian et al. 2024).
+
+    Equal rewards have advantages of exactly 0. Returns float64.
+    """
     count = rewards.shape[1]
     if count < 2:
         raise ValueError(f"the baseline is the mean of the other answers, so a group needs at least two, got {count}")
-    rewards = rewards.float()
-    return rewards - (rewards.sum(dim=1, keepdim=True) - rewards) / (count - 1)
+    rewards = rewards.double()
+    found = rewards - (rewards.sum(dim=1, keepdim=True) - rewards) / (count - 1)
+    return found.masked_fill(_all_equal(rewards), 0.0)
 
 
 class ProximalPolicy(RewardMethod):

@@ -47,10 +47,13 @@ class FinishedNetwork(Network):
 
 
 def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
-    """``log pi(y | x)`` of answers y in P groups of G, summed in float32, and their lengths in tokens, both (P, G)."""
-    labels = batch.labels.flatten(0, 1)
+    """``log pi(y | x)`` of answers y, summed in float32, and their lengths in tokens.
+
+    Both are (P, G) for P groups of G answers, (P,) for P rows.
+    """
+    labels = batch.labels.flatten(0, -2)
     log_p = network.head.log_probabilities(network.hidden_states(batch.rows), labels, batch.supervised)
-    shape = batch.labels.shape[:2]
+    shape = batch.labels.shape[:-1]
     return log_p.sum(-1).view(shape), (labels != IGNORE_INDEX).sum(-1).view(shape)
 
 
@@ -90,8 +93,12 @@ def mean_losses(
     chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
     network, total, supervised = FinishedNetwork(model), 0.0, 0
     measured: dict[str, Tensor] = {}
-    for start in range(0, len(chosen), batch_size):
-        samples = batches.batch(chosen[start : start + batch_size])
+    cuts = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
+    with autocast(device, precision):
+        read = (TensorBatch.from_numpy(batches.batch(cut), device) for cut in cuts)
+        objective = objective.of_step(network, read, ranks.total)
+    for cut in cuts:
+        samples = batches.batch(cut)
         with autocast(device, precision):
             sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))
         total += sums.cross_entropy.item()

@@ -5,8 +5,8 @@ The objective of a network with experts also balances their loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +42,7 @@ class StepLoss:
 class Objective(Protocol):
     """The summed loss of a micro-batch; a step of several micro-batches divides it once by all its tokens.
 
-    Inherit the last three methods: their bodies are right for most objectives.
+    Inherit the last four methods: their bodies are right for most objectives.
     """
 
     def supervised(self, batch: Batch) -> int:
@@ -50,6 +50,13 @@ class Objective(Protocol):
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The sums, over the supervised positions, of the objective and of the cross-entropy to report."""
+
+    def of_step(self, network: Network, batches: Iterable[TensorBatch], total: Callable[[Tensor], Tensor]) -> Objective:
+        """The objective for the `batches` of one step; called without gradients, before any loss of the step.
+
+        `batches` are on the device, and `total` sums over all ranks.
+        """
+        return self
 
     def layer_sums(self, network: Network, batch: TensorBatch, routings: Mapping[int, Routing]) -> LossSums:
         """The losses of layers with experts, by their number among these layers, if `network` does not return them."""
@@ -118,6 +125,10 @@ class BalancedExperts(Objective):
     def supervised(self, batch: Batch) -> int:
         """The number that the wrapped objective returns."""
         return self.objective.supervised(batch)
+
+    def of_step(self, network: Network, batches: Iterable[TensorBatch], total: Callable[[Tensor], Tensor]) -> Objective:
+        """The wrapped objective for the step, with the losses of the routers."""
+        return replace(self, objective=self.objective.of_step(network, batches, total))
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The objective's sums plus the routers' losses; ``expert_loads`` (L, E) counts the tokens of each expert.

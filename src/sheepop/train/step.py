@@ -108,9 +108,12 @@ class StepRunner:
         of each micro-batch, to seed its random numbers. With `verified`, everything is computed twice and compared.
         """
         placement = self.placement
-        pass_of = _Passes(self, max(1, prepared.num_tokens), loss_scale, before_forward, prepared.first)
         placement.zero_gradients()
         placement.begin_step()
+        with torch.no_grad(), placement.arithmetic():
+            batches = (batch.to(placement.device) for batch in prepared.micro_batches)
+            objective = self.objective.of_step(placement, batches, placement.reduce)
+        pass_of = _Passes(placement, objective, max(1, prepared.num_tokens), loss_scale, before_forward, prepared.first)
         recomputation = Recomputation(placement.model) if verified else None
         if recomputation is not None:
             recomputation.take(placement.compute(prepared.micro_batches, pass_of))
@@ -174,23 +177,22 @@ class StepRunner:
 class _Passes(Pass):
     """The passes of one step; the first micro-batch on this rank has number `first`."""
 
-    runner: StepRunner
+    placement: Placement
+    objective: Objective
     divisor: int
     loss_scale: float
     before_forward: Callable[[int], None] | None
     first: int
 
     def __call__(self, number: int, batch: TensorBatch, network: Network) -> Loss:
-        placement = self.runner.placement
         if self.before_forward is not None:
             self.before_forward(self.first + number)
-        with placement.arithmetic():
-            return self._loss(self.runner.objective.loss_sums(network, batch.to(placement.device)))
+        with self.placement.arithmetic():
+            return self._loss(self.objective.loss_sums(network, batch.to(self.placement.device)))
 
     def of_layers(self, number: int, batch: TensorBatch, network: Network, routings: Mapping[int, Routing]) -> Loss:
-        placement = self.runner.placement
-        with placement.arithmetic():
-            return self._loss(self.runner.objective.layer_sums(network, batch.to(placement.device), routings))
+        with self.placement.arithmetic():
+            return self._loss(self.objective.layer_sums(network, batch.to(self.placement.device), routings))
 
     def _loss(self, sums: LossSums) -> Loss:
         # Scaling by a power of two is exact, so a scale of 1 changes no bit.

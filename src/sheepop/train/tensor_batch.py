@@ -57,6 +57,12 @@ class TensorBatch:
         """The inputs as rows (B, T), also if the batch has P groups of G rows (P, G, T)."""
         return {name: tensor.flatten(0, -2) for name, tensor in self.inputs.items()}
 
+    def member(self, number: int) -> TensorBatch:
+        """Row `number` of every group (P, G, T), as rows (P, T)."""
+        labels = self.labels[:, number].contiguous()
+        inputs = {name: tensor[:, number] for name, tensor in self.inputs.items()}
+        return TensorBatch(inputs, labels, supervised_places(labels.flatten()))
+
     def padded(self, multiple: int, *, least: int = 0) -> TensorBatch:
         """The batch with rows padded at the end, without labels, to a multiple of tokens and to at least `least`."""
         num_tokens = self.labels.shape[-1]

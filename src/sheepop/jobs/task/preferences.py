@@ -36,7 +36,7 @@ from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
 from sheepop.train.source import StepSource
 
-_REFERENCE = "reference.safetensors"
+_REFERENCE = "reference_log_probabilities.safetensors"
 
 
 class PreferenceTask(ExampleTask):
