@@ -63,6 +63,25 @@ def test_whoever_wins_all_has_a_finite_strength_and_an_interval() -> None:
     assert rank(outcomes) == rank(list(outcomes))
 
 
+def test_intervals_are_as_wide_as_the_number_of_prompts_makes_them() -> None:
+    """Every prompt decides four comparisons alike, so 25 prompts say as much as 25 comparisons and not as 100."""
+    draw = Random(5)
+    prompts = [Outcome("a", "b", float(draw.random() < 0.6)) for _ in range(25)]
+    names = [str(number) for number in range(25)]
+    outcomes, clusters = prompts * 4, names * 4
+    (low, high), (low_of_prompts, high_of_prompts), (low_if_apart, high_if_apart) = (
+        next(each.interval for each in found if each.name == "a")
+        for found in (
+            rank(outcomes, clusters=clusters, resamples=2_000),
+            rank(prompts, resamples=2_000),
+            rank(outcomes, resamples=2_000),
+        )
+    )
+    # The half draw that a pair that met has in addition matters less beside more games.
+    assert (low, high) == pytest.approx((low_of_prompts, high_of_prompts), abs=4)
+    assert (high - low) / (high_if_apart - low_if_apart) == pytest.approx(2, rel=0.1)
+
+
 def test_models_that_never_met_are_not_ranked() -> None:
     with pytest.raises(DataError, match="a, b and c, d were never compared"):
         strengths([Outcome("a", "b", 1.0), Outcome("c", "d", 0.0)])

@@ -18,7 +18,7 @@ from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL, add_
 from sheepop.core.errors import ConfigError
 from sheepop.data import Batch
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.ranks import check_layout
+from sheepop.jobs.run.ranks import check_layout, shared_steps
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
@@ -238,6 +238,11 @@ def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(t
             {"pipeline": 2},
             r"grpo does not go with parallel\.pipeline = 2: answers are read again",
         ),
+        (
+            {"method": "dpo", "dpo": {"loss_type": "kto"}},
+            {"pipeline": 2},
+            r"kto does not go with parallel\.pipeline = 2: answers are read again",
+        ),
         ({"method": "ppo"}, {"tensor": 2, "context": 2}, r"ppo .* Use parallel\.context=1\."),
         (
             {"method": "sft", "neftune_noise_alpha": 5},
@@ -259,3 +264,10 @@ def test_what_these_ranks_cannot_share_is_refused_in_words(
     if tuning["method"] == "sft":
         check_layout(SheepOpConfig(**shared, tuning=lora), Ranks(0, world))
     check_layout(SheepOpConfig(output_dir="run", parallel={"tensor": 2}, tuning=lora), Ranks(0, 2))
+
+
+def test_parts_of_layers_are_not_multiplied_in_float8() -> None:
+    shared: dict[str, Any] = {"output_dir": "run", "training": {"precision": "fp8"}}
+    with pytest.raises(ConfigError, match=r"fp8 does not go with parallel\.tensor"):
+        shared_steps(SheepOpConfig(**shared, parallel={"tensor": 2}), Ranks(0, 2), is_open=True)
+    shared_steps(SheepOpConfig(**shared), Ranks(0, 2), is_open=True)

@@ -40,12 +40,15 @@ class Rated:
     win_rate: float
 
 
-def rank(outcomes: Sequence[Outcome], *, seed: int = 0, resamples: int = 300) -> list[Rated]:
+def rank(
+    outcomes: Sequence[Outcome], *, clusters: Sequence[str] | None = None, seed: int = 0, resamples: int = 300
+) -> list[Rated]:
     """All models with their maximum-likelihood strengths (Bradley and Terry 1952), strongest first.
 
     Strengths are on the scale of Elo with mean 1000: 400 more are 10 times the odds. A tie is half a win for each, and
-    every pair that met gets half a draw in addition. Intervals come from a bootstrap over outcomes. Raises
-    `DataError` unless every model can be compared with every other, perhaps through others.
+    every pair that met gets half a draw in addition. Intervals come from a bootstrap over `clusters`, which name what
+    outcomes depend on together, such as their prompt; by default over outcomes. Raises `DataError` unless every model
+    can be compared with every other, perhaps through others.
     """
     names = sorted({name for outcome in outcomes for name in (outcome.first, outcome.second)})
     _require_connected(names, outcomes)
@@ -67,7 +70,10 @@ def rank(outcomes: Sequence[Outcome], *, seed: int = 0, resamples: int = 300) ->
         return found
 
     found = strengths(np.ones(len(outcomes)))
-    lows, highs = np.percentile(bootstrap(strengths, len(outcomes), seed, "ranking", resamples), [2.5, 97.5], axis=0)
+    cluster_of = np.unique(range(len(outcomes)) if clusters is None else clusters, return_inverse=True)[1]
+    count = int(cluster_of.max()) + 1
+    drawn = bootstrap(lambda times: strengths(times[cluster_of]), count, seed, "ranking", resamples)
+    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
     rated = []
     for number, name in enumerate(names):
         won = float(scores[firsts == number].sum() + (1 - scores[seconds == number]).sum())

@@ -34,7 +34,7 @@ _ENDS: dict[tuple[str | None, str | None], str] = {
 
 
 def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
-    """One evaluation of each model, in order; intervals of win rates come from a bootstrap over prompts.
+    """One evaluation of each model, in order; intervals come from a bootstrap over prompts.
 
     Raises `DataError` if a model has no readable verdict.
     """
@@ -45,7 +45,8 @@ def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
             raise DataError(
                 f"The judge gave no verdict on {model} that can be read, but: {reply[:200]!r}. Use another judge."
             )
-    ranking = rank([Outcome(*row.comparison.names, row.score) for row in read])
+    outcomes = [Outcome(*row.comparison.names, row.score) for row in read]
+    ranking = rank(outcomes, clusters=[row.comparison.prompt.id for row in read])
     table = Table(
         "Ranking (Bradley-Terry)",
         ("Model", "Strength", "From", "To", "Pairs", "Win rate"),

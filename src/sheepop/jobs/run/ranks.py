@@ -103,6 +103,11 @@ def _check_training(config: SheepOpConfig) -> None:
             "parallel.schedule = zero_bubble goes back through a block twice, which would compute it anew each time "
             f"with training.activation_checkpointing = {training.activation_checkpointing}. Leave one of them out."
         )
+    if parallel.tensor > 1 and training.precision == "fp8":
+        raise ConfigError(
+            "training.precision = fp8 does not go with parallel.tensor: products of parts of a layer are not in float8. "
+            "Use training.precision=bf16, or parallel.tensor=1."
+        )
     if parallel.tensor > 1 and config.model.dropout:
         raise ConfigError(
             "parallel.tensor needs model.dropout = 0: ranks that have parts of a layer would leave out the same places "
