@@ -105,7 +105,7 @@ def _check_training(config: SheepOpConfig) -> None:
         )
     if parallel.tensor > 1 and training.precision == "fp8":
         raise ConfigError(
-            "training.precision = fp8 does not go with parallel.tensor: products of parts of a layer are not in float8. "
+            "training.precision = fp8 does not go with parallel.tensor: parts of a layer are not multiplied in float8. "
             "Use training.precision=bf16, or parallel.tensor=1."
         )
     if parallel.tensor > 1 and config.model.dropout:
