@@ -129,7 +129,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
             journal=Journal(
                 JsonLines(run.metrics_file, state.metrics_bytes),
                 JsonLines(run.samples_file, state.samples_bytes),
-                Throughput(float, 1.0),
+                Throughput(lambda step: float(step.num_computed * step.row_length), 1.0),
                 device="cpu",
                 precision=resolved.precision,
             ),

@@ -26,7 +26,10 @@ def step_of(rows: int, length: int, *, num_tokens: int) -> PreparedStep:
 
 def test_rates_of_a_hand_worked_stretch() -> None:
     times = iter([10.0, 12.0, 16.0, 18.0, 20.0])
-    throughput = Throughput({8: 1000.0, 32: 1600.0}.__getitem__, 1e6, clock=lambda: next(times))  # at 10
+    per_token = {8: 1000.0, 32: 1600.0}
+    throughput = Throughput(
+        lambda step: step.num_computed * per_token[step.row_length], 1e6, clock=lambda: next(times)
+    )  # at 10
     throughput.count(step_of(12, 8, num_tokens=96))
     with throughput.paused():  # from 12 to 16
         pass
@@ -42,7 +45,7 @@ def test_rates_of_a_hand_worked_stretch() -> None:
 
 def test_time_that_an_error_ends_is_left_out_too() -> None:
     times = iter([0.0, 1.0, 4.0, 5.0])
-    throughput = Throughput(float, 1.0, 4.0, clock=lambda: next(times))
+    throughput = Throughput(lambda step: 8.0 * step.num_computed, 1.0, 4.0, clock=lambda: next(times))
     with pytest.raises(RuntimeError), throughput.paused():
         raise RuntimeError
     throughput.count(step_of(1, 8, num_tokens=8))

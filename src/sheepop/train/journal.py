@@ -21,8 +21,8 @@ from sheepop.train.validation import Scores
 class Throughput:
     """Training speed: tokens and operations of steps per second since the last `take`, without time for other work.
 
-    `flops_per_token` gives the operations of a token by the length of its row, which a run may vary. `peak_flops` is
-    the measured peak of the machine in FLOP/s, `nominal_flops` that of its data sheet, or None if it is unknown.
+    `flops_of` gives the operations of a step. `peak_flops` is the measured peak of the machine in FLOP/s,
+    `nominal_flops` that of its data sheet, or None if it is unknown.
     """
 
     _since: float
@@ -31,13 +31,13 @@ class Throughput:
 
     def __init__(
         self,
-        flops_per_token: Callable[[int], float],
+        flops_of: Callable[[PreparedStep], float],
         peak_flops: float,
         nominal_flops: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.peak_flops, self.nominal_flops = peak_flops, nominal_flops
-        self._flops_per_token, self._clock = flops_per_token, clock
+        self._flops_of, self._clock = flops_of, clock
         self.restart()
 
     def restart(self) -> None:
@@ -47,7 +47,7 @@ class Throughput:
     def count(self, step: PreparedStep) -> None:
         """Counts the tokens and operations of a step."""
         self._tokens += step.num_computed
-        self._flops += step.num_computed * self._flops_per_token(step.row_length)
+        self._flops += self._flops_of(step)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -9,11 +9,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from sheepop.adapt.lora import add_lora
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.accounting.memory import cache_bytes
 from sheepop.model.accounting.operations import (
     decoding_flops_per_token,
     forward_flops_per_token,
+    step_flops,
     training_flops_per_token,
 )
 from sheepop.model.accounting.parameters import (
@@ -86,6 +89,26 @@ def test_flops_equal_those_counted(name):
     tokens, (in_forward, in_both) = BATCH * LENGTH, flops_of_chunks(config)
     assert forward_flops_per_token(config, LENGTH, SOURCE) * tokens == forward - unneeded_flops(config) - in_forward
     assert training_flops_per_token(config, LENGTH, SOURCE) * tokens == training - 3 * unneeded_flops(config) - in_both
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_step_costs_what_is_counted(is_frozen):
+    """With labels at some of the tokens, and with adapters on frozen weights."""
+    config = ARCHITECTURES["llama"]
+    model = build_model(config.replace(attention_backend="eager"), seed=0)
+    if is_frozen:
+        add_lora(model, LoraConfig(rank=2, targets=("*_proj",)))
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad) if is_frozen else None
+    ids = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    labels = ids.clone()
+    labels[:, LENGTH // 3 :] = -100
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        supervised = model.hidden_states(ids)[labels != -100]
+        torch.nn.functional.linear(supervised, model.lm_head.weight).sum().backward()
+    tokens, count = BATCH * LENGTH, int((labels != -100).sum())
+    found = step_flops(config, LENGTH, tokens, count, trained)
+    # Nothing below the first adapters needs gradients, and autograd does not compute them.
+    assert found == pytest.approx(counter.get_total_flops() - 3 * unneeded_flops(config), rel=0.05 if is_frozen else 0)
 
 
 def test_a_source_is_as_long_as_its_target_unless_it_is_said():

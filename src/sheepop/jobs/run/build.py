@@ -22,7 +22,7 @@ from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import resume_command
 from sheepop.jobs.run.resolve import build_network
 from sheepop.model import Transformer
-from sheepop.model.accounting.operations import training_flops_per_token
+from sheepop.model.accounting.operations import step_flops
 from sheepop.parallel.layout import Layout
 from sheepop.train import (
     Checkpointer,
@@ -52,6 +52,7 @@ class _Parts:
     """The parts of a trainer. `saves_the_beginning` is true if the seed alone does not give the initial weights."""
 
     model: Transformer
+    adapters: int | None  # the weights of adapters, if only these are trained
     optimizers: Sequence[torch.optim.Optimizer]
     placement: Placement
     evaluation: EvaluationWeights
@@ -109,7 +110,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
                 settings.decay_steps,
                 training.schedule_points or (),
             ),
-            journal=_open_journal(run, state, measure, stack),
+            journal=_open_journal(run, parts.adapters, state, measure, stack),
             checkpointer=parts.checkpointer,
             validate=validate,
             # Others wait for the first rank at the next step.
@@ -132,6 +133,8 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     """The network with all that trains and saves it, over the ranks of the `layout`."""
     task, config, ranks, device = run.task, run.config, run.request.ranks, run.device
     model = build_network(task, device)
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    adapters = None if config.tuning.lora is None else sum(trained)
     # A run may have been killed before it saved its first weights.
     has_begun = run.resumes and bool(run.directory.steps())
     if task.origin is not None:
@@ -163,7 +166,7 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
         ranks,
         pieces,
     )
-    return _Parts(model, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
+    return _Parts(model, adapters, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
 
 
 def _place(
@@ -189,7 +192,7 @@ def _place(
 
 
 def _open_journal(
-    run: OpenRun, state: TrainingState, measure: Callable[[], dict[str, Any]], stack: ExitStack
+    run: OpenRun, adapters: int | None, state: TrainingState, measure: Callable[[], dict[str, Any]], stack: ExitStack
 ) -> Journal:
     """The logs of a run, cut to what they were at `state`; they close with the `stack`."""
     config, record, ranks = run.config, run.record, run.request.ranks
@@ -202,7 +205,7 @@ def _open_journal(
     sinks = config.training.sinks if ranks.is_first else ()
     nominal = record.nominal_peak_flops
     throughput = Throughput(
-        partial(training_flops_per_token, config.model),
+        lambda step: step_flops(config.model, step.row_length, step.num_computed, step.num_reported, adapters),
         ranks.size * record.matrix_peak_flops,
         None if nominal is None else ranks.size * nominal,
     )

@@ -47,6 +47,20 @@ def training_flops_per_token(config: ModelConfig, seq_len: int, source_len: int 
     return 3 * forward_flops_per_token(config, seq_len, source_len)
 
 
+def step_flops(config: ModelConfig, seq_len: int, tokens: int, labels: int, trained: int | None = None) -> float:
+    """Returns the operations of a training step over rows of `seq_len` tokens, `tokens` of them in all.
+
+    The output matrix multiplies only the tokens with `labels`. If the network is frozen below adapters with `trained`
+    weights, no gradients of its own weights are computed.
+    """
+    of_head = 2 * config.d_model * config.vocabulary
+    forward = tokens * (forward_flops_per_token(config, seq_len) - of_head) + labels * of_head
+    if trained is None:
+        return 3 * forward
+    of_weights = tokens * (2 * matrix_parameters(config) - of_head) + labels * of_head
+    return 3 * forward - of_weights + 6 * tokens * trained
+
+
 def _operations_per_key(config: ModelConfig, layer: int) -> int:
     """Returns the operations of `layer` per query and key: a score and a weighted value for each head."""
     _, key_width, value_width = config.heads(layer)
