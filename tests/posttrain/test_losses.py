@@ -9,8 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheepop.posttrain.policy import clipped_policy_loss, clipped_value_loss, divergence
-from sheepop.posttrain.preference import Completions, PreferenceLoss, kto_loss, log_odds, pairwise_reward_loss
+from sheepop.posttrain.policy import bounded_weight_loss, clipped_policy_loss, clipped_value_loss, divergence
+from sheepop.posttrain.preference import (
+    Completions,
+    MixedLoss,
+    PreferenceLoss,
+    kto_loss,
+    log_odds,
+    pairwise_reward_loss,
+)
 from sheepop.posttrain.reward_methods import (
     generalised_advantages,
     group_advantages,
@@ -200,7 +207,7 @@ def test_the_policy_loss_is_clipped_where_it_would_go_too_far() -> None:
     old, advantages = drawn(2, 3), torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]])
     ratios = torch.tensor([[1.5, 1.0, 0.5], [1.5, 1.0, 0.5]])
     new = (old + ratios.log()).requires_grad_()
-    loss, clipped = clipped_policy_loss(new, old, advantages, clip_low=0.2, clip_high=0.3)
+    loss, clipped = clipped_policy_loss(new - old, advantages, clip_low=0.2, clip_high=0.3)
     torch.testing.assert_close(loss.detach(), torch.tensor([[-1.3, -1.0, -0.5], [1.5, 1.0, 0.8]]))
     assert clipped.tolist() == [[True, False, False], [False, False, True]]
     loss.sum().backward()
@@ -211,12 +218,35 @@ def test_the_policy_loss_is_clipped_where_it_would_go_too_far() -> None:
 def test_the_first_minibatch_has_the_ratio_1() -> None:
     log_probabilities = drawn(3, 4).requires_grad_()
     advantages = drawn(3, 4, seed=2)
-    loss, clipped = clipped_policy_loss(log_probabilities, log_probabilities.detach(), advantages)
+    loss, clipped = clipped_policy_loss(log_probabilities - log_probabilities.detach(), advantages)
     torch.testing.assert_close(loss.detach(), -advantages)
     assert not clipped.any()
     loss.sum().backward()
     assert log_probabilities.grad is not None
     torch.testing.assert_close(log_probabilities.grad, -advantages)
+
+
+def test_cispo_bounds_the_weight_of_a_token_and_keeps_its_gradient() -> None:
+    new = drawn(1, 4).requires_grad_()
+    ratios, advantages = torch.tensor([[1.5, 1.1, 0.5, 0.9]]), torch.tensor([[2.0, 2.0, -1.0, -1.0]])
+    loss, clipped = bounded_weight_loss(new, new - new.detach() + ratios.log(), advantages, clip_low=0.2, clip_high=0.3)
+    # MiniMax-M1, eq. 4: the clipped ratio, without a gradient, times the advantage times log pi.
+    weights = torch.tensor([[1.3 * 2.0, 1.1 * 2.0, 0.8 * -1.0, 0.9 * -1.0]])
+    torch.testing.assert_close(loss.detach(), -weights * new.detach())
+    assert clipped.tolist() == [[True, False, True, False]]
+    loss.sum().backward()
+    torch.testing.assert_close(new.grad, -weights)
+
+
+def test_losses_are_added_with_their_weights() -> None:
+    chosen, rejected = completions(1), completions(2)
+    kinds = {"sigmoid": 0.8, "ipo": 0.3, "simpo": 1.5}
+    losses = {kind: PreferenceLoss(kind, 0.4, margin=0.2) for kind in kinds}  # type: ignore[arg-type]
+    mixed = MixedLoss([(weight, losses[kind]) for kind, weight in kinds.items()])
+    singles = [one_by_one(loss, chosen, rejected) for loss in losses.values()]
+    expected = [sum(w * x for w, x in zip(kinds.values(), each, strict=True)) for each in zip(*singles, strict=True)]
+    assert mixed(chosen, rejected).tolist() == pytest.approx(expected, rel=1e-4)
+    assert torch.equal(mixed.rewards(chosen), losses["sigmoid"].rewards(chosen))
 
 
 def test_the_value_loss_takes_the_worse_of_free_and_clipped() -> None:

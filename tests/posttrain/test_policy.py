@@ -76,6 +76,29 @@ def test_the_loss_is_that_of_a_loop_over_tokens(model: Transformer, temperature:
     assert sums.measured["tokens"].item() == sum(map(len, truth)) == objective.supervised(batch)
 
 
+@pytest.mark.parametrize("surrogate", ["clipped", "cispo"])
+def test_the_ratio_of_an_answer_is_the_geometric_mean_of_its_tokens(model: Transformer, surrogate: Any) -> None:
+    """GSPO (Zheng et al. 2025, eq. 5 to 7), in a loop; also as the weight of CISPO."""
+    batch = answers(**{ADVANTAGES: 0.0, OLD: 0.3})
+    truth, expected = log_probabilities(model, batch, 1.0), 0.0
+    for row, (prompt, found) in enumerate(zip(PROMPTS, truth, strict=True)):
+        places = slice(prompt - 1, prompt - 1 + len(found))
+        batch.numbers[OLD][row, places] += np.array(found, np.float32)
+        advantage = (1.5, -1.0, 0.5, -2.0)[row]
+        batch.numbers[ADVANTAGES][row] = advantage
+        batch.numbers[WEIGHTS][row] = 1 / len(found)
+        old = batch.numbers[OLD][row, places].astype(float)
+        ratio = math.exp(sum(new - before for new, before in zip(found, old, strict=True)) / len(found))
+        bounded = min(max(ratio, 0.97), 1.04)
+        if surrogate == "cispo":
+            expected += sum(-advantage * bounded * log_p for log_p in found) / len(found)
+        else:
+            expected += max(-advantage * ratio, -advantage * bounded)
+    objective = PolicyObjective(clip_low=0.03, clip_high=0.04, surrogate=surrogate, of_answers=True)
+    sums = objective.loss_sums(FinishedNetwork(model), TensorBatch.from_numpy(batch, "cpu"))
+    assert sums.objective.item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_divergence_from_the_old_policy_is_that_of_its_samples(model: Transformer) -> None:
     batch = answers(**{ADVANTAGES: 1.0, OLD: 0.0})
     new = log_probabilities(model, batch, 1.0)
@@ -119,7 +142,9 @@ def test_the_entropy_term_has_the_gradient_of_the_entropy() -> None:
 def written(rewards: list[float], finished: list[bool] | None = None) -> Written:
     count = len(rewards)
     made = [Answer("p", "a", list(range(LENGTHS[n % 4]))) for n in range(count)]
-    return Written(made, [PROMPTS[n % 4] for n in range(count)], finished or [True] * count, rewards)
+    prompts = [PROMPTS[n % 4] for n in range(count)]
+    logprobs = [[-0.5 - place / 8 for place in range(LENGTHS[n % 4] - PROMPTS[n % 4])] for n in range(count)]
+    return Written(made, prompts, finished or [True] * count, rewards, logprobs)
 
 
 def mask_of(count: int) -> torch.Tensor:
@@ -211,3 +236,34 @@ def test_repetition_counts_what_stood_before() -> None:
     assert repetition([1, 2, 3]) == 0
     assert repetition([1, 2, 3, 4, 5, 6]) == 0
     assert repetition([1] * 7) == 3 / 4
+
+
+def test_a_long_answer_loses_reward_evenly_within_the_buffer() -> None:
+    """Yu et al. 2025, eq. 13, with answers of 3, 5, 2 and 4 tokens: from 3 on, each costs a third of 1.5."""
+    config = GRPOConfig(group_size=4, baseline="centred", max_new_tokens=5, overlong_buffer=3, overlong_penalty=1.5)
+    rewards = [1.0 - 0.5, 2.0 - 1.5, 0.0, 1.0 - 1.0]
+    found = GroupPolicy(config).advantages(written([1.0, 2.0, 0.0, 1.0]))
+    assert found == pytest.approx([reward - sum(rewards) / 4 for reward in rewards])
+    with pytest.raises(ValueError, match="below max_new_tokens = 5"):
+        GRPOConfig(max_new_tokens=5, overlong_buffer=5)
+
+
+def test_tokens_are_weighted_by_their_probability_in_training_over_that_in_the_sampler() -> None:
+    config = GRPOConfig(group_size=2, loss_type="dapo", sampler_ratio_cap=1.2)
+    made, mask = written([1.0, 0.0, 1.0, 0.0]).learnt_from([1.0] * 4), mask_of(4)
+    log_p = torch.full((4, 9), torch.nan)
+    expected = torch.zeros(4, 9)
+    draw = np.random.default_rng(2)
+    for row in range(4):
+        for place, sampled in enumerate(made.logprobs[row]):
+            t = PROMPTS[row] - 1 + place
+            log_p[row, t] = sampled + draw.normal(0, 0.4)
+            expected[row, t] = min(math.exp(float(log_p[row, t]) - sampled), 1.2)
+    method = GroupPolicy(config)
+    torch.testing.assert_close(method.numbers(made, mask, log_p, None, None)[WEIGHTS], expected)
+    assert method.metrics()["sampler_ratio_max"] == pytest.approx(
+        max(math.exp(float(log_p[row, PROMPTS[row] - 1 + place]) - sampled)
+            for row in range(4) for place, sampled in enumerate(made.logprobs[row]))
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="at temperature 1"):
+        GRPOConfig(sampler_ratio_cap=2.0, temperature=0.7)

@@ -19,9 +19,10 @@ _SMOOTHED: tuple[PreferenceKind, ...] = ("sigmoid", "robust")
 class PreferenceConfig(Config):
     """Direct preference optimisation and its relatives: losses on the log-probabilities of answers."""
 
-    loss_type: PreferenceKind = "sigmoid"
+    loss_type: PreferenceKind | dict[PreferenceKind, Annotated[float, Field(gt=0)]] = "sigmoid"
     """`sigmoid` is DPO; `robust`, `hinge` and `ipo` are variants of it; `simpo` and `orpo` need no reference model;
-    `kto` learns from single answers with a label instead of pairs."""
+    `kto` learns from single answers with a label instead of pairs. Several losses are added with their weights, such as
+    `{sigmoid: 0.8, ipo: 0.2}`."""
     beta: float = Field(0.1, gt=0)
     """Strength of the tie to the reference model; for `simpo` and `orpo` the weight of the preference."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
@@ -36,16 +37,26 @@ class PreferenceConfig(Config):
     undesirable_weight: float = Field(1.0, gt=0)
     """Weight of answers labelled false; for `kto` only."""
 
+    @property
+    def losses(self) -> dict[PreferenceKind, float]:
+        """The losses with their weights."""
+        return {self.loss_type: 1.0} if isinstance(self.loss_type, str) else self.loss_type
+
     @model_validator(mode="after")
     def _check_loss(self) -> PreferenceConfig:
-        if self.label_smoothing and self.loss_type not in _SMOOTHED:
-            raise ValueError(f"label_smoothing works with loss_type {' or '.join(_SMOOTHED)}, not {self.loss_type}")
-        if self.supervised_weight and self.loss_type in ("orpo", "kto"):
-            raise ValueError(f"supervised_weight does not work with loss_type {self.loss_type}")
-        if self.margin and self.loss_type != "simpo":
-            raise ValueError(f"margin works with loss_type simpo, not {self.loss_type}")
-        if self.loss_type != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
-            raise ValueError(f"desirable_weight and undesirable_weight work with loss_type kto, not {self.loss_type}")
+        kinds, named = self.losses.keys(), " and ".join(self.losses)
+        if not kinds:
+            raise ValueError("loss_type names no loss")
+        if "kto" in kinds and len(kinds) > 1:
+            raise ValueError("loss_type kto learns from single answers, and the other losses from pairs")
+        if self.label_smoothing and kinds.isdisjoint(_SMOOTHED):
+            raise ValueError(f"label_smoothing works with loss_type {' or '.join(_SMOOTHED)}, not {named}")
+        if self.supervised_weight and not kinds.isdisjoint(("orpo", "kto")):
+            raise ValueError(f"supervised_weight does not work with loss_type {named}")
+        if self.margin and "simpo" not in kinds:
+            raise ValueError(f"margin works with loss_type simpo, not {named}")
+        if "kto" not in kinds and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
+            raise ValueError(f"desirable_weight and undesirable_weight work with loss_type kto, not {named}")
         return self
 
 
@@ -148,6 +159,20 @@ class GRPOConfig(RolloutConfig):
     loss_type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
     """How a step averages the losses of tokens: `grpo` within each answer, then over answers; `dapo` over all tokens of
     the step; `dr_grpo` sums each answer, divides by `max_new_tokens`, then averages over answers."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Whose probabilities the ratio of new to old compares: those of each `token`, or the geometric mean over the whole
+    `sequence`, as in GSPO."""
+    surrogate: Literal["clipped", "cispo"] = "clipped"
+    """`clipped` drops the gradient of tokens whose ratio is beyond its bounds; `cispo` bounds their weight instead
+    (CISPO)."""
+    sampler_ratio_cap: float | None = Field(None, gt=0)
+    """Truncated importance sampling: each token is weighted by the ratio of its probability in training to that in the
+    sampler, at most this; 2 is usual; `null` does not weight. It needs `temperature=1`."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Soft penalty for length, as in DAPO: within this many tokens of `max_new_tokens`, the reward falls evenly by
+    `overlong_penalty`; 0 has none."""
+    overlong_penalty: float = Field(1.0, gt=0)
+    """The most that `overlong_buffer` subtracts from a reward."""
     kl_coef: float = Field(0.04, ge=0)
     """Weight of the divergence from the reference in the loss; 0 needs no reference model."""
     kl_estimator: Literal["k3", "k2"] = "k3"
@@ -157,6 +182,14 @@ class GRPOConfig(RolloutConfig):
     equal_groups: Literal["keep", "leave_out", "draw_again"] = "keep"
     """Groups whose rewards are all equal: `keep` them, `leave_out` of the mean, or `draw_again` with other prompts, as
     in DAPO."""
+
+    @model_validator(mode="after")
+    def _check_answers(self) -> GRPOConfig:
+        if self.sampler_ratio_cap is not None and self.temperature != 1.0:
+            raise ValueError("sampler_ratio_cap compares probabilities at temperature 1; leave the temperature out")
+        if self.overlong_buffer >= self.max_new_tokens:
+            raise ValueError(f"overlong_buffer must be below max_new_tokens = {self.max_new_tokens}")
+        return self
 
 
 class TuningConfig(Config):

@@ -22,6 +22,7 @@ from sheepop.train.validation import Scores
 
 Unit = Literal["token", "answer"]
 Divergence = Literal["k1", "k2", "k3"]
+Surrogate = Literal["clipped", "cispo"]
 OLD, REFERENCE, ADVANTAGES, WEIGHTS = "old_log_probabilities", "reference_log_probabilities", "advantages", "weights"
 VALUES, RETURNS = "old_values", "returns"
 
@@ -71,22 +72,41 @@ def no_numbers(shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
 
 
 def clipped_policy_loss(
+    log_ratios: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
+) -> tuple[Tensor, Tensor]:
+    """``max(-A rho, -A clip(rho, 1 - low, 1 + high))`` with ``rho = pi / pi_old``, and where it was clipped (B, T).
+
+    Schulman et al. 2017, eq. 7; a higher upper bound as in DAPO (Yu et al. 2025). `log_ratios` are ``log rho``.
+    """
+    ratio, advantages = log_ratios.exp(), advantages.detach()
+    free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(free, bounded), bounded > free
+
+
+def bounded_weight_loss(
     log_probabilities: Tensor,
-    old_log_probabilities: Tensor,
+    log_ratios: Tensor,
     advantages: Tensor,
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> tuple[Tensor, Tensor]:
-    """``max(-A rho, -A clip(rho, 1 - low, 1 + high))`` with ``rho = pi / pi_old``, and where it was clipped (B, T).
+    """CISPO's ``-A clip(rho, 1 - low, 1 + high) log pi``, and where rho was clipped (B, T).
 
-    Schulman et al. 2017, eq. 7; a higher upper bound as in DAPO (Yu et al. 2025). Only `log_probabilities` gets a
-    gradient.
+    MiniMax 2025 (MiniMax-M1), eq. 4. The clipped ratio has no gradient, so that no token is left out.
     """
-    ratio = (log_probabilities - old_log_probabilities.detach()).exp()
-    advantages = advantages.detach()
-    free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    return torch.maximum(free, bounded), bounded > free
+    ratio = log_ratios.detach().exp()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -advantages.detach() * weight * log_probabilities, weight != ratio
+
+
+def means_of_answers(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of each answer's tokens, at each of its tokens (B, T); answers are where the mask is True.
+
+    Of log-ratios, it is the logarithm of GSPO's ratio of an answer (Zheng et al. 2025, eq. 7).
+    """
+    means = torch.where(mask, values, 0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return means.expand_as(values)
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None = 0.2) -> Tensor:
@@ -117,9 +137,10 @@ def divergence(log_ratios: Tensor, kind: Divergence) -> Tensor:
 
 @dataclass(frozen=True)
 class PolicyObjective(Objective):
-    """The clipped surrogate of PPO with additional terms, for every token of an answer.
+    """The clipped surrogate of PPO or its relatives with additional terms, for every token of an answer.
 
-    - the surrogate, with `clip_low` and `clip_high` (see `clipped_policy_loss`);
+    - the `surrogate` with `clip_low` and `clip_high` (see `clipped_policy_loss` and `bounded_weight_loss`), of the
+      ratios of tokens, or with `of_answers` of whole answers (see `means_of_answers`);
     - `kl_coef` times the divergence from the reference that `estimator` gives (Shao et al. 2024, eq. 3);
     - `vf_coef` times the loss of the value model (see `clipped_value_loss`);
     - ``entropy_coef (log pi)^2 / 2``, whose expected gradient over the policy's samples is that of the negative
@@ -138,6 +159,8 @@ class PolicyObjective(Objective):
     vf_coef: float = 0.0
     value_clip: float | None = None
     unit: Unit = "token"
+    surrogate: Surrogate = "clipped"
+    of_answers: bool = False
 
     def supervised(self, batch: Batch) -> int:
         """The number of labels, or of answers that have any."""
@@ -154,9 +177,14 @@ class PolicyObjective(Objective):
         log_p, hidden = self.log_probabilities(network, batch)
         mask, given = batch.labels != IGNORE_INDEX, batch.given
         old = given.get(OLD, log_p.detach())
-        losses, is_clipped = clipped_policy_loss(
-            log_p, old, given[ADVANTAGES], clip_low=self.clip_low, clip_high=self.clip_high
-        )
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        log_ratios = log_p - old.detach()
+        if self.of_answers:
+            log_ratios = means_of_answers(log_ratios, mask)
+        if self.surrogate == "cispo":
+            losses, is_clipped = bounded_weight_loss(log_p, log_ratios, given[ADVANTAGES], **bounds)
+        else:
+            losses, is_clipped = clipped_policy_loss(log_ratios, given[ADVANTAGES], **bounds)
         measured = {
             "policy_loss": losses,
             "clipped": is_clipped,

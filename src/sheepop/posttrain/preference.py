@@ -102,6 +102,21 @@ class PreferenceLoss:
         return self.beta * (completions.means if reference_free else completions.log_ratios).detach()
 
 
+@dataclass(frozen=True)
+class MixedLoss:
+    """A weighted sum of several losses; rewards are those of the first."""
+
+    parts: Sequence[tuple[float, PreferenceLoss]]
+
+    def __call__(self, chosen: Completions, rejected: Completions) -> Tensor:
+        """The loss of each pair (P,)."""
+        return torch.stack([weight * loss(chosen, rejected) for weight, loss in self.parts]).sum(0)
+
+    def rewards(self, completions: Completions) -> Tensor:
+        """The implicit rewards of completions (P,) in the first loss."""
+        return self.parts[0][1].rewards(completions)
+
+
 def log_odds(log_probabilities: Tensor) -> Tensor:
     """``log(p / (1 - p))`` for log p below 0, exact near 0 and 1."""
     return log_probabilities - torch.log(-torch.expm1(log_probabilities))
@@ -210,7 +225,7 @@ class PairwisePreference(_PreferenceObjective):
     `supervised_weight` a adds ``-a log pi(chosen) / |chosen|`` to the loss of a pair (Pang et al. 2024, eq. 2).
     """
 
-    loss: PreferenceLoss
+    loss: PreferenceLoss | MixedLoss
     supervised_weight: float = 0.0
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:

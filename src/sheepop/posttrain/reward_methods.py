@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -23,15 +24,23 @@ _EPS = 1e-8
 
 
 class RewardMethod(Protocol):
-    """How rewards of a rollout become advantages, in PPO or GRPO. The last four methods have defaults."""
+    """How rewards of a rollout become advantages, in PPO or GRPO. The last five methods have defaults."""
 
     def advantages(self, written: Written) -> list[float | None]:
         """The advantage of each answer as a whole; None for answers to leave out."""
 
     def numbers(
-        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
+        self, written: Written, mask: Tensor, log_p: Tensor | None, reference: Tensor | None, values: Tensor | None
     ) -> dict[str, Tensor]:
-        """The numbers (N, T) that the objective reads per token, by name, except the log-probabilities."""
+        """The numbers (N, T) that the objective reads per token, by name, except the log-probabilities.
+
+        `log_p` is None if nothing reads it, this method included.
+        """
+
+    @property
+    def reads_log_probabilities(self) -> bool:
+        """Whether `numbers` needs the policy's log-probabilities of the answers."""
+        return False
 
     @property
     def draws_again(self) -> bool:
@@ -60,16 +69,29 @@ class GroupPolicy(RewardMethod):
 
     def __init__(self, config: GRPOConfig) -> None:
         self._config = config
+        self._largest_ratio: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """The largest ratio of a token's probability in training to that in the sampler, if it is computed."""
+        return {} if self._largest_ratio is None else {"sampler_ratio_max": self._largest_ratio}
 
     @property
     def draws_again(self) -> bool:
         """Whether groups of equal rewards are replaced by others."""
         return self._config.equal_groups == "draw_again"
 
+    @property
+    def reads_log_probabilities(self) -> bool:
+        """Whether answers are weighted by the ratio of their probabilities in training to those in the sampler."""
+        return self._config.sampler_ratio_cap is not None
+
     def advantages(self, written: Written) -> list[float | None]:
         """The advantage of each answer over its group; None for answers to leave out."""
         config, is_cut = self._config, ~torch.tensor(written.is_finished)
         penalised = torch.tensor(written.rewards, dtype=torch.float64) - is_cut.double() * config.missing_eos_penalty
+        if config.overlong_buffer:
+            most, lengths = config.max_new_tokens, torch.tensor(written.lengths, dtype=torch.float64)
+            penalised -= config.overlong_penalty * overlong(lengths, most, config.overlong_buffer)
         rewards = penalised.view(-1, config.group_size)
         if config.baseline == "leave_one_out":
             found = leave_one_out_advantages(rewards)
@@ -84,16 +106,35 @@ class GroupPolicy(RewardMethod):
         return [None if left_out else advantage for advantage, left_out in pairs]
 
     def numbers(
-        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
+        self, written: Written, mask: Tensor, log_p: Tensor | None, reference: Tensor | None, values: Tensor | None
     ) -> dict[str, Tensor]:
-        """Gives every token the advantage of its answer, and the weight of `loss_type`."""
+        """Gives every token the advantage of its answer, and the weight of `loss_type`.
+
+        With `sampler_ratio_cap` C the weight is multiplied by ``min(p / p_sampler, C)``, whose second probability is
+        the sampler's (truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+        Off-Policy RL Training").
+        """
         advantages = torch.tensor(written.advantages)[:, None] * mask
         weights = mask.float()
         if self._config.loss_type == "grpo":
             weights = weights / mask.sum(1, keepdim=True).clamp(min=1)
         elif self._config.loss_type == "dr_grpo":
             weights = weights / self._config.max_new_tokens
+        if self._config.sampler_ratio_cap is not None:
+            assert log_p is not None
+            sampled = torch.zeros_like(log_p).masked_scatter(mask, torch.tensor(list(chain(*written.logprobs))))
+            ratios = torch.where(mask, log_p - sampled, 0).exp()
+            self._largest_ratio = float(ratios.max())
+            weights = weights * ratios.clamp(max=self._config.sampler_ratio_cap)
         return {ADVANTAGES: advantages, WEIGHTS: weights}
+
+
+def overlong(lengths: Tensor, most: int, buffer: int) -> Tensor:
+    """The share of the penalty for long answers: from 0 up to ``most - buffer`` tokens evenly to 1 at `most`.
+
+    `lengths` (N,) are in tokens. It is minus the soft punishment of DAPO (Yu et al. 2025, eq. 13).
+    """
+    return ((lengths - (most - buffer)) / buffer).clamp(0, 1)
 
 
 def group_advantages(rewards: Tensor, *, scaled: bool = True, eps: float = 1e-6) -> Tensor:
@@ -142,11 +183,11 @@ class ProximalPolicy(RewardMethod):
         return [0.0] * len(written)
 
     def numbers(
-        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
+        self, written: Written, mask: Tensor, log_p: Tensor | None, reference: Tensor | None, values: Tensor | None
     ) -> dict[str, Tensor]:
         """Advantages and returns of every token."""
         config = self._config
-        assert values is not None
+        assert log_p is not None and values is not None
         divergence = torch.zeros_like(log_p) if reference is None else torch.where(mask, log_p - reference, 0)
         judged = torch.tensor(written.rewards, dtype=torch.float64)
         if config.normalise_rewards:

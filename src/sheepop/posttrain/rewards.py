@@ -178,13 +178,15 @@ def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str
 class Written:
     """N sampled answers with their rewards, those of one prompt next to each other.
 
-    `advantages` are empty until a `RewardMethod` has computed them.
+    `logprobs` are those of their tokens under the policy in the sampler. `advantages` are empty until a `RewardMethod`
+    has computed them.
     """
 
-    answers: list[Answer]
-    prompt_lengths: list[int]
-    is_finished: list[bool]
-    rewards: list[float]
+    answers: list[Answer] = field(default_factory=list)
+    prompt_lengths: list[int] = field(default_factory=list)
+    is_finished: list[bool] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    logprobs: list[list[float]] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -201,6 +203,11 @@ class Written:
         pairs = zip(vars(self).values(), vars(others).values(), strict=True)
         return Written(*(mine + theirs for mine, theirs in pairs))
 
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens that were sampled for each answer."""
+        return [len(tokens) for tokens in self.logprobs]
+
     def metrics(self) -> dict[str, float]:
         """Means over the answers."""
         pairs = zip(self.answers, self.prompt_lengths, strict=True)
@@ -208,7 +215,7 @@ class Written:
         return {
             "reward": float(np.mean(self.rewards)),
             "reward_deviation": float(np.std(self.rewards)),
-            "length": float(np.mean([len(token_ids) for token_ids in sampled])),
+            "length": float(np.mean(self.lengths)),
             "truncated": 1 - float(np.mean(self.is_finished)),
             "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
         }
@@ -252,7 +259,7 @@ class Writer:
         lengths = [len(question.token_ids) for question in repeats]
         finished = [written.finish_reason == "stop" for written in completions]
         rewards = self.ranks.shared(len(repeats), lambda own: self.reward(answers[own.start : own.stop]) if own else [])
-        return Written(answers, lengths, finished, rewards)
+        return Written(answers, lengths, finished, rewards, [written.logprobs for written in completions])
 
 
 def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float]:

@@ -139,15 +139,24 @@ class RolloutSource(StepSource):
         self._held = rollout
         if not len(written):
             return
-        log_p, values = self._evaluate(self.placement, self.placement.begin_step, rollout)
-        reference, mask = None, torch.from_numpy(self._batch.labels != IGNORED_LABEL)
+        log_p, values, reference = None, None, None
+        if (
+            self.steps_per_rollout > 1
+            or self.objective.vf_coef > 0
+            or self.reference is not None
+            or self.method.reads_log_probabilities
+        ):
+            log_p, values = self._evaluate(self.placement, self.placement.begin_step, rollout)
+        mask = torch.from_numpy(self._batch.labels != IGNORED_LABEL)
         if self.reference is not None:
+            assert log_p is not None
             with self.placement.gathered():
                 reference, _ = self._evaluate(FinishedNetwork(self.reference), lambda: None, rollout)
             self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
         self._check_ceilings()
         numbers = self.method.numbers(written, mask, log_p, reference, values)
         if self.steps_per_rollout > 1:
+            assert log_p is not None
             numbers[OLD] = log_p
         if reference is not None:
             numbers[REFERENCE] = reference
@@ -161,7 +170,7 @@ class RolloutSource(StepSource):
     def _written(self, rollout: int) -> tuple[Written, dict[str, float]]:
         """Samples rewarded answers, as many as a rollout needs, and returns them with the means over all samples."""
         wanted = self.batch_size * self.config.minibatches
-        kept, everything = Written([], [], [], []), Written([], [], [], [])
+        kept, everything = Written(), Written()
         for draw in range(_MOST_DRAWS if self.method.draws_again else 1):
             count = -(-(wanted - len(kept)) // self.answers_per_prompt)
             questions = questions_of(self.prompts, self.order.indices(self._taken, count).tolist())

@@ -119,7 +119,7 @@ def _check_tuning(config: SheepOpConfig) -> None:
     """Raises `ConfigError` for post-training that these kinds of ranks do not support."""
     tuning, sizes = config.tuning, {name: getattr(config.parallel, name) for name in ("tensor", "context", "pipeline")}
     several = [name for name, size in sizes.items() if size > 1]
-    if tuning.dpo.loss_type == "kto" and "pipeline" in several:
+    if "kto" in tuning.dpo.losses and "pipeline" in several:
         raise ConfigError(
             f"tuning.dpo.loss_type = kto does not go with parallel.pipeline = {sizes['pipeline']}: {_REREAD}. "
             "Use parallel.pipeline=1."

@@ -23,6 +23,7 @@ from sheepop.posttrain.example_batches import ExampleRows, GroupedExamples
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.preference import (
     JudgedAnswers,
+    MixedLoss,
     PairwisePreference,
     PairwiseReward,
     PreferenceLoss,
@@ -45,12 +46,12 @@ class PreferenceTask(ExampleTask):
     @property
     def row_type(self) -> type[Row]:
         """Pairs; for KTO single judged answers."""
-        return Judged if self.config.tuning.dpo.loss_type == "kto" else Preference
+        return Judged if "kto" in self.config.tuning.dpo.losses else Preference
 
     @property
     def needs_reference(self) -> bool:
         """Whether the loss has a reference model."""
-        return self.config.tuning.dpo.loss_type not in REFERENCE_FREE
+        return not self.config.tuning.dpo.losses.keys() <= set(REFERENCE_FREE)
 
     @property
     def keeps_base(self) -> bool:
@@ -79,12 +80,15 @@ class PreferenceTask(ExampleTask):
         return groups.with_reference(self._references().get(self._name(split), unknown))
 
     def objective(self) -> Objective:
-        """The loss that `tuning.dpo.loss_type` names."""
+        """The losses that `tuning.dpo.loss_type` names."""
         dpo = self.config.tuning.dpo
-        if dpo.loss_type == "kto":
+        if "kto" in dpo.losses:
             return JudgedAnswers(dpo.beta, (dpo.desirable_weight, dpo.undesirable_weight))
-        loss = PreferenceLoss(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.margin)
-        return PairwisePreference(loss, dpo.supervised_weight)
+        parts = [
+            (weight, PreferenceLoss(kind, dpo.beta, dpo.label_smoothing, dpo.margin))
+            for kind, weight in dpo.losses.items()
+        ]
+        return PairwisePreference(MixedLoss(parts), dpo.supervised_weight)
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
         """The batches of the schedule, after the reference has scored their answers."""

@@ -246,7 +246,7 @@ class PolicyTask(ExampleTask):
         """The rewards of answers to held-out prompts, sampled with the same seeds each time."""
         assert isinstance(held_out, PromptRows)
         chosen = scored_samples(held_out, max_tokens).tolist()
-        writer, found = self._writer(ranks), Written([], [], [], [])
+        writer, found = self._writer(ranks), Written()
         for start in range(0, len(chosen), _TOGETHER):
             some = chosen[start : start + _TOGETHER]
             seed = derive_seed(self.config.seed, "held-out answers", start)
@@ -292,6 +292,8 @@ class GroupPolicyTask(PolicyTask):
             kl_coef=grpo.kl_coef,
             estimator=grpo.kl_estimator,
             unit="token" if grpo.loss_type == "dapo" else "answer",
+            surrogate=grpo.surrogate,
+            of_answers=grpo.importance_sampling_level == "sequence",
         )
 
 
