@@ -42,6 +42,7 @@ READ_AS = {
     ("model", "sliding_window"): ("window",),
     ("model", "sliding_layers"): ("window",),
     ("training", "batch_size_warmup"): ("batch_sizes",),
+    ("tuning.dpo", "loss_type"): ("losses",),
     ("training", "sequence_length_warmup"): ("row_lengths",),
     ("generation", "temperature"): ("temperature", "greedy"),
     ("tuning.lora", "alpha"): ("scale",),

@@ -269,7 +269,7 @@ def test_a_damaged_reference_is_named(base: Path, pairs: Path, tmp_path: Path) -
     file.write_bytes(file.read_bytes()[:40])
     stored = find_resumable(output)
     assert stored is not None
-    with pytest.raises(DataError, match=r"reference\.safetensors is damaged"):
+    with pytest.raises(DataError, match=r"reference_log_probabilities\.safetensors is damaged"):
         train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
     file.unlink()  # as the error says
     again = train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)

@@ -49,6 +49,8 @@ _TUNING_BATCH, _TUNING_EPOCHS = 16, 3
 _MORE_ROWS = {"ppo": 4, "grpo": 4}
 _SMALLER_RATE = {"dpo": 0.2, "ppo": 0.2, "grpo": 0.2}
 _GROUP = 8
+# Longest row that is chosen for a finished model, which may read far more tokens than fit into memory at once.
+MOST_ROW_TOKENS = 2048
 _FEW_WEIGHTS = 1_000_000
 # Held-out tokens of each validation in a run with a budget in minutes.
 _EVAL_TOKENS = 16_384
@@ -120,9 +122,9 @@ def complete(
     if not requested.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
         return Completed(requested, {})
     if requested.tuning.method is not None:
-        chosen, basis = _for_model(given, fork)
+        chosen, basis = _for_model(given, requested, fork)
     else:
-        chosen, basis = _for_text(given, requested, speed, keeps_model)
+        chosen, basis = _for_text(given, requested, speed, fork)
     config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
     if found:
         settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
@@ -131,7 +133,7 @@ def complete(
 
 
 def _for_text(
-    given: Mapping[str, Any], requested: SheepOpConfig, speed: Callable[[str], float], keeps_model: bool
+    given: Mapping[str, Any], requested: SheepOpConfig, speed: Callable[[str], float], fork: Path | None
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The choices for a run on text, and what they are based on."""
     num_bytes, training = text_bytes(requested.data), requested.training
@@ -142,19 +144,51 @@ def _for_text(
     budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
     machine = f"this machine's {flops_per_second / 1e9:,.0f} GFLOP/s"
     basis = f"{data_size(num_bytes)} of text{budget} and {machine}"
-    return _choices(size, given, num_bytes, keeps_model, passes), basis
+    chosen = _choices(size, given, num_bytes, fork is not None, passes)
+    if fork is not None and requested.data.max_length is None:
+        from sheepop.checkpoint import resolve_model_directory
+        from sheepop.checkpoint.model_description import read_model_config
+
+        if read_model_config(resolve_model_directory(fork)).max_seq_len > MOST_ROW_TOKENS:
+            chosen["data"] = {"max_length": MOST_ROW_TOKENS}
+    return chosen, basis
 
 
-def _for_model(given: Mapping[str, Any], fork: Path | None) -> tuple[dict[str, dict[str, Any]], str]:
-    """The choices for post-training, and what they are based on: the size of the model."""
+def _for_model(
+    given: Mapping[str, Any], requested: SheepOpConfig, fork: Path | None
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """The choices for post-training, and what they are based on: the size of the model, and the reason for LoRA."""
+    if fork is None:
+        return _choices(SIZES[0], given, 0, keeps_model=True), f"a model of {_FEW_WEIGHTS:,} parameters"
     # These load torch, which checking a configuration does not need.
     from sheepop.checkpoint import resolve_model_directory
     from sheepop.checkpoint.model_description import read_model_config
     from sheepop.model import num_parameters
 
-    weights = _FEW_WEIGHTS if fork is None else num_parameters(read_model_config(resolve_model_directory(fork)))
-    chosen = _choices(SIZES[0], given, 0, keeps_model=True, weights=weights)
-    return chosen, f"a model of {weights:,} parameters"
+    weights = num_parameters(read_model_config(resolve_model_directory(fork)))
+    basis = f"a model of {weights:,} parameters"
+    reason = None if "lora" in _section(given, "tuning") else _why_lora(resolve_model_directory(fork), requested)
+    if reason is None:
+        return _choices(SIZES[0], given, 0, keeps_model=True, weights=weights), basis
+    adapted = merge(given, {"tuning": {"lora": {}}})
+    chosen = _choices(SIZES[0], adapted, 0, keeps_model=True, weights=weights)
+    return {**chosen, "tuning": {"lora": {}}}, f"{basis}{reason}"
+
+
+def _why_lora(model: Path, requested: SheepOpConfig) -> str | None:
+    """The reason to train only an adapter of the model in a directory, if there is one."""
+    from sheepop.checkpoint.model_description import read_model_config, read_quantization
+    from sheepop.core.device import resolve_device
+    from sheepop.model.accounting.memory import training_bytes
+    from sheepop.train.activation_checkpointing import usable_memory
+
+    if read_quantization(model) is not None:
+        return ", which are integers"
+    needed = training_bytes(read_model_config(model), requested.training.optimizer, "fp32").total
+    usable = usable_memory(requested.training, resolve_device(requested.device))
+    if needed <= usable:
+        return None
+    return f", whose training needs over {data_size(needed)} of memory ({data_size(usable)} are to use)"
 
 
 def chosen_keys() -> frozenset[str]:

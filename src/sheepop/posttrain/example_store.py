@@ -137,6 +137,11 @@ class ExampleStore:
         """A checksum of all files of the store."""
         return hashlib.sha256(repr(sorted(self.manifest["checksums"].items())).encode()).hexdigest()
 
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest example of both splits."""
+        return int(max(split.lengths.max(initial=1) for split in (self.train, self.validation)))
+
 
 def read_example_manifest(directory: Path) -> dict[str, Any]:
     """Reads the manifest of a store; raises `DataError` if it is missing, damaged or of another format."""

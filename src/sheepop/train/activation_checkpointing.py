@@ -137,6 +137,14 @@ def step_bytes(
     )
 
 
+def usable_memory(config: TrainingConfig, device: str) -> int:
+    """The bytes that training may use: `memory_budget`, or 80 percent of the memory that is free."""
+    if config.memory_budget is not None:
+        return int(config.memory_budget * GIGABYTE)
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+    return int(free * _FREE_SHARE)
+
+
 def resolve_activation_checkpointing(
     config: TrainingConfig, measure: Callable[[], StepBytes], device: str
 ) -> TrainingConfig:
@@ -146,12 +154,7 @@ def resolve_activation_checkpointing(
     """
     if config.activation_checkpointing != "auto":
         return config
-    if config.memory_budget is not None:
-        budget = int(config.memory_budget * GIGABYTE)
-    else:
-        free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
-        budget = int(free * _FREE_SHARE)
-    found = measure()
+    found, budget = measure(), usable_memory(config, device)
     chosen = found.cheapest(budget)
     if chosen is None:
         least = found.peak("full", len(found.activations.blocks))

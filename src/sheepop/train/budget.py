@@ -29,6 +29,7 @@ from sheepop.train.placement import OneDevice
 from sheepop.train.precision import candidates
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.trouble import Limits
 
 _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
@@ -40,6 +41,7 @@ _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
+_LONG_SECONDS = 1.0  # a longer step averages the noise of a machine by itself, so three are enough
 _GROUPS = 3
 _LEAST_GAIN = 0.05  # a less exact candidate must save this share of a step
 
@@ -87,7 +89,7 @@ def measure_step(
     times: list[list[float]] = []
 
     def time_candidates(names: Sequence[str], compiled: bool) -> None:
-        runs = _time_steps(make_model, batches, objective, config, device, names, share, compiled)
+        runs = _time_steps(make_model, batches, objective, config, device, names, share, compiled, console)
         for name, (first, _, *timed) in zip(names, runs, strict=True):
             median = statistics.median(timed)
             timings.append(StepTime(name, median, compiled, compiled_in=first - median if compiled else 0.0))
@@ -261,10 +263,12 @@ def _time_steps(
     precisions: Sequence[str],
     seconds: float,
     compiled: bool,
+    console: Console,
 ) -> list[list[float]]:
     """Times steps of all precisions in turn, for `seconds` each after two steps; returns the seconds of every step.
 
-    If memory has no room for the states of several models, one precision is timed after the other.
+    Of a step with several micro-batches it computes one, and multiplies the time of its gradients. If memory has no
+    room for the states of several models, one precision is timed after the other.
     """
 
     def build_runner(precision: str) -> StepRunner:
@@ -281,20 +285,25 @@ def _time_steps(
         del runners
         apart = [[precision] for precision in precisions]
         one = (make_model, batches, objective, config, device)
-        return [_time_steps(*one, precision, seconds, compiled)[0] for precision in apart]
+        return [_time_steps(*one, precision, seconds, compiled, console)[0] for precision in apart]
     times: list[list[float]] = [[] for _ in precisions]
-    size = config.global_batch_size
+    size = config.micro_batch_size or config.global_batch_size
     least = _LEAST_STEPS if len(runners) == 1 else _LEAST_COMPARED_STEPS
     number, started = -2, time.monotonic()
     while number < least or time.monotonic() - started < seconds * len(runners):
         samples = (max(0, number) * size + np.arange(size)) % batches.num_samples
         for own, runner in zip(times, runners, strict=True):
             begin = time.perf_counter()
-            batch = batches.batch(samples)
-            prepared = PreparedStep.of(batch, config.micro_batch_size or size, objective, device=device)
-            runner.take(prepared, number=max(0, number))
+            found = runner.gradients(PreparedStep.of(batches.batch(samples), size, objective, device=device))
             synchronize(device)
-            own.append(time.perf_counter() - begin)
+            between = time.perf_counter()
+            runner.update(found, Limits(), number=max(0, number))
+            synchronize(device)
+            of_update = time.perf_counter() - between
+            own.append((between - begin) * config.global_batch_size / size + of_update)
+        if number == -2 and any(own[0] > _LONG_SECONDS for own in times):
+            least = _LEAST_STEPS
+            console.info(f"Timing steps in {' and '.join(precisions)}; training.precision=... skips this.")
         if number == -1:
             started = time.monotonic()
         number += 1

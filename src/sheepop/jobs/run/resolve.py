@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from sheepop.core.console import Console
 from sheepop.core.device import keep_freed_memory, resolve_device
 from sheepop.core.errors import ConfigError, DeviceError
+from sheepop.core.facts import counted
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
@@ -20,15 +22,18 @@ from sheepop.jobs.run.record import Budget, RunRecord, circumstances
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
+from sheepop.model.accounting.memory import training_bytes
 from sheepop.model.attention.choose import require_backend
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.parallel.requirements import check_ring_here
+from sheepop.report import data_size
 from sheepop.train import TrainingConfig, check_layers
 from sheepop.train.activation_checkpointing import (
     StepBytes,
     apply_activation_checkpointing,
     resolve_activation_checkpointing,
     step_bytes,
+    usable_memory,
 )
 from sheepop.train.budget import (
     StepTime,
@@ -42,6 +47,11 @@ from sheepop.train.budget import (
 )
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
 
+# A micro-batch of a finished model may need as much as this, however small the model is.
+_MODEST_BYTES = 10**9
+# More numbers than any network saves for a token, layer and unit of width.
+_MOST_SAVED = 100
+
 
 def resolved(
     task: Task, requested: SheepOpConfig, chosen: Mapping[str, Any], request: RunRequest, device: str
@@ -54,6 +64,8 @@ def resolved(
     training = _with_compiler(resolve_compile(task.config.training, device), device, task.console)
     with torch.device("meta"):
         check_layers(dict(blank_model(task.config.model).named_parameters()), training.layers)
+    if task.origin is not None and not request.ranks.are_several:
+        training = _fitting(task, training, request.given.get("training") or {}, batches.max_length, device)
     training = resolve_activation_checkpointing(
         training, lambda: bytes_of_a_step(task.config, training, batches.max_length, device), device
     )
@@ -87,6 +99,32 @@ def resolved(
         **circumstances(device),
     )
     return task.with_config(with_training(task.config, settled)), record
+
+
+def _fitting(
+    task: Task, training: TrainingConfig, given: Mapping[str, Any], length: int, device: str
+) -> TrainingConfig:
+    """`training` of a finished model with open settings chosen such that a step on rows of `length` fits into memory.
+
+    A micro-batch may need as much memory as the weights with their gradients and optimizer, or 1 GB. If not even one
+    row fits beside them, blocks are recomputed.
+    """
+    model, usable, given_rows = task.config.model, usable_memory(training, device), training.micro_batch_size
+    whole = math.gcd(training.global_batch_size, *(size for _, size in training.batch_size_warmup))
+    if given_rows is None and 4 * whole * length * _MOST_SAVED * model.d_model * model.num_layers < _MODEST_BYTES:
+        return training
+    for rows in [given_rows] if given_rows is not None else [n for n in range(whole, 0, -1) if whole % n == 0]:
+        needed = bytes_of_a_step(task.config, training.replace(micro_batch_size=rows), length, device)
+        peak = needed.peak("none", 0)
+        if peak <= min(usable, needed.loss + needed.state + max(needed.state, _MODEST_BYTES)):
+            break
+    recomputes = peak > usable and "activation_checkpointing" not in given
+    task.console.info(
+        f"A step reads {counted(rows, 'row')} of {length:,} tokens at a time, which needs about {data_size(peak)}"
+        f"{' if no block is recomputed' if recomputes else ''}; {data_size(usable)} are to use."
+    )
+    mode = "auto" if recomputes else training.activation_checkpointing
+    return training.replace(micro_batch_size=rows, activation_checkpointing=mode)
 
 
 def _with_compiler(training: TrainingConfig, device: str, console: Console) -> TrainingConfig:
@@ -189,7 +227,11 @@ def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int
         step_bytes(config.model, training, precision, rows, length, device)
         for precision in candidates(training.precision, device)
     ]
-    return max(found, key=lambda needed: needed.peak("none", 0))
+    most = max(found, key=lambda needed: needed.peak("none", 0))
+    if config.tuning.lora is None:
+        return most
+    # The frozen weights; those of adapters are few.
+    return replace(most, state=training_bytes(config.model, training.optimizer, "fp32").weights)
 
 
 def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:

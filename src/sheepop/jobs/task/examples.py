@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -26,6 +27,7 @@ from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
 from sheepop.data import Batches, BatchSchedule, RowSource, SampleOrder
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.recipe import MOST_ROW_TOKENS
 from sheepop.jobs.task.interface import Task
 from sheepop.jobs.task.samples import generate_command
 from sheepop.model import Transformer
@@ -41,6 +43,8 @@ from sheepop.train.objective import Objective, with_experts
 _SAMPLES, _LOOKED_AT = 3, 100
 _TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
 # The settings under `data` and `training` that a run on examples reads, and those that are about text.
+# Rows of a chosen length hold a multiple of this many tokens.
+_ROW_UNIT = 64
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
 _TEXT_KEYS = {
     "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "mixture", "sequence_length_warmup",
@@ -109,7 +113,22 @@ class ExampleTask(Task):
             origin.write_base(self.run.base)
         with atomic_directory(self.run.examples, replace=True) as place:
             task._build(origin.loaded.tokenizer, place)
-        return task
+        return task.with_row_length()
+
+    def with_row_length(self) -> Self:
+        """The task with rows that hold its longest example, unless a length was given."""
+        config = self.config
+        if config.data.max_length is not None:
+            return self
+        warmup = dict(config.training.sequence_length_warmup).values()
+        unit = math.lcm(_ROW_UNIT, config.parallel.tensor * config.parallel.context, *warmup)
+        length = min(-(-self.needed_length() // unit) * unit, self.row_length)
+        return self.with_config(config.replace(data={**config.data.model_dump(), "max_length": length}))
+
+    def needed_length(self) -> int:
+        """The tokens of the longest example; if rows hold several, at least four times the mean."""
+        mean = self.store.train.num_tokens / max(1, self.store.train.num_examples)
+        return max(self.store.longest, math.ceil(4 * mean)) if self.config.data.packing else self.store.longest
 
     def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
         """The examples that the run has kept; raises `ConfigError` if others are named, which would not be read."""
@@ -215,7 +234,7 @@ class ExampleTask(Task):
     def row_length(self) -> int:
         """The most tokens of a row; raises `ConfigError` for more than the model reads."""
         most = self.config.model.max_seq_len
-        length = self.config.data.max_length or most
+        length = self.config.data.max_length or min(most, MOST_ROW_TOKENS)
         if length > most:
             raise ConfigError(
                 f"data.max_length = {length} is more than the {most} tokens that the model reads (model.max_seq_len). "

@@ -62,6 +62,10 @@ class PreferenceTask(ExampleTask):
         """The settings without dropout, which would make the policy differ from its reference at random."""
         return without_dropout(self.config, given)
 
+    def needed_length(self) -> int:
+        """The tokens of the longest answer with its prompt; groups are not packed."""
+        return self.store.longest
+
     def describe(self) -> str:
         """The number of pairs or judged answers."""
         train, held_out = self.store.train, self.store.validation

@@ -154,6 +154,10 @@ class PolicyTask(ExampleTask):
             raise ConfigError("training.batch_size_warmup is not for rollouts, whose size is fixed. Leave it out.")
         return without_dropout(config, given)
 
+    def needed_length(self) -> int:
+        """The tokens of the longest prompt with the longest answer."""
+        return self.store.longest + self.settings.max_new_tokens
+
     def describe(self) -> str:
         """The number of prompts."""
         return f"{counted(self.store.train.num_groups, 'prompt')}; {self.store.validation.num_groups:,} held out"
