@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.config import leaves, merge, validate, value_text
 from sheepop.core.console import Console
 from sheepop.core.facts import plural
@@ -170,9 +171,9 @@ def _for_model(
     reason = None if "lora" in _section(given, "tuning") else _why_lora(resolve_model_directory(fork), requested)
     if reason is None:
         return _choices(SIZES[0], given, 0, keeps_model=True, weights=weights), basis
-    adapted = merge(given, {"tuning": {"lora": {}}})
-    chosen = _choices(SIZES[0], adapted, 0, keeps_model=True, weights=weights)
-    return {**chosen, "tuning": {"lora": {}}}, f"{basis}{reason}"
+    adapter = {"tuning": {"lora": {"rank": LoraConfig().rank}}}
+    chosen = _choices(SIZES[0], merge(given, adapter), 0, keeps_model=True, weights=weights)
+    return {**chosen, **adapter}, f"{basis}{reason}"
 
 
 def _why_lora(model: Path, requested: SheepOpConfig) -> str | None:
