@@ -13,9 +13,9 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.layout_picture import SharedStep, draw_layout, exchanges
 from sheepop.jobs.run.plan import Planned
-from sheepop.jobs.run.ranks import check_layout, shared_steps
 from sheepop.jobs.run.record import LAYOUT, RunRecord
 from sheepop.jobs.run.report_facts import add_layout
+from sheepop.jobs.run.resolve import check_layout, shared_steps
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout

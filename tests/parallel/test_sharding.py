@@ -13,9 +13,8 @@ from sheepop.checkpoint.training_state import optimizer_state
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, LossTerms, ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.layout import Layout
+from sheepop.parallel.layout import Layout, check_context, check_experts, check_ring, check_ring_here, check_split
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.requirements import check_context, check_experts, check_ring, check_ring_here, check_split
 from sheepop.parallel.sharding import Pieces
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights

@@ -32,8 +32,8 @@ from sheepop.model.loss import PartOfVocabulary
 from sheepop.model.norms import HeadNorms
 from sheepop.parallel.collectives import alike, entered, gathered, part, scattered, summed, whole
 from sheepop.parallel.experts import keep_tokens_apart, split_features
+from sheepop.parallel.layout import check_split
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
-from sheepop.parallel.requirements import check_split
 from sheepop.parallel.split_vocabulary import SplitVocabulary
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.core.config import leaves, validate
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError, UsageError
+from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.facts import counted
 from sheepop.core.files import require_writable
 from sheepop.core.interrupts import interrupts_advise
@@ -18,16 +19,14 @@ from sheepop.core.keys import may_change
 from sheepop.core.plugins import require_plugins
 from sheepop.jobs import task as tasks
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.ranks import FollowedRun, check_layout
 from sheepop.jobs.run.record import RunRecord, StageTimes, StoredRun, read_run_config, write_run_config
-from sheepop.jobs.run.request import RunRequest, why_no_run
+from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import fitted, prepare_process, require_arithmetic, resolved
 from sheepop.jobs.task import Task
-from sheepop.jobs.task.fork import Fork, is_origin
+from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import with_training
 from sheepop.posttrain.config import Method
 from sheepop.train.schedule import Pace
-from sheepop.train.sinks import require_sinks
 
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
@@ -63,6 +62,25 @@ class OpenRun:
             write_run_config(self.directory, with_training(self.config, self.config.training.at_pace(pace)))
 
 
+class FollowedRun(RunDirectory):
+    """The directory of a run as the ranks after the first see it: they read it and change nothing."""
+
+    def mark_best(self, step: int) -> None:
+        """Does nothing; the first rank marks checkpoints."""
+
+    def forget_best(self) -> None:
+        """Does nothing; the first rank marks checkpoints."""
+
+    def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
+        """Does nothing; the first rank removes checkpoints."""
+
+    def forget_after(self, step: int) -> None:
+        """Does nothing; the first rank removes checkpoints."""
+
+    def mark_latest(self, step: int) -> None:
+        """Does nothing; the first rank marks checkpoints."""
+
+
 def open_run(request: RunRequest) -> OpenRun:
     """Opens the run that was requested, under its lock; other ranks open what the first one has prepared.
 
@@ -71,21 +89,16 @@ def open_run(request: RunRequest) -> OpenRun:
     ranks = request.ranks
     with ranks.together():
         stored = find_resumable(request.path) if request.resumes else None
-        if stored is None and request.must_resume:
-            raise UsageError(why_no_run(request.path))
-        settings = request.settings if stored is None else request.over(stored.record.requested)
-        if request.resumes:  # a new run was checked before
-            check_layout(settings, ranks)
-    require_sinks(settings.training.sinks)
-    device = prepare_process(settings, ranks)
+        requested = request.settings if stored is None else request.over(stored.record.requested)
+    device = prepare_process(requested, ranks)
     run = None
     with ranks.together():
         if ranks.is_first and stored is not None:
-            run = _resumed(request, stored, settings, device)
+            run = _resumed(request, stored, requested, device)
         elif ranks.is_first:
             with interrupts_advise(f"No step was taken and nothing was left in {request.path}. Run the command again."):
                 run = _new(request, device)
-    resumes = ranks.told(run is not None and run.resumes)
+    resumes = ranks.told(stored is not None)
     with ranks.together():
         return run or _followed(request, device, resumes=resumes)
 
@@ -130,8 +143,8 @@ def _new(request: RunRequest, device: str) -> OpenRun:
 def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, device: str) -> OpenRun:
     """The run at the request's path, with the settings it continues with."""
     path, console = request.path, request.console
-    if request.fork is not None and not is_origin(request.fork, stored.record.forked_from):
-        before = stored.record.forked_from
+    before = stored.record.forked_from
+    if request.fork is not None and not _is_origin(request.fork, before):
         started = "new weights" if before is None else before["path"]
         raise ConfigError(
             f"The run in {path} started from {started}, not from {request.fork}. Leave the model out to resume the "
@@ -156,6 +169,16 @@ def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, d
     return OpenRun(request, device, run, task, record, resumes=True)
 
 
+def _is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
+    """Whether `path` names the model in the record of a fork, also as the run whose checkpoint it was."""
+    if recorded is None:
+        return False
+    before, now = Path(str(recorded.get("path"))), path.resolve()
+    if not path.exists():
+        now = resolve_model_directory(path).resolve()
+    return now == before or RunDirectory(now).checkpoints == before.parent
+
+
 def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
     """The run that the first rank has prepared."""
     stored = find_resumable(request.path)
@@ -170,10 +193,16 @@ def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
 
 
 def _reopened(stored: StoredRun, requested: SheepOpConfig, run: RunDirectory, console: Console) -> Task:
-    """The task of a stored run with its data, bound to the settings it continues with."""
-    task = task_of(stored.config, run, console).reopened(requested, stored.record.requested)
-    refuse_other_data(stored, task)
-    return task.with_config(with_changes(stored, requested, run.path))
+    """The task of a stored run, with the data that it started with and the settings it continues with."""
+    task = task_of(with_changes(stored, requested, run.path), run, console)
+    task.require_data_of(stored.record.requested)
+    before = stored.record.corpus_fingerprint
+    if task.fingerprint != before:
+        raise CheckpointError(
+            f"The data in {task.directory} is not what this run was started with ({task.fingerprint[:12]} instead of "
+            f"{before[:12]}). {_how_to_fork(run.path)}"
+        )
+    return task
 
 
 def find_resumable(path: Path) -> StoredRun | None:
@@ -197,16 +226,6 @@ def find_resumable(path: Path) -> StoredRun | None:
     record = RunRecord.read(run)
     require_plugins(record.plugins)  # whose names the configuration may use
     return StoredRun(read_run_config(run), record, max(run.steps(), default=0))
-
-
-def refuse_other_data(stored: StoredRun, task: Task) -> None:
-    """Raises `CheckpointError` if the data is not what the run was started with."""
-    if task.fingerprint != stored.record.corpus_fingerprint:
-        raise CheckpointError(
-            f"The data in {task.directory} is not what this run was started with "
-            f"({task.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). "
-            + _how_to_fork(task.run.path)
-        )
 
 
 def with_changes(stored: StoredRun, wanted: SheepOpConfig, path: Path) -> SheepOpConfig:

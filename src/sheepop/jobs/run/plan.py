@@ -21,9 +21,9 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.layout_picture import SharedStep, draw_layout
 from sheepop.jobs.run.open import find_resumable, with_changes
-from sheepop.jobs.run.ranks import check_layout, shared_steps
 from sheepop.jobs.run.record import LAYOUT, RunRecord
 from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.resolve import check_layout, shared_steps
 from sheepop.jobs.task.fork import inherited
 from sheepop.model import blank_model
 from sheepop.parallel.layout import Layout
@@ -100,14 +100,13 @@ def plan_run(request: RunRequest) -> Planned:
     request.check()
     ranks, assumed = request.ranks, list[str]()
     stored = find_resumable(request.path) if request.resumes else None
-    if stored is not None:
-        requested = request.over(stored.record.requested)
-        check_layout(requested, ranks)
-        config, is_open = with_changes(stored, requested, request.path), requested.training.micro_batch_size is None
-    else:
+    requested = request.settings if stored is None else request.over(stored.record.requested)
+    check_layout(requested, ranks)
+    if stored is None:
         config, assumed = _new(request)
-        is_open = config.training.micro_batch_size is None
-    config = shared_steps(config, ranks, is_open=is_open)
+    else:
+        config = with_changes(stored, requested, request.path)
+    config = shared_steps(config, ranks, is_open=requested.training.micro_batch_size is None)
     if stored is None:
         training, more = _resolved(config.training, config.device)
         config, assumed = config.replace(training=training.model_dump()), [*assumed, *more]

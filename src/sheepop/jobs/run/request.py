@@ -12,12 +12,11 @@ from typing import Any, Self
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import merge, validate
 from sheepop.core.console import Console
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
 from sheepop.core.program import typed
 from sheepop.jobs.config import SheepOpConfig, read_settings
 from sheepop.jobs.recipe import Completed, complete, draft
-from sheepop.jobs.run.ranks import check_layout, require_agreement
 from sheepop.model import ModelConfig
 from sheepop.parallel.ranks import ALONE, Ranks
 
@@ -127,10 +126,10 @@ class RunRequest:
     def check(self) -> None:
         """Raises `ConfigError` or `UsageError` for what is refused before anything is read or written."""
         with self.ranks.together():
-            require_agreement(self.ranks, self.given)
-            settings = self.settings
-            if not self.resumes:
-                check_layout(settings, self.ranks)
+            if self.settings.output_dir is None and self.ranks.are_several:
+                raise ConfigError(
+                    "Several ranks need the directory of the run, which all of them find: give --output DIR."
+                )
             if self.must_resume and not RunDirectory(self.path).holds_run():
                 raise UsageError(why_no_run(self.path))
 

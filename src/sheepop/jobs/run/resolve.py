@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,14 +16,14 @@ from sheepop.core.errors import ConfigError, DeviceError
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.ranks import shared_steps
 from sheepop.jobs.run.record import Budget, RunRecord, circumstances
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
+from sheepop.parallel.layout import Layout, check_network, check_ring_here
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.parallel.requirements import check_ring_here
+from sheepop.posttrain.config import Method
 from sheepop.train import TrainingConfig, check_layers
 from sheepop.train.activation_checkpointing import (
     StepBytes,
@@ -41,6 +42,18 @@ from sheepop.train.budget import (
     resolve_training,
 )
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
+from sheepop.train.sinks import require_sinks
+
+_WEIGHTED = "each answer is weighted as a whole, and context ranks have parts of its tokens"
+_REREAD = "answers are read again before a step, in a pass for which no rank of a pipeline has all layers"
+_UNSHARED: Mapping[Method, Mapping[str, str]] = {
+    "sft": {},
+    "dpo": {"context": _WEIGHTED},
+    "reward": {"context": _WEIGHTED},
+    "ppo": {"context": _WEIGHTED, "pipeline": _REREAD},
+    "grpo": {"context": _WEIGHTED, "pipeline": _REREAD},
+}
+"""The kinds of ranks that a method of post-training does not support, each with the reason."""
 
 
 def resolved(
@@ -162,6 +175,103 @@ def fitted(task: Task, ranks: Ranks, device: str, *, is_open: bool) -> Task:
     return task
 
 
+def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
+    """Raises `ConfigError` for a layout or settings with which these ranks cannot train."""
+    Layout(ranks, config.parallel)
+    if ranks.are_several:
+        _check_tuning(config)
+
+
+def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> SheepOpConfig:
+    """`config` with a micro-batch size that gives every rank the same share of a step; it is chosen if `is_open`.
+
+    Raises `ConfigError` if rows cannot be shared evenly.
+    """
+    if not ranks.are_several:
+        return config
+    _check_training(config)
+    layout, training = Layout(ranks, config.parallel), config.training
+    sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
+    if is_open:
+        chosen = {**_chosen(config), "micro_batch_size": layout.micro_batch_rows(math.gcd(*sizes))}
+        config = config.replace(training={**training.model_dump(), **chosen})
+    check_network(config.model, config.parallel)
+    rows = config.training.micro_batch_size
+    assert rows is not None
+    for size in sizes:
+        layout.check_micro_batches(size, rows)
+    return config
+
+
+def _chosen(config: SheepOpConfig) -> dict[str, Any]:
+    """Choices for open settings that the layout dictates."""
+    parallel, training, found = config.parallel, config.training, dict[str, Any]()
+    if parallel.puts_off_weights and training.compile in (None, "auto"):
+        found["compile"] = False
+    if parallel.puts_off_weights and training.activation_checkpointing == "auto":
+        found |= {"activation_checkpointing": "none", "memory_budget": None}
+    return found
+
+
+def _check_training(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` for training settings that the layout does not support."""
+    parallel, training = config.parallel, config.training
+    lengths = [config.data.max_length or config.model.max_seq_len, *dict(training.sequence_length_warmup).values()]
+    for length in lengths:
+        if length % (parallel.tensor * parallel.context):
+            raise ConfigError(
+                f"Rows of {length} tokens (data.max_length, model.max_seq_len, training.sequence_length_warmup) cannot "
+                f"be shared evenly by parallel.tensor = {parallel.tensor} times parallel.context = {parallel.context} "
+                "ranks. Use a multiple."
+            )
+    if parallel.context_method == "ring" and config.data.packing:
+        raise ConfigError(
+            "parallel.context_method = ring is for rows of one document each, and data.packing = true joins several. "
+            "Use data.packing=false, or parallel.context_method=ulysses."
+        )
+    if parallel.puts_off_weights and training.compile is True:
+        raise ConfigError(
+            "parallel.schedule = zero_bubble does not go with training.compile = true. Leave one of them out."
+        )
+    if parallel.puts_off_weights and training.activation_checkpointing in ("selective", "full"):
+        raise ConfigError(
+            "parallel.schedule = zero_bubble goes back through a block twice, which would compute it anew each time "
+            f"with training.activation_checkpointing = {training.activation_checkpointing}. Leave one of them out."
+        )
+    if parallel.tensor > 1 and config.model.dropout:
+        raise ConfigError(
+            "parallel.tensor needs model.dropout = 0: ranks that have parts of a layer would leave out the same places "
+            "of each."
+        )
+
+
+def _check_tuning(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` for post-training that these kinds of ranks do not support."""
+    tuning, sizes = config.tuning, {name: getattr(config.parallel, name) for name in ("tensor", "context", "pipeline")}
+    several = [name for name, size in sizes.items() if size > 1]
+    for name in several:
+        if tuning.method is not None and (reason := _UNSHARED[tuning.method].get(name)) is not None:
+            raise ConfigError(
+                f"tuning.method = {tuning.method} does not go with parallel.{name} = {sizes[name]}: {reason}. "
+                f"Use parallel.{name}=1."
+            )
+    draws = {
+        "tuning.neftune_noise_alpha": tuning.neftune_noise_alpha is not None,
+        "tuning.lora.dropout": tuning.lora is not None and tuning.lora.dropout > 0,
+    }
+    for key in (key for key, is_so in draws.items() if is_so and several):
+        without = " and ".join(f"parallel.{name}=1" for name in several)
+        raise ConfigError(
+            f"{key} draws numbers for whole layers and rows, of which these ranks have parts. Leave it out, or use "
+            f"{without}."
+        )
+    if tuning.teacher is not None and "context" in several:
+        raise ConfigError(
+            f"tuning.teacher reads whole rows, of which parallel.context = {sizes['context']} ranks have parts. Use "
+            "parallel.context=1."
+        )
+
+
 def require_arithmetic(config: SheepOpConfig, device: str) -> None:
     """Raises `DeviceError` if a run cannot continue here with the arithmetic it started with."""
     settings = config.training.resolved()
@@ -195,8 +305,11 @@ def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int
 def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:
     """Connects the `ranks` and sets up how this process computes; returns the device of `config`.
 
-    Steps are measured after that, because deterministic algorithms (`config.deterministic`) may be slower.
+    Steps are measured after that, because deterministic algorithms (`config.deterministic`) may be slower. Raises
+    `ConfigError`, `UsageError` or `DeviceError` for settings with which no run can start here.
     """
+    check_layout(config, ranks)
+    require_sinks(config.training.sinks)
     device = resolve_device(config.device)  # which sets what cuBLAS needs for determinism, before CUDA starts
     ranks.connect(device)
     choose_matrix_arithmetic(device)

@@ -111,15 +111,14 @@ class ExampleTask(Task):
             task._build(origin.loaded.tokenizer, place)
         return task
 
-    def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
-        """The examples that the run has kept; raises `ConfigError` if others are named, which would not be read."""
-        paths = tuple(before["data"]["paths"])
-        if requested.data.paths != paths:
+    def require_data_of(self, before: Mapping[str, Any]) -> None:
+        """Refuses other examples than those that the run has kept, which would not be read."""
+        given, paths = self.config.data.paths, tuple(before["data"]["paths"])
+        if given != paths:
             raise ConfigError(
-                f"A resumed run keeps its examples, but data.paths was {list(paths)} and is now "
-                f"{list(requested.data.paths)}. Leave it out, or start a new run with another --output."
+                f"A resumed run keeps its examples, but data.paths was {list(paths)} and is now {list(given)}. Leave "
+                "it out, or start a new run with another --output."
             )
-        return self
 
     def _build(self, tokenizer: Tokenizer, place: Path) -> None:
         config = self.config

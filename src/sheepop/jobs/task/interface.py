@@ -65,11 +65,8 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
-        """The task of a resumed run, whose data may have moved.
-
-        `before` is the requested configuration of the last start. Raises `ConfigError` if other data are requested now.
-        """
+    def require_data_of(self, before: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` if a resumed run names other data than `before`, the configuration of its last start."""
 
     @property
     @abstractmethod
