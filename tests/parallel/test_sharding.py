@@ -132,8 +132,7 @@ def _compare(layouts: list[Any], network: ModelConfig) -> None:
             model = build_model(chosen, seed=2 if rank else 1)
             optimizers = build_optimizers(model, training)
             kind = PipelinedModel if layout.config.pipeline > 1 else ShardedModel
-            placement = kind(model, layout, precision="fp32", device="cpu", compiled=False)
-            placement.take_over(optimizers)
+            placement = kind(model, layout, optimizers, precision="fp32", device="cpu", compiled=False)
             spread = _runner(placement, optimizers)
             names = _names(placement.model)
             for number, step in enumerate(steps):

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -19,7 +19,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import OpenRun
-from sheepop.jobs.run.record import resume_command
+from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
@@ -183,9 +183,7 @@ def _place(
         from sheepop.train.pipelined import PipelinedModel as Placed
     else:
         from sheepop.train.sharded import ShardedModel as Placed  # type: ignore[assignment]
-    placement = Placed(model, layout, precision=precision, device=device, compiled=compiled)
-    placement.take_over(optimizers)
-    return placement
+    return Placed(model, layout, optimizers, precision=precision, device=device, compiled=compiled)
 
 
 def _open_journal(
@@ -239,8 +237,7 @@ def _observers(
         stack.callback(around_step.close)
     if layout is None:
         return around_step, dict
-    from sheepop.parallel.stragglers import Lateness
-    from sheepop.parallel.watchdog import Watchdog
+    from sheepop.parallel.stragglers import Lateness, Watchdog
 
     # A host that waits for its GPU waits for other ranks with it.
     lateness = Lateness(ranks, layout.stage_size, run.console, waits=[Gradients.read.__code__])
@@ -253,16 +250,17 @@ def _observers(
 
 def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layout: Layout | None) -> None:
     """Writes the layout of the run into its record and plots, or removes an earlier one if there is none now."""
-    if layout is None and run.record.layout is None:
-        return
-    from sheepop.jobs.run.plan import Planned, forget_layout
+    picture = run.directory.plots / LAYOUT
+    if layout is None and run.record.layout is not None:
+        picture.unlink(missing_ok=True)
+        run.keep(replace(run.record, layout=None))
+    elif layout is not None and run.request.ranks.is_first:
+        from sheepop.jobs.run.plan import Planned
 
-    if layout is None:
-        forget_layout(run.directory, run.record)
-    elif run.request.ranks.is_first:
         planned = Planned.of(run.config, optimizers, layout, run.task.schedule.max_length, run.device)
         run.console.info(f"Layout: {planned.words}")
-        planned.keep(run.directory, run.record)
+        planned.draw(picture)
+        run.keep(replace(run.record, layout=planned.words))
 
 
 def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:

@@ -12,14 +12,21 @@ from typing import Any, Literal
 import sheepop
 from sheepop import model
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.core.files import storage_errors, write_json
-from sheepop.core.program import typed_beside
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import RunRecord, entry, find_corpus, text, view_run_config, whole
+from sheepop.jobs.run.record import (
+    RunRecord,
+    ended_early,
+    entry,
+    find_corpus,
+    tensorboard_command,
+    text,
+    view_run_config,
+    whole,
+)
 from sheepop.report import (
     Curves,
     Page,
@@ -148,28 +155,6 @@ def read_run(path: Path) -> FoundRun:
         _held_out(run, config),
         samples[-1] if samples else None,
     )
-
-
-def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
-    """The command that shows the curves of runs, by name, in TensorBoard; None if no run wrote any for it."""
-    places = {name: RunDirectory(path).tensorboard for name, path in runs.items()}
-    found = {name: place for name, place in places.items() if place.is_dir()}
-    if len(found) == 1:
-        return typed_beside("tensorboard", "--logdir", *found.values())
-    named = ",".join(f"{name}:{place}" for name, place in found.items())
-    return typed_beside("tensorboard", "--logdir_spec", named) if found else None
-
-
-def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
-    """Whether early stopping ended the run."""
-    patience, steps = config.training.early_stopping, run.steps()
-    if patience is None or not steps or steps[-1] == config.training.max_steps:
-        return False
-    try:
-        counters = read_counters(run.checkpoint(steps[-1]))
-    except SheepOpError:
-        return False
-    return int(counters.get("stale_validations", 0)) >= patience
 
 
 def _held_out(run: RunDirectory, config: SheepOpConfig) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
-from sheepop.core.config import leaves, validate
+from sheepop.core.config import leaves, merge, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.facts import counted
@@ -31,7 +31,7 @@ from sheepop.train.schedule import Pace
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenRun:
     """A run ready to train: its task with resolved settings, its directory and its record.
 
@@ -55,6 +55,11 @@ class OpenRun:
     def console(self) -> Console:
         """The console of the first rank; the others are silent."""
         return self.request.console if self.request.ranks.is_first else Console.silent()
+
+    def keep(self, record: RunRecord) -> None:
+        """Replaces the record of the run, also in its directory."""
+        self.record = record
+        record.write(self.directory)
 
     def write_pace(self, pace: Pace) -> None:
         """Writes a changed number of steps into the settings of the run."""
@@ -89,12 +94,14 @@ def open_run(request: RunRequest) -> OpenRun:
     ranks = request.ranks
     with ranks.together():
         stored = find_resumable(request.path) if request.resumes else None
-        requested = request.settings if stored is None else request.over(stored.record.requested)
-    device = prepare_process(requested, ranks)
+        requested = config = request.settings
+        if stored is not None:
+            requested, config = with_changes(stored, request.given, request.path)
+    device = prepare_process(config, ranks)
     run = None
     with ranks.together():
         if ranks.is_first and stored is not None:
-            run = _resumed(request, stored, requested, device)
+            run = _resumed(request, stored, requested, config, device)
         elif ranks.is_first:
             with interrupts_advise(f"No step was taken and nothing was left in {request.path}. Run the command again."):
                 run = _new(request, device)
@@ -140,8 +147,10 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     return OpenRun(request, device, directory, task, record, times=times)
 
 
-def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, device: str) -> OpenRun:
-    """The run at the request's path, with the settings it continues with."""
+def _resumed(
+    request: RunRequest, stored: StoredRun, requested: SheepOpConfig, config: SheepOpConfig, device: str
+) -> OpenRun:
+    """The run at the request's path, which continues with `config`."""
     path, console = request.path, request.console
     before = stored.record.forked_from
     if request.fork is not None and not _is_origin(request.fork, before):
@@ -153,7 +162,7 @@ def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, d
     run = RunDirectory.open(path)
     run.remove_leftovers()
     require_writable(run.checkpoints)
-    task = _reopened(stored, requested, run, console)
+    task = _reopened(stored, config, run, console)
     task.check()
     task = fitted(task, request.ranks, device, is_open=requested.training.micro_batch_size is None)
     require_arithmetic(task.config, device)
@@ -187,14 +196,14 @@ def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
             f"The first rank has prepared the run in {request.path.absolute()}, and this one does not find it. Give an "
             "--output on a file system that all machines share."
         )
-    requested, run = request.over(stored.record.requested), FollowedRun(request.path)
-    task = _reopened(stored, requested, run, Console.silent())  # which also refuses other data than the first rank's
+    run = FollowedRun(request.path)
+    task = _reopened(stored, stored.config, run, Console.silent())  # and refuses other data than the first rank's
     return OpenRun(request, device, run, task, stored.record, resumes=resumes)
 
 
-def _reopened(stored: StoredRun, requested: SheepOpConfig, run: RunDirectory, console: Console) -> Task:
-    """The task of a stored run, with the data that it started with and the settings it continues with."""
-    task = task_of(with_changes(stored, requested, run.path), run, console)
+def _reopened(stored: StoredRun, config: SheepOpConfig, run: RunDirectory, console: Console) -> Task:
+    """The task of a stored run that continues with `config` and the data that it started with."""
+    task = task_of(config, run, console)
     task.require_data_of(stored.record.requested)
     before = stored.record.corpus_fingerprint
     if task.fingerprint != before:
@@ -228,15 +237,17 @@ def find_resumable(path: Path) -> StoredRun | None:
     return StoredRun(read_run_config(run), record, max(run.steps(), default=0))
 
 
-def with_changes(stored: StoredRun, wanted: SheepOpConfig, path: Path) -> SheepOpConfig:
-    """The resolved configuration with which the run at `path` resumes; `wanted` is what the user requests now.
+def with_changes(stored: StoredRun, given: Mapping[str, Any], path: Path) -> tuple[SheepOpConfig, SheepOpConfig]:
+    """The requested and the resolved configuration with which the run at `path` resumes.
 
-    Raises `ConfigError` naming every setting that would make it another run.
+    Requested are the settings of its last start, overridden by those `given` now. Raises `ConfigError` naming every
+    setting that would make it another run.
     """
+    requested = validate(SheepOpConfig, merge(stored.record.requested, {**given, "output_dir": str(path)}))
     # A setting that did not exist yet when the run was started had its default.
     usual = SheepOpConfig().model_dump(mode="json")
     before = {**dict(leaves(usual)), **dict(leaves(stored.record.requested))}
-    after = dict(leaves(wanted.model_dump(mode="json")))
+    after = dict(leaves(requested.model_dump(mode="json")))
     if after["training.compile"] is None and before["training.compile"] is False:
         before["training.compile"] = None  # the older default, which null means on a CPU
     changed = {key: value for key, value in after.items() if before.get(key) != value}
@@ -270,7 +281,7 @@ def with_changes(stored: StoredRun, wanted: SheepOpConfig, path: Path) -> SheepO
             f"training.max_steps = {steps}, but the run has already taken {counted(stored.step, 'step')}. Give at "
             "least as many."
         )
-    return config
+    return requested, config
 
 
 def _how_to_fork(path: Path) -> str:

@@ -19,11 +19,12 @@ from sheepop.core.facts import counted
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.listing import ended_early, tensorboard_command
 from sheepop.jobs.run.record import (
     RunRecord,
+    ended_early,
     repeat_command,
     resume_command,
+    tensorboard_command,
     text,
     view_run_config,
     whole,

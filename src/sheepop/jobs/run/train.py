@@ -13,7 +13,6 @@ from sheepop.core.errors import StorageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.data.discovery import require_paths
-from sheepop.jobs.run.record import RunRecord
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
@@ -136,11 +135,10 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
     from sheepop.jobs.run.report import write_run_report
 
     try:
-        record = RunRecord.read(run.directory).with_times(run.times.seconds)
-        record.write(run.directory)
+        run.keep(run.record.with_times(run.times.seconds))
         scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
         completions = outcome.completions if outcome else ()
-        write_run_report(run.directory, scores, record, baselines=baselines, completions=completions)
+        write_run_report(run.directory, scores, run.record, baselines=baselines, completions=completions)
     except StorageError as error:
         if outcome is None:
             raise
