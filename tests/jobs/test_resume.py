@@ -16,6 +16,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves, read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, DeviceError, StorageError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.core.keys import may_change
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
@@ -23,7 +24,6 @@ from sheepop.jobs.run.open import find_resumable, with_changes
 from sheepop.jobs.run.record import write_run_config
 from sheepop.jobs.run.resolve import bytes_of_a_step
 from sheepop.jobs.task.corpus import require_text
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

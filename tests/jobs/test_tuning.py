@@ -20,6 +20,7 @@ from sheepop.checkpoint.weight_files import open_weights, read_all_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, TokenizerError
 from sheepop.core.files import write_checksums
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.models import list_models
@@ -31,7 +32,6 @@ from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.task.examples import SupervisedTask
 from sheepop.jobs.task.samples import TrainingSamples
 from sheepop.tokenizer import chat_templates
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

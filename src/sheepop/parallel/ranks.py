@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheepop import __version__
+from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DeviceError, EndedWithOthers, RanksError, SheepOpError, first_few
 from sheepop.parallel.rendezvous import ARRIVAL, arrival, has_agent, met, unfound, variable
 
@@ -95,13 +96,14 @@ class Ranks:
                 f"({ARRIVAL}). Check that all of them were started, and read their output."
             )
 
-    def connect(self, device: str) -> None:
-        """Makes the process group; on a machine with GPUs each rank uses the one with its local number.
+    def connect(self, name: str) -> str:
+        """Makes the process group, and returns the device `name`; of several GPUs each rank uses its local number's.
 
-        Raises `DeviceError` if there are fewer GPUs than ranks, or if a rank never comes.
+        Raises `DeviceError` if there is no such device, if there are fewer GPUs than ranks, or if a rank never comes.
         """
+        device = resolve_device(name)  # which sets what cuBLAS needs for determinism, before CUDA starts
         if not self.are_several:
-            return
+            return device
         import torch
         import torch.distributed as dist
 
@@ -121,6 +123,7 @@ class Ranks:
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
         except (RuntimeError, ValueError) as error:
             raise DeviceError(unfound(error)) from None
+        return device
 
     def told(self, value: Any) -> Any:
         """Returns the first rank's `value`, a JSON value, on all ranks; waits without a time limit."""

@@ -17,6 +17,7 @@ import torch
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
+from sheepop.core.json_lines import JsonLines, NoLines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import LAYOUT, resume_command
@@ -35,8 +36,7 @@ from sheepop.train import (
     build_optimizers,
 )
 from sheepop.train.agenda import SAMPLE, Agenda
-from sheepop.train.journal import Journal, Throughput
-from sheepop.train.metrics import JsonLines, NoLines
+from sheepop.train.journal import Journal, Throughput, is_verification
 from sheepop.train.objective import Objective
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import initial_loss_scale
@@ -191,10 +191,13 @@ def _open_journal(
 ) -> Journal:
     """The logs of a run, cut to what they were at `state`; they close with the `stack`."""
     config, record, ranks = run.config, run.record, run.request.ranks
-    metrics = JsonLines(run.directory.metrics_file, state.metrics_bytes) if ranks.is_first else NoLines()
-    stack.callback(metrics.close)
-    samples = JsonLines(run.directory.samples_file, state.samples_bytes) if ranks.is_first else NoLines()
-    stack.callback(samples.close)
+    metrics: JsonLines = NoLines()
+    samples: JsonLines = NoLines()
+    if ranks.is_first:
+        metrics = JsonLines(run.directory.metrics_file, state.metrics_bytes, is_verification)
+        stack.callback(metrics.close)
+        samples = JsonLines(run.directory.samples_file, state.samples_bytes)
+        stack.callback(samples.close)
     path = run.directory.path.resolve()
     description = RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
     sinks = config.training.sinks if ranks.is_first else ()
@@ -250,17 +253,18 @@ def _observers(
 
 def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layout: Layout | None) -> None:
     """Writes the layout of the run into its record and plots, or removes an earlier one if there is none now."""
-    picture = run.directory.plots / LAYOUT
-    if layout is None and run.record.layout is not None:
-        picture.unlink(missing_ok=True)
-        run.keep(replace(run.record, layout=None))
-    elif layout is not None and run.request.ranks.is_first:
+    if not run.request.ranks.is_first or (layout is None and run.record.layout is None):
+        return
+    picture, words = run.directory.plots / LAYOUT, None
+    picture.unlink(missing_ok=True)
+    if layout is not None:
         from sheepop.jobs.run.plan import Planned
 
         planned = Planned.of(run.config, optimizers, layout, run.task.schedule.max_length, run.device)
-        run.console.info(f"Layout: {planned.words}")
+        words = planned.words
+        run.console.info(f"Layout: {words}")
         planned.draw(picture)
-        run.keep(replace(run.record, layout=planned.words))
+    run.keep(replace(run.record, layout=words))
 
 
 def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:

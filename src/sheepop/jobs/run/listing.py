@@ -15,6 +15,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.core.files import storage_errors, write_json
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
@@ -39,7 +40,6 @@ from sheepop.report import (
     scored,
     shown,
 )
-from sheepop.train.metrics import SCORE, read_json_lines
 
 State = Literal["running", "finished", "stopped"]
 SortKey = Literal["bits", "loss", "name", "steps", "tokens", "time"]
@@ -124,7 +124,7 @@ def read_run(path: Path) -> FoundRun:
     train = [row for row in metrics if row.get("split") == "train"]
     last = train[-1] if train else {}
     steps = max([*run.steps(), whole(last.get("step")) or 0])
-    score = next((row for row in reversed(metrics) if row.get("split") == SCORE), None)
+    score = next((row for row in reversed(metrics) if row.get("split") == "score"), None)
     judged = [row for row in metrics if row.get("split") == "validation"] if score is None else [score]
     early = ended_early(run, config)
     state: State = "stopped"

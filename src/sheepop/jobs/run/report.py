@@ -16,6 +16,7 @@ from typing import Any
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import ConfigError
 from sheepop.core.facts import counted
+from sheepop.core.json_lines import read_json_lines
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
@@ -60,7 +61,6 @@ from sheepop.report import (
     training_curves,
 )
 from sheepop.train import Scores
-from sheepop.train.metrics import read_json_lines
 
 CURVES = "curves.png"
 _MOST_SAMPLES = 12

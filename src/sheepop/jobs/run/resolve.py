@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console
-from sheepop.core.device import keep_freed_memory, resolve_device
+from sheepop.core.device import keep_freed_memory
 from sheepop.core.errors import ConfigError, DeviceError
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
@@ -310,8 +310,7 @@ def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:
     """
     check_layout(config, ranks)
     require_sinks(config.training.sinks)
-    device = resolve_device(config.device)  # which sets what cuBLAS needs for determinism, before CUDA starts
-    ranks.connect(device)
+    device = ranks.connect(config.device)
     choose_matrix_arithmetic(device)
     keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.deterministic)

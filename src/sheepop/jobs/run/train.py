@@ -103,7 +103,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
-        from sheepop.train.metrics import SCORE, JsonLines
+        from sheepop.core.json_lines import JsonLines
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
@@ -123,7 +123,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             scores = run.task.score(model, held_out, run.device, on_batch=progress.advance)
         # The score is the last row of the metrics; more steps will replace it.
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as metrics:
-            metrics.append({"step": outcome.best_step, "split": SCORE, **scores.to_dict()})
+            metrics.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
             metrics.sync()
         return replace(outcome, scores=scores)
 
