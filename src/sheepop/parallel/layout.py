@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sheepop.core.errors import ConfigError
+from sheepop.core.facts import counted
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.ranks import Ranks
@@ -59,6 +60,15 @@ class Layout:
     def at(self, rank: int) -> Layout:
         """Returns the same layout for another rank."""
         return replace(self, ranks=Ranks(rank, self.ranks.size))
+
+    @property
+    def words(self) -> str:
+        """The kinds of ranks and their numbers."""
+        config = self.config
+        sizes = {PIPELINE: config.pipeline, "data": self.num_data, CONTEXT: config.context, TENSOR: config.tensor}
+        parts = " times ".join(f"{size:,} {name}" for name, size in sizes.items() if size > 1)
+        experts = f", groups of {config.expert:,} share experts" if config.expert > 1 else ""
+        return f"{counted(self.ranks.size, 'rank')}: {parts}{experts}"
 
     @property
     def stage_size(self) -> int:

@@ -128,7 +128,7 @@ def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
             give_part(module, LayerPart, ranks, {"weight": 0})
         else:
             give_part(module, _OfParts, ranks, {})
-            _split_changes(module, ranks, _WholeChange)
+            _split_changes(module, ranks, _Change)
     if attention.sinks is not None:
         give_part(attention, LayerPart, ranks, {"sinks": 0})
     attention.register_forward_pre_hook(_Entering(ranks))
@@ -164,9 +164,7 @@ def _split_columns(layer: nn.Linear, ranks: SharingRanks) -> None:
     _split_changes(layer, ranks, _ColumnChange)
 
 
-def _split_changes(
-    layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange] | type[_WholeChange]
-) -> None:
+def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_Change]) -> None:
     """Splits the LoRA matrices of a layer, if it has some."""
     if isinstance(layer, LoraLinear | LoraEmbedding):
         for change in layer.changes.values():
@@ -197,21 +195,8 @@ class _Columns(LayerPart):
         return found + (entered(bias, group) if scatters else bias)
 
 
-class _RowChange(LayerPart):
-    """The LoRA matrices of a layer with some outputs: all ranks have A, and each has its rows of B."""
-
-    dimensions: ClassVar[Mapping[str, int]] = {"up": 0, "magnitude": 0}
-    down: Tensor
-    up: Tensor
-    magnitude: Tensor | None
-
-    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        lengths = None if self.magnitude is None else here(self.magnitude)
-        return entered(here(self.down), self.ranks.group), here(self.up), lengths
-
-
-class _WholeChange(LayerPart):
-    """The LoRA matrices of a layer that every rank applies for its own heads."""
+class _Change(LayerPart):
+    """LoRA matrices; a matrix without a dimension to split is on all ranks, and each computes with all of it."""
 
     dimensions: ClassVar[Mapping[str, int]] = {}
     down: Tensor
@@ -219,24 +204,24 @@ class _WholeChange(LayerPart):
     magnitude: Tensor | None
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        parts = (self.down, self.up, self.magnitude)
-        down, up, lengths = (None if each is None else entered(here(each), self.ranks.group) for each in parts)
-        assert down is not None and up is not None
-        return down, up, lengths
+        lengths = None if self.magnitude is None else self._factor("magnitude")
+        return self._factor("down"), self._factor("up"), lengths
+
+    def _factor(self, name: str) -> Tensor:
+        local = here(getattr(self, name))
+        return local if name in self.dimensions else entered(local, self.ranks.group)
 
 
-class _ColumnChange(LayerPart):
+class _RowChange(_Change):
+    """The LoRA matrices of a layer with some outputs: all ranks have A, and each has its rows of B."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"up": 0, "magnitude": 0}
+
+
+class _ColumnChange(_Change):
     """The LoRA matrices of a layer with some inputs: each rank has its columns of A, and all have B."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"down": 1}
-    down: Tensor
-    up: Tensor
-    magnitude: Tensor | None
-
-    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        group = self.ranks.group
-        lengths = None if self.magnitude is None else entered(here(self.magnitude), group)
-        return here(self.down), entered(here(self.up), group), lengths
 
     def lengths(self, changed_NK: Tensor) -> Tensor:
         squares = changed_NK.square().sum(1)

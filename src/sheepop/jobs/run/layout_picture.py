@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
@@ -48,7 +47,7 @@ class SharedStep:
 
     @classmethod
     def of(cls, config: SheepOpConfig, layout: Layout, num_tokens: int) -> SharedStep:
-        """The step of a run, after `sheepop.jobs.run.ranks.shared_steps` has set its micro-batch size."""
+        """The step of a run, after `sheepop.jobs.run.resolve.shared_steps` has set its micro-batch size."""
         training = config.training
         assert training.micro_batch_size is not None
         return cls(layout, config.model, training.global_batch_size, training.micro_batch_size, num_tokens)
@@ -169,8 +168,7 @@ def draw_layout(step: SharedStep) -> Figure:
         "Upper square of a rank: its layers (top to bottom) and its share of their features (left to right). "
         "Lower square: its rows of a step (top to bottom) and its tokens of these rows (left to right)."
     )
-    title, order = _title(layout), _order(step)
-    return layout_figure(title, grid, talks, [_KEPT[layout.config.zero], squares], order)
+    return layout_figure(layout.words, grid, talks, [_KEPT[layout.config.zero], squares], _order(step))
 
 
 @dataclass(frozen=True)
@@ -271,19 +269,6 @@ def _column_names(layout: Layout, blocks: Sequence[tuple[Place, Place]], places:
         words = " and ".join(f"{stage:,}" for stage in stages)
         found[first[1]] = f"{'stage' if len(stages) == 1 else 'stages'} {words} of {config.num_stages:,}"
     return found
-
-
-def _title(layout: Layout) -> str:
-    config = layout.config
-    sizes = {
-        "pipeline": config.pipeline,
-        "data": layout.num_data,
-        "context": config.context,
-        "tensor": config.tensor,
-    }
-    words = " times ".join(f"{size:,} {name}" for name, size in sizes.items() if size > 1)
-    experts = f", groups of {config.expert:,} share experts" if config.expert > 1 else ""
-    return f"{counted(layout.ranks.size, 'rank')}: {words}{experts}"
 
 
 def _named(exchange: Exchange, size: int) -> str:

@@ -15,10 +15,10 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.core.files import storage_errors, write_json
-from sheepop.core.json_lines import read_json_lines
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
+    Log,
     RunRecord,
     ended_early,
     entry,
@@ -120,12 +120,10 @@ def read_run(path: Path) -> FoundRun:
     if not run.config_file.is_file() and not run.record_file.is_file():
         raise CheckpointError("not a run")
     config = view_run_config(run)
-    metrics, _ = read_json_lines(run.metrics_file)
-    train = [row for row in metrics if row.get("split") == "train"]
-    last = train[-1] if train else {}
+    metrics = Log.read(run.metrics_file)
+    last, score = metrics.last("train"), metrics.last("score")
     steps = max([*run.steps(), whole(last.get("step")) or 0])
-    score = next((row for row in reversed(metrics) if row.get("split") == "score"), None)
-    judged = [row for row in metrics if row.get("split") == "validation"] if score is None else [score]
+    judged = [score] if score else [row for row in metrics.rows if row.get("split") == "validation"]
     early = ended_early(run, config)
     state: State = "stopped"
     if run.is_running():
@@ -144,14 +142,14 @@ def read_run(path: Path) -> FoundRun:
         seconds=number(last.get("seconds")),
         best_loss=_lowest(judged, "loss"),
         bits_per_byte=_lowest(judged, "bits_per_byte"),
-        is_sampled=score is None and bool(judged) and config.training.eval_tokens is not None,
+        is_sampled=not score and bool(judged) and config.training.eval_tokens is not None,
         last_train_loss=number(last.get("loss")),
     )
-    samples, _ = read_json_lines(run.samples_file)
+    samples = Log.read(run.samples_file).rows
     return FoundRun(
         summary,
         dict(leaves(config.model_dump(mode="json"))),
-        metrics,
+        metrics.rows,
         _held_out(run, config),
         samples[-1] if samples else None,
     )

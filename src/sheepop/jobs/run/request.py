@@ -14,9 +14,9 @@ from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
-from sheepop.core.program import typed
 from sheepop.jobs.config import SheepOpConfig, read_settings
 from sheepop.jobs.recipe import Completed, Draft
+from sheepop.jobs.run.record import resume_command
 from sheepop.model import ModelConfig
 from sheepop.parallel.ranks import ALONE, Ranks
 
@@ -122,7 +122,7 @@ class RunRequest:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return self.resume_with or typed("train", "--resume", self.path)
+        return self.resume_with or resume_command(self.path)
 
     def check(self) -> None:
         """Raises `ConfigError` or `UsageError` for what is refused before anything is read or written."""
