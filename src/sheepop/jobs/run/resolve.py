@@ -162,9 +162,8 @@ def fitted(task: Task, ranks: Ranks, device: str, *, is_open: bool) -> Task:
 
     Raises `ConfigError` for settings that would end the run halfway, or be ignored.
     """
-    task = task.with_config(shared_steps(task.config, ranks, is_open=is_open))
+    task = task.with_config(shared_steps(task.config, ranks, device, is_open=is_open))
     config, model = task.config, task.config.model
-    check_ring_here(model, config.parallel, device, config.training.precision)
     require_backend(model.attention_backend, torch.device(device), model.narrowest_head)
     if config.training.early_stopping is not None and task.held_out_tokens == 0:
         raise ConfigError(
@@ -182,10 +181,11 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
         _check_tuning(config)
 
 
-def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> SheepOpConfig:
+def shared_steps(config: SheepOpConfig, ranks: Ranks, device: str | None = None, *, is_open: bool) -> SheepOpConfig:
     """`config` with a micro-batch size that gives every rank the same share of a step; it is chosen if `is_open`.
 
-    Raises `ConfigError` if rows cannot be shared evenly.
+    Raises `ConfigError` if rows cannot be shared evenly, or the network not at all; None is a `device` that can
+    compute everything.
     """
     if not ranks.are_several:
         return config
@@ -196,6 +196,8 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
         chosen = {**_chosen(config), "micro_batch_size": layout.micro_batch_rows(math.gcd(*sizes))}
         config = config.replace(training={**training.model_dump(), **chosen})
     check_network(config.model, config.parallel)
+    if device is not None:
+        check_ring_here(config.model, config.parallel, device, config.training.precision)
     rows = config.training.micro_batch_size
     assert rows is not None
     for size in sizes:
