@@ -260,7 +260,7 @@ def test_what_was_measured_is_stored_and_not_measured_again(
 def test_a_resumed_run_keeps_every_setting_that_is_not_marked(run: Path) -> None:
     stored = find_resumable(run)
     assert stored is not None
-    settings = stored.config.model_dump(mode="json")
+    settings = {**stored.config.model_dump(mode="json"), "output_dir": str(run)}
     taken, refused = set(), set()
     for key, value in leaves(settings):
         begun = replace(stored, record=replace(stored.record, requested=_with_value(settings, key, "something else")))

@@ -25,7 +25,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.models import list_models
 from sheepop.jobs.quantize import quantize_model
-from sheepop.jobs.recipe import Draft
+from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.record import read_run_config
 from sheepop.jobs.run.train import TrainOutcome
@@ -200,11 +200,11 @@ def test_the_template_reads_the_variables_of_the_settings(base: Path, examples: 
 
 def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples: Path) -> None:
     given = {"tuning": {"method": "sft"}, "data": {"paths": [str(examples)]}}
-    found = Draft.of(given, base).completed(lambda device: 1e9, Console.silent())
+    found = complete(draft(given, base), lambda device: 1e9, Console.silent())
     assert found.chosen["training.max_epochs"] == 3
     assert found.config.training.optimizer == "adamw"
     assert found.chosen["training.learning_rate"] == found.config.training.learning_rate <= 1e-2
-    kept = Draft.of({**given, "training": {"max_steps": 5}}, base).completed(lambda device: 1e9, Console.silent())
+    kept = complete(draft({**given, "training": {"max_steps": 5}}, base), lambda device: 1e9, Console.silent())
     assert kept.config.training.max_epochs is None
 
 

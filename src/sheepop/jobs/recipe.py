@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sheepop.core.config import leaves, merge, validate, value_text
 from sheepop.core.console import Console
@@ -111,32 +111,33 @@ class Draft:
     fork: Path | None
     config: SheepOpConfig
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any], fork: Path | None = None) -> Self:
-        """Completes `given` with the smallest choices; raises `ConfigError` for an invalid tree."""
-        smallest = _choices(SIZES[0], given, 0, keeps_model=fork is not None)
-        return cls(given, fork, validate(SheepOpConfig, merge(smallest, given)))
 
-    def completed(self, speed: Callable[[str], float], console: Console) -> Completed:
-        """Completes `given` for the text, machine and budget, and prints the choices in one line; given keys are kept.
+def draft(given: Mapping[str, Any], fork: Path | None = None) -> Draft:
+    """Completes `given` with the smallest choices; raises `ConfigError` for an invalid tree."""
+    smallest = _choices(SIZES[0], given, 0, keeps_model=fork is not None)
+    return Draft(given, fork, validate(SheepOpConfig, merge(smallest, given)))
 
-        Chooses model sizes, context, vocabulary, optimizer, learning rate and batch size from the amount of text, the
-        budget and the result of `speed`: operations per second of training steps on a device, measured only if needed.
-        For a run that starts from a model, it chooses only training settings; for post-training, it uses only the size
-        of that model. Raises `ConfigError` for an invalid tree.
-        """
-        given, keeps_model = self.given, self.fork is not None
-        if not self.config.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
-            return Completed(self.config, {})
-        if self.config.tuning.method is not None:
-            chosen, basis = _for_model(given, self.fork)
-        else:
-            chosen, basis = _for_text(given, self.config, speed, keeps_model)
-        config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
-        if found:
-            settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
-            console.info(f"Chosen for {basis}; give a key to override it: {settings}")
-        return Completed(config, found)
+
+def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> Completed:
+    """Completes the given settings for text, machine and budget, prints the choices in one line, and keeps given keys.
+
+    Chooses model sizes, context, vocabulary, optimizer, learning rate and batch size from the amount of text, the
+    budget and the result of `speed`: operations per second of training steps on a device, measured only if needed. For
+    a run that starts from a model, it chooses only training settings; for post-training, it uses only the size of that
+    model. Raises `ConfigError` for an invalid tree.
+    """
+    given, config, keeps_model = draft.given, draft.config, draft.fork is not None
+    if not config.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
+        return Completed(config, {})
+    if config.tuning.method is not None:
+        chosen, basis = _for_model(given, draft.fork)
+    else:
+        chosen, basis = _for_text(given, config, speed, keeps_model)
+    config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
+    if found:
+        settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
+        console.info(f"Chosen for {basis}; give a key to override it: {settings}")
+    return Completed(config, found)
 
 
 def _for_text(

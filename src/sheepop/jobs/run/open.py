@@ -86,6 +86,27 @@ class FollowedRun(RunDirectory):
         """Does nothing; the first rank marks checkpoints."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a run starts with: the stored run that it resumes, if any, and its settings.
+
+    `config` are the requested settings; if the run resumes, with everything that is resolved.
+    """
+
+    stored: StoredRun | None
+    requested: SheepOpConfig
+    config: SheepOpConfig
+
+
+def find_start(request: RunRequest) -> Start:
+    """Reads the stored run, and merges its settings with the given ones."""
+    stored = find_resumable(request.path) if request.resumes else None
+    if stored is None:
+        return Start(None, request.settings, request.settings)
+    requested, config = with_changes(stored, request.given, request.path)
+    return Start(stored, requested, config)
+
+
 def open_run(request: RunRequest) -> OpenRun:
     """Opens the run that was requested, under its lock; other ranks open what the first one has prepared.
 
@@ -93,19 +114,16 @@ def open_run(request: RunRequest) -> OpenRun:
     """
     ranks = request.ranks
     with ranks.together():
-        stored = find_resumable(request.path) if request.resumes else None
-        requested = config = request.settings
-        if stored is not None:
-            requested, config = with_changes(stored, request.given, request.path)
-    device = prepare_process(config, ranks)
+        start = find_start(request)
+    device = prepare_process(start.config, ranks)
     run = None
     with ranks.together():
-        if ranks.is_first and stored is not None:
-            run = _resumed(request, stored, requested, config, device)
+        if ranks.is_first and start.stored is not None:
+            run = _resumed(request, start.stored, start, device)
         elif ranks.is_first:
             with interrupts_advise(f"No step was taken and nothing was left in {request.path}. Run the command again."):
                 run = _new(request, device)
-    resumes = ranks.told(stored is not None)
+    resumes = ranks.told(start.stored is not None)
     with ranks.together():
         return run or _followed(request, device, resumes=resumes)
 
@@ -147,10 +165,8 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     return OpenRun(request, device, directory, task, record, times=times)
 
 
-def _resumed(
-    request: RunRequest, stored: StoredRun, requested: SheepOpConfig, config: SheepOpConfig, device: str
-) -> OpenRun:
-    """The run at the request's path, which continues with `config`."""
+def _resumed(request: RunRequest, stored: StoredRun, start: Start, device: str) -> OpenRun:
+    """The stored run, with the settings it continues with."""
     path, console = request.path, request.console
     before = stored.record.forked_from
     if request.fork is not None and not _is_origin(request.fork, before):
@@ -162,13 +178,13 @@ def _resumed(
     run = RunDirectory.open(path)
     run.remove_leftovers()
     require_writable(run.checkpoints)
-    task = _reopened(stored, config, run, console)
+    task = _reopened(stored, start.config, run, console)
     task.check()
-    task = fitted(task, request.ranks, device, is_open=requested.training.micro_batch_size is None)
+    task = fitted(task, request.ranks, device, is_open=start.requested.training.micro_batch_size is None)
     require_arithmetic(task.config, device)
     record = stored.record.resumed_at(
         stored.step,
-        requested,
+        start.requested,
         device,
         request.command,
         keeps_steps=task.config.training.max_steps == stored.config.training.max_steps,

@@ -18,8 +18,9 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.layout_picture import SharedStep, draw_layout
-from sheepop.jobs.run.open import find_resumable, with_changes
+from sheepop.jobs.run.open import find_start
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import check_layout, shared_steps
 from sheepop.jobs.task.fork import inherited
@@ -91,16 +92,11 @@ def plan_run(request: RunRequest) -> Planned:
     run would measure it. Raises what the run would for settings or ranks that do not fit.
     """
     request.check()
-    ranks, assumed = request.ranks, list[str]()
-    stored = find_resumable(request.path) if request.resumes else None
-    requested = config = request.settings
-    if stored is not None:
-        requested, config = with_changes(stored, request.given, request.path)
-    check_layout(requested, ranks)
-    if stored is None:
-        config, assumed = _new(request)
-    config = shared_steps(config, ranks, is_open=requested.training.micro_batch_size is None)
-    if stored is None:
+    ranks, start = request.ranks, find_start(request)
+    check_layout(start.config, ranks)
+    config, assumed = _new(request) if start.stored is None else (start.config, list[str]())
+    config = shared_steps(config, ranks, is_open=start.requested.training.micro_batch_size is None)
+    if start.stored is None:
         training, more = _resolved(config.training, config.device)
         config, assumed = config.replace(training=training.model_dump()), [*assumed, *more]
     layout, num_tokens = Layout(ranks, config.parallel), config.data.max_length or config.model.max_seq_len
@@ -161,7 +157,7 @@ def _resolved(training: TrainingConfig, device: str) -> tuple[TrainingConfig, li
 def _chosen(request: RunRequest) -> SheepOpConfig:
     """The settings with the recipe's choices; this machine is measured only if its speed makes a difference."""
     slow, fast = (
-        request.draft.completed(lambda device, speed=speed: speed, Console.silent())  # type: ignore[misc]
+        complete(request.draft, lambda device, speed=speed: speed, Console.silent())  # type: ignore[misc]
         for speed in (_SLOWEST, _FASTEST)
     )
     if slow.config == fast.config:

@@ -15,7 +15,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
 from sheepop.jobs.config import SheepOpConfig, read_settings
-from sheepop.jobs.recipe import Completed, Draft
+from sheepop.jobs.recipe import Completed, Draft, complete, draft
 from sheepop.jobs.run.record import resume_command
 from sheepop.model import ModelConfig
 from sheepop.parallel.ranks import ALONE, Ranks
@@ -86,7 +86,7 @@ class RunRequest:
     def draft(self) -> Draft:
         """The settings before anything is measured; the recipe, if it may choose, has made its smallest choices."""
         if self.uses_recipe:
-            return Draft.of(self.given, self.fork)
+            return draft(self.given, self.fork)
         return Draft(self.given, self.fork, validate(SheepOpConfig, self.given))
 
     @property
@@ -100,7 +100,7 @@ class RunRequest:
             return Completed(self.settings, {})
         from sheepop.jobs.bench import training_speed  # which loads torch
 
-        return self.draft.completed(training_speed, self.console)
+        return complete(self.draft, training_speed, self.console)
 
     @cached_property
     def path(self) -> Path:
