@@ -119,7 +119,8 @@ class CorpusTask(Task):
         """The rows of the training text."""
         return build_batches(self.config, self.corpus.train, self.tokenizer())
 
-    def build_schedule(self) -> BatchSchedule:
+    @cached_property
+    def schedule(self) -> BatchSchedule:
         """Rows in the order of the curriculum and the mixture."""
         return build_schedule(self.config, self.corpus, self.run, self.console)
 

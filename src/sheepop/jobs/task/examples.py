@@ -231,7 +231,8 @@ class ExampleTask(Task):
         rows = PackedExamples if self.config.data.packing else PaddedExamples
         return rows(split, max_length=self.row_length, pad_id=self.tokenizer().filler_id)
 
-    def build_schedule(self) -> BatchSchedule:
+    @cached_property
+    def schedule(self) -> BatchSchedule:
         """Rows in random order."""
         rows, training, seed = self.batches(), self.config.training, self.config.seed
         order = SampleOrder(rows.num_samples, seed)
