@@ -46,7 +46,7 @@ class ShardedModel(Placement):
         self,
         model: Transformer,
         layout: Layout,
-        optimizers: Iterable[torch.optim.Optimizer],
+        optimizers: Iterable[torch.optim.Optimizer] = (),
         *,
         precision: str,
         device: str,
