@@ -147,8 +147,9 @@ def test_a_picture_has_a_cell_for_every_rank_or_says_how_many_are_alike(
 
 def test_a_run_keeps_picture_and_words_for_its_page(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
-    record = RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, 0.1, {}, {})
-    Planned("2 ranks: 2 data.", step(2)).keep(run, record)
+    planned = Planned("2 ranks: 2 data.", step(2))
+    RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, 0.1, {}, {}, layout=planned.words).write(run)
+    planned.draw(run.plots / LAYOUT)
     page = Page("run")
     add_layout(page, run, RunRecord.read(run))
     html = page.to_html()
