@@ -256,8 +256,9 @@ def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layo
     if not run.request.ranks.is_first or (layout is None and run.record.layout is None):
         return
     picture, words = run.directory.plots / LAYOUT, None
-    picture.unlink(missing_ok=True)
-    if layout is not None:
+    if layout is None:
+        picture.unlink(missing_ok=True)
+    else:
         from sheepop.jobs.run.plan import Planned
 
         planned = Planned.of(run.config, optimizers, layout, run.task.schedule.max_length, run.device)

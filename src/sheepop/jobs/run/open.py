@@ -27,6 +27,7 @@ from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import with_training
 from sheepop.posttrain.config import Method
 from sheepop.train.schedule import Pace
+from sheepop.train.sinks import require_sinks
 
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
@@ -115,6 +116,7 @@ def open_run(request: RunRequest) -> OpenRun:
     ranks = request.ranks
     with ranks.together():
         start = find_start(request)
+        require_sinks(start.config.training.sinks)
     device = prepare_process(start.config, ranks)
     run = None
     with ranks.together():
@@ -237,13 +239,13 @@ def find_resumable(path: Path) -> StoredRun | None:
     damaged.
     """
     run = RunDirectory(path)
-    if not run.config_file.is_file():
-        if run.steps() and not run.is_being_replaced():
-            raise CheckpointError(
-                f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot be resumed. "
-                "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
-            )
+    if not run.has_started():
         return None
+    if not run.config_file.is_file():
+        raise CheckpointError(
+            f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot be resumed. "
+            f"Restore that file. {_how_to_fork(run.checkpoint(run.steps()[-1]))}"
+        )
     if not run.record_file.exists():
         raise CheckpointError(
             f"{run.record_file} is missing, so the run cannot be resumed. Restore that file. {_how_to_fork(path)}"

@@ -131,7 +131,7 @@ class RunRequest:
                 raise ConfigError(
                     "Several ranks need the directory of the run, which all of them find: give --output DIR."
                 )
-            if self.must_resume and not RunDirectory(self.path).holds_run():
+            if self.must_resume and not RunDirectory(self.path).has_started():
                 raise UsageError(why_no_run(self.path))
 
 

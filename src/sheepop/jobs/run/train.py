@@ -12,6 +12,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import StorageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
+from sheepop.core.json_lines import JsonLines
 from sheepop.data.discovery import require_paths
 from sheepop.jobs.run.request import RunRequest
 
@@ -103,7 +104,6 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
-        from sheepop.core.json_lines import JsonLines
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
