@@ -50,8 +50,8 @@ def find_rate(request: RunRequest) -> FoundRate:
         directory = request.path
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
+    device = prepare_process(request.settings)  # before this machine is measured, as in a run
     config = request.completed().config
-    device = prepare_process(config)
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")
