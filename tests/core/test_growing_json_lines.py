@@ -1,4 +1,4 @@
-"""The metrics file: appended, cut back on resume, readable after a kill."""
+"""Files of JSON lines that grow: appended, cut back on resume, readable after a kill."""
 
 import math
 import resource
