@@ -26,13 +26,13 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.run import train as job
 from sheepop.jobs.run.request import RunRequest
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.train import agenda
-from sheepop.train.metrics import read_json_lines
 from texts import code_files
 
 VOCABULARY = 2048

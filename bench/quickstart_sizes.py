@@ -15,7 +15,7 @@ from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.jobs.bench import training_speed
 from sheepop.jobs.quickstart import library_paths
-from sheepop.jobs.recipe import complete
+from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
 
@@ -54,7 +54,7 @@ def main() -> None:
             "training": training,
             "output_dir": str(options.output / text),
         }
-        outcome = train(RunRequest.exactly(complete(given, training_speed, Console()).config))
+        outcome = train(RunRequest.exactly(complete(draft(given), training_speed, Console()).config))
         assert outcome.scores is not None
         rows.append({"size": text, "steps": outcome.steps, "tokens": outcome.tokens, **outcome.scores.to_dict()})
         print(f"{text:<14} {outcome.tokens:>12,} tokens  {outcome.scores.bits_per_byte:.4f} bits per byte", flush=True)

@@ -27,7 +27,7 @@ Reference = Any
         ("sheepop.core.files", "write_checksums", 5),  # in a checkpoint that is almost written
         ("sheepop.checkpoint.run_directory", "RunDirectory._point", 6),  # between a checkpoint and its pointer
         ("sheepop.checkpoint.run_directory", "remove_tree", 2),  # while old checkpoints are removed
-        ("sheepop.train.metrics", "JsonLines.append", 30),  # before a line of the log
+        ("sheepop.core.json_lines", "JsonLines.append", 30),  # before a line of the log
     ],
 )
 def test_killed_in_the_middle_of_anything(

@@ -13,9 +13,9 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.layout_picture import SharedStep, draw_layout, exchanges
 from sheepop.jobs.run.plan import Planned
-from sheepop.jobs.run.ranks import check_layout, shared_steps
 from sheepop.jobs.run.record import LAYOUT, RunRecord
 from sheepop.jobs.run.report_facts import add_layout
+from sheepop.jobs.run.resolve import check_layout, shared_steps
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
@@ -147,8 +147,9 @@ def test_a_picture_has_a_cell_for_every_rank_or_says_how_many_are_alike(
 
 def test_a_run_keeps_picture_and_words_for_its_page(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
-    record = RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, 0.1, {}, {})
-    Planned("2 ranks: 2 data.", step(2)).keep(run, record)
+    planned = Planned("2 ranks: 2 data.", step(2))
+    RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, 0.1, {}, {}, layout=planned.words).write(run)
+    planned.draw(run.plots / LAYOUT)
     page = Page("run")
     add_layout(page, run, RunRecord.read(run))
     html = page.to_html()

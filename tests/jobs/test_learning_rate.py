@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.errors import ConfigError, UsageError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs import learning_rate
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.run.request import RunRequest
 from sheepop.parallel.ranks import Ranks
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

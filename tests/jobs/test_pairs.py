@@ -17,6 +17,7 @@ from sheepop.checkpoint import load_model
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data import Corpus
 from sheepop.data.batches import PairBatch
 from sheepop.data.documents import Pair
@@ -30,7 +31,6 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.trace import trace_prompt
 from sheepop.model import EncoderDecoder, ModelConfig, build_model
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

@@ -15,6 +15,7 @@ from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, OutputError, TrainingError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.best_of import best_of
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.run.open import find_resumable
@@ -22,7 +23,6 @@ from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.rewards import PolicyTask
 from sheepop.posttrain.policy import RewardScores
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, UsageError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import show_step
@@ -23,7 +24,6 @@ from sheepop.jobs.run.record import RunRecord, repeat_command
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.language_model import LanguageModel
 from sheepop.posttrain.preference import PreferenceScores, answer_rewards
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train, train_given
 

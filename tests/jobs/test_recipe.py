@@ -12,7 +12,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.jobs import recipe
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.config_help import all_settings, render
-from sheepop.jobs.recipe import SIZES, Completed, choose_size, choose_tokenizer, complete
+from sheepop.jobs.recipe import SIZES, Completed, choose_size, choose_tokenizer, complete, draft
 from sheepop.model.presets import PRESETS
 from sheepop.model.sections import NgramConfig
 from sheepop.train import TrainingConfig
@@ -28,7 +28,9 @@ def completed(tmp_path: Path) -> Completer:
     file.write_text("sheep and wool\n" * 7000)
 
     def complete_on(given: Mapping[str, Any], **options: Any) -> Completed:
-        return complete({"data": {"paths": [str(file)]}, **given}, lambda device: 50e9, Console.silent(), **options)
+        return complete(
+            draft({"data": {"paths": [str(file)]}, **given}, **options), lambda device: 50e9, Console.silent()
+        )
 
     return complete_on
 
@@ -178,7 +180,7 @@ def unmeasurable(device: str) -> float:
 
 def test_nothing_is_measured_where_nothing_is_open(completed: Completer) -> None:
     whole = completed({"training": {"max_minutes": 2}}).config.model_dump(mode="json")
-    again = complete(whole, unmeasurable, Console.silent())
+    again = complete(draft(whole), unmeasurable, Console.silent())
     assert again == Completed(again.config, {})
     assert again.config.model_dump(mode="json") == whole
 
@@ -197,4 +199,4 @@ def test_what_is_wrong_is_refused_before_anything_is_measured(
     given: dict[str, Any], message: str, completed: Completer
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        complete({"data": {"paths": ["."]}, **given}, unmeasurable, Console.silent())
+        complete(draft({"data": {"paths": ["."]}, **given}), unmeasurable, Console.silent())

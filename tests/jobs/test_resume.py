@@ -16,6 +16,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves, read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, DeviceError, StorageError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.core.keys import may_change
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
@@ -23,7 +24,6 @@ from sheepop.jobs.run.open import find_resumable, with_changes
 from sheepop.jobs.run.record import write_run_config
 from sheepop.jobs.run.resolve import bytes_of_a_step
 from sheepop.jobs.task.corpus import require_text
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 
@@ -260,12 +260,12 @@ def test_what_was_measured_is_stored_and_not_measured_again(
 def test_a_resumed_run_keeps_every_setting_that_is_not_marked(run: Path) -> None:
     stored = find_resumable(run)
     assert stored is not None
-    settings = stored.config.model_dump(mode="json")
+    settings = {**stored.config.model_dump(mode="json"), "output_dir": str(run)}
     taken, refused = set(), set()
     for key, value in leaves(settings):
         begun = replace(stored, record=replace(stored.record, requested=_with_value(settings, key, "something else")))
         try:
-            config = with_changes(begun, stored.config, run)
+            _, config = with_changes(begun, settings, run)
             assert dict(leaves(config.model_dump(mode="json")))[key] == value
             taken.add(key)
         except ConfigError as error:

@@ -15,10 +15,10 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import Interrupted, StorageError, TrainingError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run import report
 from sheepop.jobs.run.record import RunRecord
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.sinks import TensorBoard
 
 from ..running import train

@@ -14,9 +14,9 @@ from sheepop.checkpoint.model_directory import read_weights
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, StorageError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.train import TrainOutcome
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

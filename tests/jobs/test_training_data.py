@@ -12,12 +12,12 @@ import pytest
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data import Corpus, batch_hash
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build, show_step
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.task.corpus_batches import build_batches, build_schedule
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

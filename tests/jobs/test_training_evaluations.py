@@ -12,6 +12,7 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.errors import ConfigError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.evaluate.choices import evaluate_choices
 from sheepop.evaluate.harness import run_tasks
 from sheepop.evaluate.perplexity import Text, evaluate_perplexity
@@ -22,7 +23,6 @@ from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.record import RunRecord
 from sheepop.jobs.run.report import write_run_report
 from sheepop.jobs.task.evaluations import EvaluationSet
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 

@@ -20,18 +20,18 @@ from sheepop.checkpoint.weight_files import open_weights, read_all_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, TokenizerError
 from sheepop.core.files import write_checksums
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.models import list_models
 from sheepop.jobs.quantize import quantize_model
-from sheepop.jobs.recipe import complete
+from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.record import read_run_config
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.task.examples import SupervisedTask
 from sheepop.jobs.task.samples import TrainingSamples
 from sheepop.tokenizer import chat_templates
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 
@@ -200,11 +200,11 @@ def test_the_template_reads_the_variables_of_the_settings(base: Path, examples: 
 
 def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples: Path) -> None:
     given = {"tuning": {"method": "sft"}, "data": {"paths": [str(examples)]}}
-    found = complete(given, lambda device: 1e9, Console.silent(), fork=base)
+    found = complete(draft(given, base), lambda device: 1e9, Console.silent())
     assert found.chosen["training.max_epochs"] == 3
     assert found.config.training.optimizer == "adamw"
     assert found.chosen["training.learning_rate"] == found.config.training.learning_rate <= 1e-2
-    kept = complete({**given, "training": {"max_steps": 5}}, lambda device: 1e9, Console.silent(), fork=base)
+    kept = complete(draft({**given, "training": {"max_steps": 5}}, base), lambda device: 1e9, Console.silent())
     assert kept.config.training.max_epochs is None
 
 

@@ -179,8 +179,7 @@ def _course(feature: Feature, strategy: Strategy, ranks: Ranks | None) -> Course
     else:
         layout = Layout(ranks, ParallelConfig(**strategy.layout))
         kind = PipelinedModel if layout.config.pipeline > 1 else ShardedModel
-        placement = kind(model, layout, **options)
-        placement.take_over(optimizers)
+        placement = kind(model, layout, optimizers, **options)
     evaluation = build_evaluation_weights(model, optimizers, config)
     runner = StepRunner(placement, with_experts(NextToken(feature.terms), model.config), optimizers, evaluation, 0.5)
     begun = _wholes(placement, model)

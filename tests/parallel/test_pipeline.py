@@ -10,10 +10,9 @@ import pytest
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.layout import Layout
+from sheepop.parallel.layout import Layout, check_pipeline
 from sheepop.parallel.pipeline import BACKWARD, FORWARD, layers_of, timeline, waiting
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.requirements import check_pipeline
 
 _NETWORK = ModelConfig(vocab_size=67, d_model=32, num_layers=6, num_heads=4, max_seq_len=16, dropout=0.0)
 

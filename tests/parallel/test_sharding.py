@@ -13,9 +13,8 @@ from sheepop.checkpoint.training_state import optimizer_state
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, LossTerms, ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.layout import Layout
+from sheepop.parallel.layout import Layout, check_context, check_experts, check_ring, check_ring_here, check_split
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.requirements import check_context, check_experts, check_ring, check_ring_here, check_split
 from sheepop.parallel.sharding import Pieces
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
@@ -133,8 +132,7 @@ def _compare(layouts: list[Any], network: ModelConfig) -> None:
             model = build_model(chosen, seed=2 if rank else 1)
             optimizers = build_optimizers(model, training)
             kind = PipelinedModel if layout.config.pipeline > 1 else ShardedModel
-            placement = kind(model, layout, precision="fp32", device="cpu", compiled=False)
-            placement.take_over(optimizers)
+            placement = kind(model, layout, optimizers, precision="fp32", device="cpu", compiled=False)
             spread = _runner(placement, optimizers)
             names = _names(placement.model)
             for number, step in enumerate(steps):

@@ -18,7 +18,7 @@ from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL, add_
 from sheepop.core.errors import ConfigError
 from sheepop.data import Batch
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.ranks import check_layout, shared_steps
+from sheepop.jobs.run.resolve import check_layout, shared_steps
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout

@@ -14,6 +14,7 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import CheckpointError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import load_config
 from sheepop.jobs.data import show_step
@@ -22,7 +23,6 @@ from sheepop.posttrain.rows import Preference, read_rows
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.tokenizer import CharTokenizer
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 from .conftest import Live, tiny

@@ -11,6 +11,7 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
+from sheepop.core.json_lines import JsonLines
 from sheepop.data import BatchSchedule, Corpus, DataConfig, PackedBatches, RowSource, SampleOrder, build_corpus
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import TokenizerConfig
@@ -25,8 +26,7 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.agenda import Agenda
-from sheepop.train.journal import Journal, Throughput
-from sheepop.train.metrics import JsonLines
+from sheepop.train.journal import Journal, Throughput, is_verification
 from sheepop.train.objective import NextToken, with_experts
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import initial_loss_scale
@@ -127,7 +127,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
                 training.schedule, training.learning_rate, 0.0, resolved.warmup_steps, resolved.pace.planned
             ),
             journal=Journal(
-                JsonLines(run.metrics_file, state.metrics_bytes),
+                JsonLines(run.metrics_file, state.metrics_bytes, is_verification),
                 JsonLines(run.samples_file, state.samples_bytes),
                 Throughput(lambda step: float(step.num_computed * step.row_length), 1.0),
                 device="cpu",

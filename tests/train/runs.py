@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from sheepop.core.json_lines import read_json_lines
 from sheepop.train import Trainer
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Placement
 from sheepop.train.source import PreparedStep

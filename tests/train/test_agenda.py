@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import ConfigError, Interrupted
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.config import load_config
 from sheepop.train import TokenScores, Trainer, TrainingState
 from sheepop.train.agenda import EarlyStopping
-from sheepop.train.metrics import read_json_lines
 
 MakeTrainer = Callable[..., Trainer]
 

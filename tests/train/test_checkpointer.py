@@ -12,8 +12,8 @@ import torch
 
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.errors import StorageError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.train import Trainer, TrainingState
-from sheepop.train.metrics import read_json_lines
 
 MakeTrainer = Callable[..., Trainer]
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, ModelConfig, Transformer, build_model
 from sheepop.model.probe import watch
 from sheepop.train import Trainer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import BalancedExperts, NextToken, StepLoss, with_experts
 from sheepop.train.placement import Network, OneDevice
 from sheepop.train.source import PreparedStep

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sheepop.core.console import Console
+from sheepop.core.json_lines import read_json_lines
 from sheepop.train import Trainer
 from sheepop.train.journal import Machine, Throughput
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
 

@@ -13,11 +13,11 @@ import torch
 
 from sheepop.checkpoint.model_directory import load_weights, read_weights
 from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.core.json_lines import read_json_lines
 from sheepop.core.random import seed_torch
 from sheepop.data import Corpus, batch_hash
 from sheepop.train import TokenScores, Trainer
 from sheepop.train.config import OPTIMIZER_NAMES
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.core.errors import TrainingError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.train import Trainer, TrainingState
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.precision import LossScale, initial_loss_scale
 from sheepop.train.step import Gradients
 

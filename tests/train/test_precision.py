@@ -15,13 +15,13 @@ import torch
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DeviceError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data import Corpus, PackedBatches
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.head import OutputHead
 from sheepop.train import Trainer, TrainingConfig, validate
 from sheepop.train.budget import StepTime, fastest, measure_step, needs_measuring, resolve_training
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, use_float8

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sheepop.core.console import Console
+from sheepop.core.json_lines import read_json_lines
 from sheepop.train import Trainer
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.profiler import StepProfiler
 
 MakeTrainer = Callable[..., Trainer]

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from sheepop.core.console import Console
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data import Batch
 from sheepop.model import LossSums
 from sheepop.train import Trainer, TrainingError, TrainingState
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import NextToken, Objective
 from sheepop.train.placement import Network
 from sheepop.train.tensor_batch import TensorBatch

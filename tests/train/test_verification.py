@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.core.errors import Interrupted
+from sheepop.core.json_lines import read_json_lines
 from sheepop.model import LossSums
 from sheepop.train import Trainer
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import NextToken
 from sheepop.train.placement import Network
 from sheepop.train.step import Gradients, Recomputation

@@ -216,6 +216,10 @@ class RunDirectory:
         """Whether the directory contains a run."""
         return self.config_file.is_file() or self.checkpoints.is_dir() or self.is_being_replaced()
 
+    def has_started(self) -> bool:
+        """Whether a run was started here: an interrupted preparation is not a run yet."""
+        return self.config_file.is_file() or (bool(self.steps()) and not self.is_being_replaced())
+
     def has_checkpoint(self) -> bool:
         """Whether the run has a checkpoint to load."""
         return any(self.pointer(name) is not None for name in _POINTERS)

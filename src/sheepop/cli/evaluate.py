@@ -350,11 +350,10 @@ def _how(
 def _evaluate(models: list[Path], kind: Callable[[Console], Evaluate], how: How, *, quiet: bool, as_json: bool) -> None:
     """Runs the evaluation that `kind` returns, together with the other ranks if any, and prints the scores."""
     from sheepop.jobs.evaluate import run_evaluations
-    from sheepop.jobs.run.ranks import require_agreement
     from sheepop.parallel.ranks import Ranks
 
     with Ranks.joined() as ranks:
-        require_agreement(ranks, how.requested)
+        ranks.require_agreement(how.requested)
         console = make_console(quiet or as_json) if ranks.is_first else Console.silent()
         outcome = run_evaluations(models, kind(console), how, console, ranks)
     if ranks.is_first:

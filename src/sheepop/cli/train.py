@@ -121,9 +121,9 @@ def run_command(options: dict[str, Any], *, quiet: bool, as_json: bool, **reques
     from sheepop.parallel.ranks import Ranks
 
     with Ranks.joined() as ranks:
-        outcome = train(
-            RunRequest.of(options, ranks=ranks, console=make_console(quiet), command=typed_command(), **request)
-        )
+        requested = RunRequest.of(options, ranks=ranks, console=make_console(quiet), command=typed_command(), **request)
+        ranks.require_agreement(requested.given)
+        outcome = train(requested)
     if not ranks.is_first:
         return
     if as_json:

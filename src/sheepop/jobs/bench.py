@@ -29,14 +29,11 @@ from sheepop.model.accounting.operations import decoding_flops_per_token, traini
 from sheepop.model.accounting.saved_activations import Mode
 from sheepop.tokenizer import CharTokenizer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
+from sheepop.train.budget import runner_here
 from sheepop.train.config import TrainingConfig
-from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizers.build import build_optimizers
-from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, candidates, torch_dtype
 from sheepop.train.source import PreparedStep
-from sheepop.train.step import StepRunner
 
 _VOCABULARY = 4096  # for presets without a vocabulary size
 _BATCH = 8
@@ -103,14 +100,7 @@ def measure_training(
     apply_precision(model, precision)
     apply_activation_checkpointing(model, activation_checkpointing)
     training = TrainingConfig(global_batch_size=rows, precision=precision)
-    optimizers = build_optimizers(model, training)
-    runner = StepRunner(
-        OneDevice(model, precision=precision, device=device, compiled=compiled),
-        NextToken(),
-        optimizers,
-        build_evaluation_weights(model, optimizers, training),
-        training.max_grad_norm,
-    )
+    runner = runner_here(model, NextToken(), training, precision, device, compiled=compiled)
     batch = RandomBatches(config.vocabulary, seq_len).batch(np.arange(rows))
     prepared = PreparedStep.of(batch, rows, NextToken(), device=device)
 

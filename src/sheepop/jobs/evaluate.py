@@ -17,9 +17,9 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_card import record_scores
 from sheepop.checkpoint.model_source import resolve_model_directory
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, OutputError, StorageError, UsageError
 from sheepop.core.files import storage_errors
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data import Corpus
 from sheepop.evaluate.answers import answers_of
 from sheepop.evaluate.endpoint import Endpoint
@@ -32,7 +32,6 @@ from sheepop.jobs.generate import Loader, load_generator
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import ChatTemplate
-from sheepop.train.metrics import read_json_lines
 
 _URLS = ("http://", "https://")
 
@@ -125,7 +124,7 @@ def run_evaluations(
             "--tensor-parallel starts its own processes, so it cannot be combined with several ranks. Choose one."
         )
     output, results = output_of(how), list[ModelResults]()
-    ranks.connect(resolve_device(how.device))
+    ranks.connect(how.device)
     load = Loader(how.adapters, device=how.device, dtype=how.dtype, tensor_parallel=how.tensor_parallel)
     try:
         for place in found_models(models, console, checkpoints=how.checkpoints):

@@ -19,13 +19,11 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import build_network, bytes_of_a_step, prepare_process
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.report import range_test_figure, save_png
-from sheepop.train import build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
-from sheepop.train.placement import OneDevice
+from sheepop.train.budget import runner_here
 from sheepop.train.precision import candidates, initial_loss_scale
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
 from sheepop.train.source import ScheduledSource
-from sheepop.train.step import StepRunner
 
 LOWEST, HIGHEST, NUM_STEPS = 1e-6, 1.0, 120
 RESULT, PICTURE = "learning-rate.json", "learning-rate.png"
@@ -52,8 +50,8 @@ def find_rate(request: RunRequest) -> FoundRate:
         directory = request.path
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
+    device = prepare_process(request.settings)  # before this machine is measured, as in a run
     config = request.completed().config
-    device = prepare_process(config)
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")
@@ -78,15 +76,8 @@ def _test(task: Task, device: str) -> RangeTest:
     task = task.with_config(with_training(config, training))
     model = build_network(task, device)
     task.begin(model)
-    optimizers = build_optimizers(model, training)
     objective = task.objective()
-    runner = StepRunner(
-        OneDevice(model, precision=precision, device=device),
-        objective,
-        optimizers,
-        build_evaluation_weights(model, optimizers, training),
-        training.max_grad_norm,
-    )
+    runner = runner_here(model, objective, training, precision, device)
     size = training.global_batch_size
     source = ScheduledSource(
         BatchSchedule([RowSource(batches, order)], Stages((), size), Stages((), batches.max_length), config.seed),

@@ -103,29 +103,39 @@ class Completed:
     chosen: dict[str, Any]
 
 
-def draft(given: Mapping[str, Any], *, keeps_model: bool = False) -> SheepOpConfig:
+@dataclass(frozen=True)
+class Draft:
+    """The settings `given` for a run, which starts from the model `fork` if there is one, and a first completion.
+
+    `config` has the smallest choices for the settings that are open.
+    """
+
+    given: Mapping[str, Any]
+    fork: Path | None
+    config: SheepOpConfig
+
+
+def draft(given: Mapping[str, Any], fork: Path | None = None) -> Draft:
     """Completes `given` with the smallest choices; raises `ConfigError` for an invalid tree."""
-    return validate(SheepOpConfig, merge(_choices(SIZES[0], given, 0, keeps_model), given))
+    smallest = _choices(SIZES[0], given, 0, keeps_model=fork is not None)
+    return Draft(given, fork, validate(SheepOpConfig, merge(smallest, given)))
 
 
-def complete(
-    given: Mapping[str, Any], speed: Callable[[str], float], console: Console, *, fork: Path | None = None
-) -> Completed:
-    """Completes `given`, a tree of settings, and prints the choices in one line; keys in `given` are kept.
+def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> Completed:
+    """Completes the given settings for text, machine and budget, prints the choices in one line, and keeps given keys.
 
     Chooses model sizes, context, vocabulary, optimizer, learning rate and batch size from the amount of text, the
     budget and the result of `speed`: operations per second of training steps on a device, measured only if needed. For
-    a run that starts from the model `fork`, it chooses only training settings; for post-training, it uses only the size
-    of that model. Raises `ConfigError` for an invalid tree.
+    a run that starts from a model, it chooses only training settings; for post-training, it uses only the size of that
+    model. Raises `ConfigError` for an invalid tree.
     """
-    keeps_model = fork is not None
-    requested = draft(given, keeps_model=keeps_model)
-    if not requested.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
-        return Completed(requested, {})
-    if requested.tuning.method is not None:
-        chosen, basis = _for_model(given, requested, fork)
+    given, config, keeps_model = draft.given, draft.config, draft.fork is not None
+    if not config.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
+        return Completed(config, {})
+    if config.tuning.method is not None:
+        chosen, basis = _for_model(given, config, draft.fork)
     else:
-        chosen, basis = _for_text(given, requested, speed, fork)
+        chosen, basis = _for_text(given, config, speed, draft.fork)
     config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
     if found:
         settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())

@@ -22,6 +22,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, UsageError
 from sheepop.core.facts import counted
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data.report import REPORT_HTML
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import SheepOpConfig
@@ -35,7 +36,6 @@ from sheepop.serve.config import ServerConfig
 from sheepop.serve.inside import PAGE
 from sheepop.serve.registry import Registry, Stock
 from sheepop.serve.server import Server, Service
-from sheepop.train.metrics import read_json_lines
 
 # Limits of one response: bytes of metrics, samples, documents of a step, and characters of each document.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000

@@ -84,19 +84,11 @@ class Plan:
 
     def __str__(self) -> str:
         config = self.layout.config
-        sizes = {
-            "pipeline": config.pipeline,
-            "data": self.layout.num_data,
-            "context": config.context,
-            "tensor": config.tensor,
-        }
-        experts = f", groups of {config.expert} share experts" if config.expert > 1 else ""
-        parts = " times ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
         over = f" in {counted(self.layout.num_pieces, 'piece')}" if config.zero else ""
         most = ", ".join(f"{name} {_megabytes(value)}" for name, value in self.sent.items() if value)
         who = "Each" if config.pipeline == 1 else f"Rank {self.layout.ranks.rank}, which needs most memory,"
         return (
-            f"{counted(self.layout.ranks.size, 'rank')}: {parts}{experts}; {_CUT[config.zero]}{over}. {who} holds "
+            f"{self.layout.words}; {_CUT[config.zero]}{over}. {who} holds "
             f"{_megabytes(sum(self.held.values()))} of weights, gradients and optimizer state, and at its peak about "
             f"{_megabytes(self.peak)} with activations. It sends at least {_megabytes(sum(self.sent.values()))} a step "
             f"({most})."

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheepop import __version__
+from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DeviceError, EndedWithOthers, RanksError, SheepOpError, first_few
 from sheepop.parallel.rendezvous import ARRIVAL, arrival, has_agent, met, unfound, variable
 
@@ -92,13 +96,14 @@ class Ranks:
                 f"({ARRIVAL}). Check that all of them were started, and read their output."
             )
 
-    def connect(self, device: str) -> None:
-        """Makes the process group; on a machine with GPUs each rank uses the one with its local number.
+    def connect(self, name: str) -> str:
+        """Makes the process group, and returns the device `name`; of several GPUs each rank uses its local number's.
 
-        Raises `DeviceError` if there are fewer GPUs than ranks, or if a rank never comes.
+        Raises `DeviceError` if there is no such device, if there are fewer GPUs than ranks, or if a rank never comes.
         """
+        device = resolve_device(name)  # which sets what cuBLAS needs for determinism, before CUDA starts
         if not self.are_several:
-            return
+            return device
         import torch
         import torch.distributed as dist
 
@@ -118,6 +123,7 @@ class Ranks:
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
         except (RuntimeError, ValueError) as error:
             raise DeviceError(unfound(error)) from None
+        return device
 
     def told(self, value: Any) -> Any:
         """Returns the first rank's `value`, a JSON value, on all ranks; waits without a time limit."""
@@ -200,12 +206,16 @@ class Ranks:
         dist.all_reduce(found)
         return found
 
-    def require_same(self, what: str, fingerprint: str) -> None:
-        """Raises `ConfigError` on a rank whose `fingerprint` differs from the first rank's."""
-        if self.told(fingerprint) != fingerprint:
-            raise ConfigError(
-                f"{what} not those of the first rank. Start all ranks with the same command and the same files."
-            )
+    def require_agreement(self, settings: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` on a rank whose code or settings differ from those of the first rank."""
+        if not self.are_several:
+            return
+        given = json.dumps(settings, sort_keys=True, default=str)
+        for what, here in (("The files of SheepOp here are", _code()), ("The settings given here are", given)):
+            if self.told(here) != here:
+                raise ConfigError(
+                    f"{what} not those of the first rank. Start all ranks with the same command and the same files."
+                )
 
     def _turn(self) -> int:
         self._turns += 1
@@ -307,6 +317,16 @@ class Board:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
+
+
+def _code() -> str:
+    """A checksum of the program: its version and every source file of the package."""
+    import torch
+
+    found = hashlib.blake2b(f"{__version__} {torch.__version__}".encode(), digest_size=16)
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()
 
 
 def _linger() -> None:

@@ -1,4 +1,4 @@
-"""Finds the rank that all others wait for, by how much later than they it comes to their exchanges.
+"""Finds the rank that all others wait for, by how much later than they it comes to their exchanges; ends hung runs.
 
 An exchange ends on all ranks when the last one has come to it, so all ranks have steps as long as the slowest one's.
 They differ in how much of a step is their own work. A thread samples what the thread of the steps is doing, which costs
@@ -8,6 +8,8 @@ which load data and start kernels.
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import socket
 import sys
 import threading
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console
-from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.ranks import Board, Ranks
 
 _LOOK_SECONDS = 0.02
 _FEWEST_LOOKS = 50  # samples that a measurement needs
@@ -30,6 +33,8 @@ _CLEARLY = 0.2  # of a step
 _A_WHILE = 3  # measurements in a row
 _EXCHANGES = ("torch.distributed", "sheepop.parallel.ranks")
 _DEPTH = 2  # frames; a functional collective exchanges one call further in
+_CHECKS = 20  # of the watchdog per patience
+_WRITING_SECONDS = 2.0
 
 
 class OwnTime:
@@ -150,3 +155,69 @@ class Lateness:
                 f"({steps[rank]:.2g} s), so all wait for it."
             )
         return {"slowest_rank": rank, "seconds_waited_for": waited}
+
+
+class Watchdog:
+    """Ends this rank when one of its steps, or a step of any other rank, takes longer than `seconds`.
+
+    Each rank first writes the stacks of all its threads into a file in `folder`, and one of them warns on the console.
+    The process ends with code 1, so that a launcher can restart it; a rank that waits for a message cannot end
+    otherwise.
+    """
+
+    def __init__(self, rank: int, board: Board, folder: Path, seconds: float, console: Console) -> None:
+        self._rank, self._board, self._folder = rank, board, folder
+        self._seconds, self._console = seconds, console
+        self._step: tuple[int, float] | None = None
+        self._ended = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches within the block."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Marks the block as a step, whose time is limited."""
+        self._step = number, time.monotonic()
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(1.0, self._seconds / _CHECKS)):
+            if self._is_late() or self._another_is_late():
+                self._end()
+
+    def _is_late(self) -> bool:
+        step = self._step
+        return step is not None and time.monotonic() - step[1] > self._seconds
+
+    def _another_is_late(self) -> bool:
+        try:
+            return self._board.count() > 0
+        except RuntimeError:  # the store ended with the first rank; this rank's own step is still limited
+            return False
+
+    def _end(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        with (self._folder / f"rank-{self._rank:05}.txt").open("w", encoding="utf-8") as file:
+            faulthandler.dump_traceback(file)
+        try:
+            speaks = self._board.arrive() == 1
+        except RuntimeError:
+            speaks = False
+        if speaks:
+            step = self._step
+            at = "A step" if step is None else f"Step {step[0] + 1:,}"
+            self._console.warn(
+                f"{at} has taken more than {self._seconds:,.0f} seconds (parallel.patience), so this run ends. The "
+                f"stack traces of every rank are in {self._folder}."
+            )
+            time.sleep(_WRITING_SECONDS)  # a launcher ends the others when this one has ended
+        os._exit(1)

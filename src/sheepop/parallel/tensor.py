@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sheepop.adapt.lora import LoraEmbedding, LoraLinear
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig, Transformer
+from sheepop.model import LossTerms, ModelConfig, Transformer
 from sheepop.model.attention.latent import LatentAttention
 from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
@@ -32,9 +32,8 @@ from sheepop.model.loss import PartOfVocabulary
 from sheepop.model.norms import HeadNorms
 from sheepop.parallel.collectives import alike, entered, gathered, part, scattered, summed, whole
 from sheepop.parallel.experts import keep_tokens_apart, split_features
+from sheepop.parallel.layout import check_split
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
-from sheepop.parallel.requirements import check_split
-from sheepop.parallel.split_vocabulary import SplitVocabulary
 
 
 def split(model: Transformer, ranks: SharingRanks) -> None:
@@ -128,7 +127,7 @@ def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
             give_part(module, LayerPart, ranks, {"weight": 0})
         else:
             give_part(module, _OfParts, ranks, {})
-            _split_changes(module, ranks, _WholeChange)
+            _split_changes(module, ranks, _Change)
     if attention.sinks is not None:
         give_part(attention, LayerPart, ranks, {"sinks": 0})
     attention.register_forward_pre_hook(_Entering(ranks))
@@ -164,9 +163,7 @@ def _split_columns(layer: nn.Linear, ranks: SharingRanks) -> None:
     _split_changes(layer, ranks, _ColumnChange)
 
 
-def _split_changes(
-    layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange] | type[_WholeChange]
-) -> None:
+def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_Change]) -> None:
     """Splits the LoRA matrices of a layer, if it has some."""
     if isinstance(layer, LoraLinear | LoraEmbedding):
         for change in layer.changes.values():
@@ -197,21 +194,8 @@ class _Columns(LayerPart):
         return found + (entered(bias, group) if scatters else bias)
 
 
-class _RowChange(LayerPart):
-    """The LoRA matrices of a layer with some outputs: all ranks have A, and each has its rows of B."""
-
-    dimensions: ClassVar[Mapping[str, int]] = {"up": 0, "magnitude": 0}
-    down: Tensor
-    up: Tensor
-    magnitude: Tensor | None
-
-    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        lengths = None if self.magnitude is None else here(self.magnitude)
-        return entered(here(self.down), self.ranks.group), here(self.up), lengths
-
-
-class _WholeChange(LayerPart):
-    """The LoRA matrices of a layer that every rank applies for its own heads."""
+class _Change(LayerPart):
+    """LoRA matrices; a matrix without a dimension to split is on all ranks, and each computes with all of it."""
 
     dimensions: ClassVar[Mapping[str, int]] = {}
     down: Tensor
@@ -219,24 +203,24 @@ class _WholeChange(LayerPart):
     magnitude: Tensor | None
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        parts = (self.down, self.up, self.magnitude)
-        down, up, lengths = (None if each is None else entered(here(each), self.ranks.group) for each in parts)
-        assert down is not None and up is not None
-        return down, up, lengths
+        lengths = None if self.magnitude is None else self._factor("magnitude")
+        return self._factor("down"), self._factor("up"), lengths
+
+    def _factor(self, name: str) -> Tensor:
+        local = here(getattr(self, name))
+        return local if name in self.dimensions else entered(local, self.ranks.group)
 
 
-class _ColumnChange(LayerPart):
+class _RowChange(_Change):
+    """The LoRA matrices of a layer with some outputs: all ranks have A, and each has its rows of B."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"up": 0, "magnitude": 0}
+
+
+class _ColumnChange(_Change):
     """The LoRA matrices of a layer with some inputs: each rank has its columns of A, and all have B."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"down": 1}
-    down: Tensor
-    up: Tensor
-    magnitude: Tensor | None
-
-    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        group = self.ranks.group
-        lengths = None if self.magnitude is None else entered(here(self.magnitude), group)
-        return here(self.down), entered(here(self.up), group), lengths
 
     def lengths(self, changed_NK: Tensor) -> Tensor:
         squares = changed_NK.square().sum(1)
@@ -267,6 +251,64 @@ class _AllRows(LayerPart):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return part(super().forward(input_ids), self.ranks.group)
+
+
+@dataclass(frozen=True)
+class SplitVocabulary(PartOfVocabulary):
+    """Losses when each of `ranks` has `rows` rows of the vocabulary, in their order.
+
+    For every token the ranks exchange a few numbers and a maximum.
+    """
+
+    ranks: SharingRanks
+    rows: int
+
+    def columns(self, labels_R: Tensor) -> Tensor:
+        """Returns the labels as indices into this rank's rows; they may lie outside."""
+        return labels_R - self.ranks.rank * self.rows
+
+    def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
+        """As `PartOfVocabulary` has it."""
+        columns_R = self.columns(labels_R)
+        is_here_R = (columns_R >= 0) & (columns_R < self.rows)
+        largest_R = log_sum_R.clone()
+        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=self.ranks.group)
+        numbers = torch.stack((torch.where(is_here_R, label_R, 0), (log_sum_R - largest_R).exp()))
+        dist.all_reduce(numbers, group=self.ranks.group)
+        label_R, total_R = numbers.unbind()
+        return label_R, total_R.log() + largest_R
+
+    def losses_then_gradients(
+        self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
+    ) -> Tensor:
+        """As `PartOfVocabulary` has it."""
+        rows, group = logits_RV.shape[1], self.ranks.group
+        z_RV = cap(logits_RV.to(exact), soft_cap)
+        slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
+        keep, spread = 1.0 - terms.label_smoothing, terms.label_smoothing
+        places_R = self.columns(labels_R)
+        is_here_R = (places_R >= 0) & (places_R < rows)
+        places_R1 = places_R.clamp(0, rows - 1)[:, None]
+        largest_R = z_RV.amax(1)
+        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=group)
+        label_R = torch.where(is_here_R, z_RV.gather(1, places_R1)[:, 0], 0)
+        sum_R = z_RV.sum(1)
+        total_R = z_RV.sub_(largest_R[:, None]).exp_().sum(1)
+        numbers = torch.stack((label_R, sum_R, total_R))
+        dist.all_reduce(numbers, group=group)
+        label_R, sum_R, total_R = numbers.unbind()
+        log_sum_R = total_R.log() + largest_R
+        plain_R, size = log_sum_R - label_R, self.rows * self.ranks.size
+        objective_R = log_sum_R - keep * label_R - spread * sum_R / size + terms.z_loss * log_sum_R.square()
+        z_RV.mul_(((1.0 + 2.0 * terms.z_loss * log_sum_R) / total_R)[:, None])
+        if spread:
+            z_RV.sub_(spread / size)
+        z_RV.scatter_add_(1, places_R1, -keep * is_here_R[:, None].to(exact))
+        if slope_RV is not None:
+            z_RV.mul_(slope_RV)
+        if z_RV is not logits_RV:
+            logits_RV.copy_(z_RV)
+        return torch.stack((objective_R.sum(), plain_R.sum()))
 
 
 class _SomeLogits(LayerPart):

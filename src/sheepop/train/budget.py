@@ -106,6 +106,22 @@ def measure_step(
     return replace(chosen, measured_in=time.monotonic() - started)
 
 
+def runner_here(
+    model: Transformer,
+    objective: Objective,
+    config: TrainingConfig,
+    precision: str,
+    device: str,
+    *,
+    compiled: bool = False,
+) -> StepRunner:
+    """Takes steps of a throw-away model on one device, for a measurement or a test."""
+    optimizers = build_optimizers(model, config)
+    placement = OneDevice(model, precision=precision, device=device, compiled=compiled)
+    evaluation = build_evaluation_weights(model, optimizers, config)
+    return StepRunner(placement, objective, optimizers, evaluation, config.max_grad_norm)
+
+
 def fastest(times: Sequence[Sequence[float]]) -> int:
     """The index of the candidate to use, from the measured seconds of each; a later one must be clearly faster.
 
@@ -272,11 +288,7 @@ def _time_steps(
     """
 
     def build_runner(precision: str) -> StepRunner:
-        model = make_model()
-        optimizers = build_optimizers(model, config)
-        placement = OneDevice(model, precision=precision, device=device, compiled=compiled)
-        evaluation = build_evaluation_weights(model, optimizers, config)
-        return StepRunner(placement, objective, optimizers, evaluation, config.max_grad_norm)
+        return runner_here(make_model(), objective, config, precision, device, compiled=compiled)
 
     runners = [build_runner(precisions[0])]
     if _have_room(runners[0], len(precisions) - 1):

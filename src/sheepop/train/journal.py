@@ -9,13 +9,18 @@ from typing import Any
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.facts import counted
+from sheepop.core.json_lines import JsonLines
 from sheepop.train.counters import TrainingState
 from sheepop.train.live_view import LEGEND, LiveView, memory_in_use
-from sheepop.train.metrics import EVALUATION, VERIFICATION, JsonLines
 from sheepop.train.sinks import Sink
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import Outcome
 from sheepop.train.validation import Scores
+
+
+def is_verification(row: Mapping[str, Any]) -> bool:
+    """Whether a row of the metrics reports silent corruption; a repeated step may not show it again."""
+    return row.get("split") == "verification"
 
 
 class Throughput:
@@ -208,7 +213,7 @@ class Journal:
     def evaluated(self, state: TrainingState, scores: Sequence[Mapping[str, Any]]) -> None:
         """Writes the scores of evaluations, each under the name of its evaluation and its measure."""
         row = {f"{score['name']}/{score['measure']}": score["value"] for score in scores}
-        self._write(state, split=EVALUATION, **row, tokens=state.tokens, seconds=self.seconds)
+        self._write(state, split="evaluation", **row, tokens=state.tokens, seconds=self.seconds)
         firsts = {score["name"]: score for score in reversed(scores)}
         found = ", ".join(f"{name} {score['measure']} {score['value']:.3f}" for name, score in sorted(firsts.items()))
         self._console.info(f"Step {state.step:,}: evaluated, {found}")
@@ -229,7 +234,7 @@ class Journal:
 
     def corrupted(self, state: TrainingState, differences: Sequence[str]) -> None:
         """Writes and prints the differences between two computations of the step after `state`; the run goes on."""
-        row = {"step": state.step, "split": VERIFICATION, "differences": list(differences)}
+        row = {"step": state.step, "split": "verification", "differences": list(differences)}
         if row not in self.metrics.kept:  # it is there already if the step is repeated
             self._write(state, **row)
         self._console.warn(
@@ -241,7 +246,7 @@ class Journal:
     def go_back(self, state: TrainingState) -> None:
         """Cuts the logs to their lengths at `state`."""
         # Rows that the repeated steps will not write again: batches that stay skipped, and errors of the machine.
-        self.metrics.cut(state.metrics_bytes, lambda row: row["split"] == VERIFICATION or row.get("policy") == "rewind")
+        self.metrics.cut(state.metrics_bytes, lambda row: is_verification(row) or row.get("policy") == "rewind")
         self.samples.cut(state.samples_bytes)
         self.throughput.restart()
         self._machine = Machine(self._device)

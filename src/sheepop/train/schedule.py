@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -168,6 +168,7 @@ class _Look(NamedTuple):
     seconds: float
 
 
+@dataclass
 class Deadline:
     """Computes how many steps fit into the `seconds` of a run, at most the `most_steps` of other budgets.
 
@@ -175,9 +176,10 @@ class Deadline:
     plan, and at once if the run is far too slow or too fast.
     """
 
-    def __init__(self, seconds: float, most_steps: int | None, record: Callable[[Pace], None]) -> None:
-        self.seconds, self.most_steps, self.record = seconds, most_steps, record
-        self._looks: list[_Look] = []
+    seconds: float
+    most_steps: int | None
+    record: Callable[[Pace], None]
+    _looks: list[_Look] = field(default_factory=list, init=False)
 
     def revise(self, pace: Pace, step: int, seconds: float, ending: float) -> Pace | None:
         """Returns the new pace of a run that took `step` steps in `seconds`, or None to keep the present pace.

@@ -42,7 +42,16 @@ class ShardedModel(Placement):
 
     may_be_left = False
 
-    def __init__(self, model: Transformer, layout: Layout, *, precision: str, device: str, compiled: bool) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        layout: Layout,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        *,
+        precision: str,
+        device: str,
+        compiled: bool,
+    ) -> None:
         self.model, self.precision, self.device, self.layout = model.eval(), precision, device, layout
         self._adds_up_each_time, self._frees = layout.config.zero >= 2, layout.config.zero == 3
         same_on_all([*model.parameters(), *model.buffers()])
@@ -83,6 +92,7 @@ class ShardedModel(Placement):
         self._counted = [parameter for parameter, name in here if self._counts(name)]
         self._alike = [parameter for parameter, name in here if not self._counts(name)]
         self._take_pieces()
+        self._take_over(optimizers, names)
 
     def _cut(self, network: Transformer, mesh: DeviceMesh) -> Sequence[Transformer]:
         """The parts of `network` that this rank computes."""
@@ -101,9 +111,8 @@ class ShardedModel(Placement):
         are_alike = set(self.pieces.laid_over(name)) <= {REPLICA, PIECE}
         return self.pieces.is_counted(name) and not (are_alike and self.layout.tensor_rank)
 
-    def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def _take_over(self, optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> None:
         """Gives Muon whole matrices and Adafactor sums over them, and learns which dimensions optimizer states have."""
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer in optimizers:
             dimensions = {**self.pieces.dimensions, **getattr(optimizer, "dimensions", {})}
             self.pieces = replace(self.pieces, dimensions=dimensions)

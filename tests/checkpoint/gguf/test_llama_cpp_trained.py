@@ -18,7 +18,7 @@ from sheepop.core.console import Console
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.generate import load_generator
-from sheepop.jobs.recipe import complete
+from sheepop.jobs.recipe import complete, draft
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 from ...running import train
@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "device": "cpu",
         "output_dir": str(tmp_path_factory.mktemp("trained") / "run"),
     }
-    return train(complete(given, lambda device: 1e9, Console.silent()).config).run
+    return train(complete(draft(given), lambda device: 1e9, Console.silent()).config).run
 
 
 @pytest.fixture(scope="module")

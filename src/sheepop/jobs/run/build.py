@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -17,9 +17,10 @@ import torch
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
+from sheepop.core.json_lines import JsonLines, NoLines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import OpenRun
-from sheepop.jobs.run.record import resume_command
+from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import step_flops
@@ -35,8 +36,7 @@ from sheepop.train import (
     build_optimizers,
 )
 from sheepop.train.agenda import SAMPLE, Agenda
-from sheepop.train.journal import Journal, Throughput
-from sheepop.train.metrics import JsonLines, NoLines
+from sheepop.train.journal import Journal, Throughput, is_verification
 from sheepop.train.objective import Objective
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import initial_loss_scale
@@ -186,9 +186,7 @@ def _place(
         from sheepop.train.pipelined import PipelinedModel as Placed
     else:
         from sheepop.train.sharded import ShardedModel as Placed  # type: ignore[assignment]
-    placement = Placed(model, layout, precision=precision, device=device, compiled=compiled)
-    placement.take_over(optimizers)
-    return placement
+    return Placed(model, layout, optimizers, precision=precision, device=device, compiled=compiled)
 
 
 def _open_journal(
@@ -196,10 +194,13 @@ def _open_journal(
 ) -> Journal:
     """The logs of a run, cut to what they were at `state`; they close with the `stack`."""
     config, record, ranks = run.config, run.record, run.request.ranks
-    metrics = JsonLines(run.directory.metrics_file, state.metrics_bytes) if ranks.is_first else NoLines()
-    stack.callback(metrics.close)
-    samples = JsonLines(run.directory.samples_file, state.samples_bytes) if ranks.is_first else NoLines()
-    stack.callback(samples.close)
+    metrics: JsonLines = NoLines()
+    samples: JsonLines = NoLines()
+    if ranks.is_first:
+        metrics = JsonLines(run.directory.metrics_file, state.metrics_bytes, is_verification)
+        stack.callback(metrics.close)
+        samples = JsonLines(run.directory.samples_file, state.samples_bytes)
+        stack.callback(samples.close)
     path = run.directory.path.resolve()
     description = RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
     sinks = config.training.sinks if ranks.is_first else ()
@@ -242,8 +243,7 @@ def _observers(
         stack.callback(around_step.close)
     if layout is None:
         return around_step, dict
-    from sheepop.parallel.stragglers import Lateness
-    from sheepop.parallel.watchdog import Watchdog
+    from sheepop.parallel.stragglers import Lateness, Watchdog
 
     # A host that waits for its GPU waits for other ranks with it.
     lateness = Lateness(ranks, layout.stage_size, run.console, waits=[Gradients.read.__code__])
@@ -256,16 +256,19 @@ def _observers(
 
 def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layout: Layout | None) -> None:
     """Writes the layout of the run into its record and plots, or removes an earlier one if there is none now."""
-    if layout is None and run.record.layout is None:
+    if not run.request.ranks.is_first or (layout is None and run.record.layout is None):
         return
-    from sheepop.jobs.run.plan import Planned, forget_layout
-
+    picture, words = run.directory.plots / LAYOUT, None
     if layout is None:
-        forget_layout(run.directory, run.record)
-    elif run.request.ranks.is_first:
+        picture.unlink(missing_ok=True)
+    else:
+        from sheepop.jobs.run.plan import Planned
+
         planned = Planned.of(run.config, optimizers, layout, run.task.schedule.max_length, run.device)
-        run.console.info(f"Layout: {planned.words}")
-        planned.keep(run.directory, run.record)
+        words = planned.words
+        run.console.info(f"Layout: {words}")
+        planned.draw(picture)
+    run.keep(replace(run.record, layout=words))
 
 
 def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
@@ -48,7 +47,7 @@ class SharedStep:
 
     @classmethod
     def of(cls, config: SheepOpConfig, layout: Layout, num_tokens: int) -> SharedStep:
-        """The step of a run, after `sheepop.jobs.run.ranks.shared_steps` has set its micro-batch size."""
+        """The step of a run, after `sheepop.jobs.run.resolve.shared_steps` has set its micro-batch size."""
         training = config.training
         assert training.micro_batch_size is not None
         return cls(layout, config.model, training.global_batch_size, training.micro_batch_size, num_tokens)
@@ -159,18 +158,17 @@ def draw_layout(step: SharedStep) -> Figure:
     blocks = _blocks(layout, places)
     grid = Grid(
         {place: step.of_rank(rank) for rank, place in places.items()},
-        blocks,
+        list(blocks.values()),
         row_gaps={index: slot.words for index, slot in enumerate(rows) if slot.words is not None},
         column_gaps={index: slot.words for index, slot in enumerate(columns) if slot.words is not None},
-        row_names=_row_names(layout, down, blocks, places),
-        column_names=_column_names(layout, blocks, places),
+        row_names=_row_names(layout, down, blocks),
+        column_names=_column_names(layout, blocks),
     )
     squares = (
         "Upper square of a rank: its layers (top to bottom) and its share of their features (left to right). "
         "Lower square: its rows of a step (top to bottom) and its tokens of these rows (left to right)."
     )
-    title, order = _title(layout), _order(step)
-    return layout_figure(title, grid, talks, [_KEPT[layout.config.zero], squares], order)
+    return layout_figure(layout.words, grid, talks, [_KEPT[layout.config.zero], squares], _order(step))
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ def _axes(layout: Layout) -> tuple[list[_Axis], list[_Axis]]:
     Stages are columns and data ranks are rows; tensor and context ranks go where there is room. Without stages, data
     ranks fill lines; if they form several copies of the model, each line is one copy.
     """
-    config, inner = layout.config, layout.config.tensor * layout.config.context
+    config, inner = layout.config, layout.parts_of_rows
     data = _Axis("data rank", layout.num_data, inner)
     across, down = [_Axis("stage", config.pipeline, layout.stage_size)], [data]
     if config.pipeline == 1 and (inner == 1 or data.size > _ACROSS):
@@ -241,49 +239,31 @@ def _placed(exchange: Exchange, size: int, places: Mapping[int, Place]) -> list[
     return [group for group in groups if len(group) > 1]
 
 
-def _blocks(layout: Layout, places: Mapping[int, Place]) -> list[tuple[Place, Place]]:
-    """The first and last place of each block of ranks with the same layers and rows."""
-    inner = layout.config.tensor * layout.config.context
+def _blocks(layout: Layout, places: Mapping[int, Place]) -> dict[int, tuple[Place, Place]]:
+    """The first and last place of each block of ranks with the same layers and rows, by its first rank."""
     found: dict[int, list[Place]] = {}
     for rank, place in places.items():
-        found.setdefault(rank // inner, []).append(place)
-    return [(min(block), max(block)) for block in found.values()]
+        found.setdefault(rank - rank % layout.parts_of_rows, []).append(place)
+    return {rank: (min(block), max(block)) for rank, block in found.items()}
 
 
-def _row_names(
-    layout: Layout, down: Sequence[_Axis], blocks: Sequence[tuple[Place, Place]], places: Mapping[int, Place]
-) -> dict[int, str]:
-    if not down or down[0].name != "data rank" or down[0].stride > layout.config.tensor * layout.config.context:
+def _row_names(layout: Layout, down: Sequence[_Axis], blocks: Mapping[int, tuple[Place, Place]]) -> dict[int, str]:
+    if not down or down[0].name != "data rank" or down[0].stride > layout.parts_of_rows:
         return {}
-    ranks = {place: rank for rank, place in places.items()}
-    first = {block[0][0]: ranks[block[0]] for block in blocks if block[0][1] == 0}
-    return {row: f"data rank {layout.at(rank).data_rank:,}" for row, rank in first.items()}
+    rows = {first[0]: rank for rank, (first, _) in blocks.items() if first[1] == 0}
+    return {row: f"data rank {layout.at(rank).data_rank:,}" for row, rank in rows.items()}
 
 
-def _column_names(layout: Layout, blocks: Sequence[tuple[Place, Place]], places: Mapping[int, Place]) -> dict[int, str]:
+def _column_names(layout: Layout, blocks: Mapping[int, tuple[Place, Place]]) -> dict[int, str]:
     config = layout.config
     if config.pipeline == 1:
         return {}
-    ranks = {place: rank for rank, place in places.items()}
     found = {}
-    for first, _ in blocks:
-        stages = [stage + 1 for stage in config.stages_of(ranks[first] // layout.stage_size)]
+    for rank, (first, _) in blocks.items():
+        stages = [stage + 1 for stage in config.stages_of(rank // layout.stage_size)]
         words = " and ".join(f"{stage:,}" for stage in stages)
         found[first[1]] = f"{'stage' if len(stages) == 1 else 'stages'} {words} of {config.num_stages:,}"
     return found
-
-
-def _title(layout: Layout) -> str:
-    config = layout.config
-    sizes = {
-        "pipeline": config.pipeline,
-        "data": layout.num_data,
-        "context": config.context,
-        "tensor": config.tensor,
-    }
-    words = " times ".join(f"{size:,} {name}" for name, size in sizes.items() if size > 1)
-    experts = f", groups of {config.expert:,} share experts" if config.expert > 1 else ""
-    return f"{counted(layout.ranks.size, 'rank')}: {words}{experts}"
 
 
 def _named(exchange: Exchange, size: int) -> str:

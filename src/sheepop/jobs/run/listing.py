@@ -12,14 +12,22 @@ from typing import Any, Literal
 import sheepop
 from sheepop import model
 from sheepop.checkpoint import RunDirectory
-from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.core.files import storage_errors, write_json
-from sheepop.core.program import typed_beside
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import RunRecord, entry, find_corpus, text, view_run_config, whole
+from sheepop.jobs.run.record import (
+    Log,
+    RunRecord,
+    ended_early,
+    entry,
+    find_corpus,
+    tensorboard_command,
+    text,
+    view_run_config,
+    whole,
+)
 from sheepop.report import (
     Curves,
     Page,
@@ -32,7 +40,6 @@ from sheepop.report import (
     scored,
     shown,
 )
-from sheepop.train.metrics import SCORE, read_json_lines
 
 State = Literal["running", "finished", "stopped"]
 SortKey = Literal["bits", "loss", "name", "steps", "tokens", "time"]
@@ -113,12 +120,10 @@ def read_run(path: Path) -> FoundRun:
     if not run.config_file.is_file() and not run.record_file.is_file():
         raise CheckpointError("not a run")
     config = view_run_config(run)
-    metrics, _ = read_json_lines(run.metrics_file)
-    train = [row for row in metrics if row.get("split") == "train"]
-    last = train[-1] if train else {}
+    metrics = Log.read(run.metrics_file)
+    last, score = metrics.last("train"), metrics.last("score")
     steps = max([*run.steps(), whole(last.get("step")) or 0])
-    score = next((row for row in reversed(metrics) if row.get("split") == SCORE), None)
-    judged = [row for row in metrics if row.get("split") == "validation"] if score is None else [score]
+    judged = [score] if score else [row for row in metrics.rows if row.get("split") == "validation"]
     early = ended_early(run, config)
     state: State = "stopped"
     if run.is_running():
@@ -137,39 +142,17 @@ def read_run(path: Path) -> FoundRun:
         seconds=number(last.get("seconds")),
         best_loss=_lowest(judged, "loss"),
         bits_per_byte=_lowest(judged, "bits_per_byte"),
-        is_sampled=score is None and bool(judged) and config.training.eval_tokens is not None,
+        is_sampled=not score and bool(judged) and config.training.eval_tokens is not None,
         last_train_loss=number(last.get("loss")),
     )
-    samples, _ = read_json_lines(run.samples_file)
+    samples = Log.read(run.samples_file).rows
     return FoundRun(
         summary,
         dict(leaves(config.model_dump(mode="json"))),
-        metrics,
+        metrics.rows,
         _held_out(run, config),
         samples[-1] if samples else None,
     )
-
-
-def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
-    """The command that shows the curves of runs, by name, in TensorBoard; None if no run wrote any for it."""
-    places = {name: RunDirectory(path).tensorboard for name, path in runs.items()}
-    found = {name: place for name, place in places.items() if place.is_dir()}
-    if len(found) == 1:
-        return typed_beside("tensorboard", "--logdir", *found.values())
-    named = ",".join(f"{name}:{place}" for name, place in found.items())
-    return typed_beside("tensorboard", "--logdir_spec", named) if found else None
-
-
-def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
-    """Whether early stopping ended the run."""
-    patience, steps = config.training.early_stopping, run.steps()
-    if patience is None or not steps or steps[-1] == config.training.max_steps:
-        return False
-    try:
-        counters = read_counters(run.checkpoint(steps[-1]))
-    except SheepOpError:
-        return False
-    return int(counters.get("stale_validations", 0)) >= patience
 
 
 def _held_out(run: RunDirectory, config: SheepOpConfig) -> str | None:

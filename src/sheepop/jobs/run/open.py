@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
-from sheepop.core.config import leaves, validate
+from sheepop.core.config import leaves, merge, validate
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError, UsageError
+from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.facts import counted
 from sheepop.core.files import require_writable
 from sheepop.core.interrupts import interrupts_advise
@@ -18,12 +19,11 @@ from sheepop.core.keys import may_change
 from sheepop.core.plugins import require_plugins
 from sheepop.jobs import task as tasks
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.ranks import FollowedRun, check_layout
 from sheepop.jobs.run.record import RunRecord, StageTimes, StoredRun, read_run_config, write_run_config
-from sheepop.jobs.run.request import RunRequest, why_no_run
+from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import fitted, prepare_process, require_arithmetic, resolved
 from sheepop.jobs.task import Task
-from sheepop.jobs.task.fork import Fork, is_origin
+from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import with_training
 from sheepop.posttrain.config import Method
 from sheepop.train.schedule import Pace
@@ -32,7 +32,7 @@ from sheepop.train.sinks import require_sinks
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenRun:
     """A run ready to train: its task with resolved settings, its directory and its record.
 
@@ -57,10 +57,55 @@ class OpenRun:
         """The console of the first rank; the others are silent."""
         return self.request.console if self.request.ranks.is_first else Console.silent()
 
+    def keep(self, record: RunRecord) -> None:
+        """Replaces the record of the run, also in its directory."""
+        self.record = record
+        record.write(self.directory)
+
     def write_pace(self, pace: Pace) -> None:
         """Writes a changed number of steps into the settings of the run."""
         if self.request.ranks.is_first:
             write_run_config(self.directory, with_training(self.config, self.config.training.at_pace(pace)))
+
+
+class FollowedRun(RunDirectory):
+    """The directory of a run as the ranks after the first see it: they read it and change nothing."""
+
+    def mark_best(self, step: int) -> None:
+        """Does nothing; the first rank marks checkpoints."""
+
+    def forget_best(self) -> None:
+        """Does nothing; the first rank marks checkpoints."""
+
+    def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
+        """Does nothing; the first rank removes checkpoints."""
+
+    def forget_after(self, step: int) -> None:
+        """Does nothing; the first rank removes checkpoints."""
+
+    def mark_latest(self, step: int) -> None:
+        """Does nothing; the first rank marks checkpoints."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run starts with: the stored run that it resumes, if any, and its settings.
+
+    `config` are the requested settings; if the run resumes, with everything that is resolved.
+    """
+
+    stored: StoredRun | None
+    requested: SheepOpConfig
+    config: SheepOpConfig
+
+
+def find_start(request: RunRequest) -> Start:
+    """Reads the stored run, and merges its settings with the given ones."""
+    stored = find_resumable(request.path) if request.resumes else None
+    if stored is None:
+        return Start(None, request.settings, request.settings)
+    requested, config = with_changes(stored, request.given, request.path)
+    return Start(stored, requested, config)
 
 
 def open_run(request: RunRequest) -> OpenRun:
@@ -70,22 +115,17 @@ def open_run(request: RunRequest) -> OpenRun:
     """
     ranks = request.ranks
     with ranks.together():
-        stored = find_resumable(request.path) if request.resumes else None
-        if stored is None and request.must_resume:
-            raise UsageError(why_no_run(request.path))
-        settings = request.settings if stored is None else request.over(stored.record.requested)
-        if request.resumes:  # a new run was checked before
-            check_layout(settings, ranks)
-    require_sinks(settings.training.sinks)
-    device = prepare_process(settings, ranks)
+        start = find_start(request)
+        require_sinks(start.config.training.sinks)
+    device = prepare_process(start.config, ranks)
     run = None
     with ranks.together():
-        if ranks.is_first and stored is not None:
-            run = _resumed(request, stored, settings, device)
+        if ranks.is_first and start.stored is not None:
+            run = _resumed(request, start.stored, start, device)
         elif ranks.is_first:
             with interrupts_advise(f"No step was taken and nothing was left in {request.path}. Run the command again."):
                 run = _new(request, device)
-    resumes = ranks.told(run is not None and run.resumes)
+    resumes = ranks.told(start.stored is not None)
     with ranks.together():
         return run or _followed(request, device, resumes=resumes)
 
@@ -127,11 +167,11 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     return OpenRun(request, device, directory, task, record, times=times)
 
 
-def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, device: str) -> OpenRun:
-    """The run at the request's path, with the settings it continues with."""
+def _resumed(request: RunRequest, stored: StoredRun, start: Start, device: str) -> OpenRun:
+    """The stored run, with the settings it continues with."""
     path, console = request.path, request.console
-    if request.fork is not None and not is_origin(request.fork, stored.record.forked_from):
-        before = stored.record.forked_from
+    before = stored.record.forked_from
+    if request.fork is not None and not _is_origin(request.fork, before):
         started = "new weights" if before is None else before["path"]
         raise ConfigError(
             f"The run in {path} started from {started}, not from {request.fork}. Leave the model out to resume the "
@@ -140,13 +180,13 @@ def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, d
     run = RunDirectory.open(path)
     run.remove_leftovers()
     require_writable(run.checkpoints)
-    task = _reopened(stored, requested, run, console)
+    task = _reopened(stored, start.config, run, console)
     task.check()
-    task = fitted(task, request.ranks, device, is_open=requested.training.micro_batch_size is None)
+    task = fitted(task, request.ranks, device, is_open=start.requested.training.micro_batch_size is None)
     require_arithmetic(task.config, device)
     record = stored.record.resumed_at(
         stored.step,
-        requested,
+        start.requested,
         device,
         request.command,
         keeps_steps=task.config.training.max_steps == stored.config.training.max_steps,
@@ -154,6 +194,16 @@ def _resumed(request: RunRequest, stored: StoredRun, requested: SheepOpConfig, d
     write_run_config(run, task.config)
     record.write(run)
     return OpenRun(request, device, run, task, record, resumes=True)
+
+
+def _is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
+    """Whether `path` names the model in the record of a fork, also as the run whose checkpoint it was."""
+    if recorded is None:
+        return False
+    before, now = Path(str(recorded.get("path"))), path.resolve()
+    if not path.exists():
+        now = resolve_model_directory(path).resolve()
+    return now == before or RunDirectory(now).checkpoints == before.parent
 
 
 def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
@@ -164,16 +214,22 @@ def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
             f"The first rank has prepared the run in {request.path.absolute()}, and this one does not find it. Give an "
             "--output on a file system that all machines share."
         )
-    requested, run = request.over(stored.record.requested), FollowedRun(request.path)
-    task = _reopened(stored, requested, run, Console.silent())  # which also refuses other data than the first rank's
+    run = FollowedRun(request.path)
+    task = _reopened(stored, stored.config, run, Console.silent())  # and refuses other data than the first rank's
     return OpenRun(request, device, run, task, stored.record, resumes=resumes)
 
 
-def _reopened(stored: StoredRun, requested: SheepOpConfig, run: RunDirectory, console: Console) -> Task:
-    """The task of a stored run with its data, bound to the settings it continues with."""
-    task = task_of(stored.config, run, console).reopened(requested, stored.record.requested)
-    refuse_other_data(stored, task)
-    return task.with_config(with_changes(stored, requested, run.path))
+def _reopened(stored: StoredRun, config: SheepOpConfig, run: RunDirectory, console: Console) -> Task:
+    """The task of a stored run that continues with `config` and the data that it started with."""
+    task = task_of(config, run, console)
+    task.require_data_of(stored.record.requested)
+    before = stored.record.corpus_fingerprint
+    if task.fingerprint != before:
+        raise CheckpointError(
+            f"The data in {task.directory} is not what this run was started with ({task.fingerprint[:12]} instead of "
+            f"{before[:12]}). {_how_to_fork(run.path)}"
+        )
+    return task
 
 
 def find_resumable(path: Path) -> StoredRun | None:
@@ -183,13 +239,13 @@ def find_resumable(path: Path) -> StoredRun | None:
     damaged.
     """
     run = RunDirectory(path)
-    if not run.config_file.is_file():
-        if run.steps() and not run.is_being_replaced():
-            raise CheckpointError(
-                f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot be resumed. "
-                "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
-            )
+    if not run.has_started():
         return None
+    if not run.config_file.is_file():
+        raise CheckpointError(
+            f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot be resumed. "
+            f"Restore that file. {_how_to_fork(run.checkpoint(run.steps()[-1]))}"
+        )
     if not run.record_file.exists():
         raise CheckpointError(
             f"{run.record_file} is missing, so the run cannot be resumed. Restore that file. {_how_to_fork(path)}"
@@ -199,25 +255,17 @@ def find_resumable(path: Path) -> StoredRun | None:
     return StoredRun(read_run_config(run), record, max(run.steps(), default=0))
 
 
-def refuse_other_data(stored: StoredRun, task: Task) -> None:
-    """Raises `CheckpointError` if the data is not what the run was started with."""
-    if task.fingerprint != stored.record.corpus_fingerprint:
-        raise CheckpointError(
-            f"The data in {task.directory} is not what this run was started with "
-            f"({task.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). "
-            + _how_to_fork(task.run.path)
-        )
+def with_changes(stored: StoredRun, given: Mapping[str, Any], path: Path) -> tuple[SheepOpConfig, SheepOpConfig]:
+    """The requested and the resolved configuration with which the run at `path` resumes.
 
-
-def with_changes(stored: StoredRun, wanted: SheepOpConfig, path: Path) -> SheepOpConfig:
-    """The resolved configuration with which the run at `path` resumes; `wanted` is what the user requests now.
-
-    Raises `ConfigError` naming every setting that would make it another run.
+    Requested are the settings of its last start, overridden by those `given` now. Raises `ConfigError` naming every
+    setting that would make it another run.
     """
+    requested = validate(SheepOpConfig, merge(stored.record.requested, {**given, "output_dir": str(path)}))
     # A setting that did not exist yet when the run was started had its default.
     usual = SheepOpConfig().model_dump(mode="json")
     before = {**dict(leaves(usual)), **dict(leaves(stored.record.requested))}
-    after = dict(leaves(wanted.model_dump(mode="json")))
+    after = dict(leaves(requested.model_dump(mode="json")))
     if after["training.compile"] is None and before["training.compile"] is False:
         before["training.compile"] = None  # the older default, which null means on a CPU
     changed = {key: value for key, value in after.items() if before.get(key) != value}
@@ -251,7 +299,7 @@ def with_changes(stored: StoredRun, wanted: SheepOpConfig, path: Path) -> SheepO
             f"training.max_steps = {steps}, but the run has already taken {counted(stored.step, 'step')}. Give at "
             "least as many."
         )
-    return config
+    return requested, config
 
 
 def _how_to_fork(path: Path) -> str:

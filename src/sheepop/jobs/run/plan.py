@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from sheepop.checkpoint import RunDirectory, resolve_model_directory
+from sheepop.checkpoint import resolve_model_directory
 from sheepop.checkpoint.model_description import read_model_config
 from sheepop.core.config import value_text
 from sheepop.core.console import Console
@@ -20,10 +20,9 @@ from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.run.layout_picture import SharedStep, draw_layout
-from sheepop.jobs.run.open import find_resumable, with_changes
-from sheepop.jobs.run.ranks import check_layout, shared_steps
-from sheepop.jobs.run.record import LAYOUT, RunRecord
+from sheepop.jobs.run.open import find_start
 from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.resolve import check_layout, shared_steps
 from sheepop.jobs.task.fork import inherited
 from sheepop.model import blank_model
 from sheepop.parallel.layout import Layout
@@ -85,11 +84,6 @@ class Planned:
         """Writes the picture."""
         save_png(draw_layout(self.step), path)
 
-    def keep(self, run: RunDirectory, record: RunRecord) -> None:
-        """Saves the picture among the plots of a run, and the words in its record."""
-        self.draw(run.plots / LAYOUT)
-        replace(record, layout=self.words).write(run)
-
 
 def plan_run(request: RunRequest) -> Planned:
     """The layout that the requested run would have over the ranks of the request.
@@ -98,17 +92,11 @@ def plan_run(request: RunRequest) -> Planned:
     run would measure it. Raises what the run would for settings or ranks that do not fit.
     """
     request.check()
-    ranks, assumed = request.ranks, list[str]()
-    stored = find_resumable(request.path) if request.resumes else None
-    if stored is not None:
-        requested = request.over(stored.record.requested)
-        check_layout(requested, ranks)
-        config, is_open = with_changes(stored, requested, request.path), requested.training.micro_batch_size is None
-    else:
-        config, assumed = _new(request)
-        is_open = config.training.micro_batch_size is None
-    config = shared_steps(config, ranks, is_open=is_open)
-    if stored is None:
+    ranks, start = request.ranks, find_start(request)
+    check_layout(start.config, ranks)
+    config, assumed = _new(request) if start.stored is None else (start.config, list[str]())
+    config = shared_steps(config, ranks, is_open=start.requested.training.micro_batch_size is None)
+    if start.stored is None:
         training, more = _resolved(config.training, config.device)
         config, assumed = config.replace(training=training.model_dump()), [*assumed, *more]
     layout, num_tokens = Layout(ranks, config.parallel), config.data.max_length or config.model.max_seq_len
@@ -117,13 +105,6 @@ def plan_run(request: RunRequest) -> Planned:
     # Kernels are those of this machine, whatever the run will have.
     device = "cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
     return Planned.of(config, optimizers, layout, num_tokens, device, assumed)
-
-
-def forget_layout(run: RunDirectory, record: RunRecord) -> None:
-    """Removes the layout of a run that resumes on one rank."""
-    if record.layout is not None:
-        (run.plots / LAYOUT).unlink(missing_ok=True)
-        replace(record, layout=None).write(run)
 
 
 def _new(request: RunRequest) -> tuple[SheepOpConfig, list[str]]:
@@ -176,7 +157,7 @@ def _resolved(training: TrainingConfig, device: str) -> tuple[TrainingConfig, li
 def _chosen(request: RunRequest) -> SheepOpConfig:
     """The settings with the recipe's choices; this machine is measured only if its speed makes a difference."""
     slow, fast = (
-        complete(request.given, lambda device, speed=speed: speed, Console.silent(), fork=request.fork)  # type: ignore[misc]
+        complete(request.draft, lambda device, speed=speed: speed, Console.silent())  # type: ignore[misc]
         for speed in (_SLOWEST, _FASTEST)
     )
     if slow.config == fast.config:

@@ -17,12 +17,14 @@ from pydantic import TypeAdapter, ValidationError
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.core.files import read_json, write_atomic, write_json
+from sheepop.core.json_lines import read_json_lines
 from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
-from sheepop.core.program import typed
+from sheepop.core.program import typed, typed_beside
 from sheepop.core.version_control import git_state
 from sheepop.data import is_corpus
 from sheepop.jobs.config import SheepOpConfig, stored_config, with_current_keys
@@ -227,6 +229,46 @@ def _differences(
 def resume_command(path: str | Path) -> str:
     """The command that resumes the run at `path`."""
     return typed("train", "--resume", path)
+
+
+def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
+    """The command that shows the curves of runs, by name, in TensorBoard; None if no run wrote any for it."""
+    places = {name: RunDirectory(path).tensorboard for name, path in runs.items()}
+    found = {name: place for name, place in places.items() if place.is_dir()}
+    if len(found) == 1:
+        return typed_beside("tensorboard", "--logdir", *found.values())
+    named = ",".join(f"{name}:{place}" for name, place in found.items())
+    return typed_beside("tensorboard", "--logdir_spec", named) if found else None
+
+
+@dataclass(frozen=True)
+class Log:
+    """The rows of a JSON-lines file of a run, and the number of its unreadable lines."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    num_unreadable: int
+
+    @classmethod
+    def read(cls, path: Path) -> Log:
+        """Reads the file; an absent one has no rows."""
+        return cls(path.name, *read_json_lines(path))
+
+    def last(self, split: str) -> dict[str, Any]:
+        """The last row of `split`; empty if there is none."""
+        return next((row for row in reversed(self.rows) if row.get("split") == split), {})
+
+
+def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
+    """Whether early stopping ended the run."""
+    patience, steps = config.training.early_stopping, run.steps()
+    if patience is None or not steps or steps[-1] == config.training.max_steps:
+        return False
+    try:
+        counters = read_counters(run.checkpoint(steps[-1]))
+    except SheepOpError:
+        return False
+    return int(counters.get("stale_validations", 0)) >= patience
 
 
 def _checksum(text: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
@@ -19,11 +18,13 @@ from sheepop.core.facts import counted
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.listing import ended_early, tensorboard_command
 from sheepop.jobs.run.record import (
+    Log,
     RunRecord,
+    ended_early,
     repeat_command,
     resume_command,
+    tensorboard_command,
     text,
     view_run_config,
     whole,
@@ -59,7 +60,6 @@ from sheepop.report import (
     training_curves,
 )
 from sheepop.train import Scores
-from sheepop.train.metrics import read_json_lines
 
 CURVES = "curves.png"
 _MOST_SAMPLES = 12
@@ -129,29 +129,6 @@ def write_run_report(
 
 
 @dataclass(frozen=True)
-class _Log:
-    """The rows of a JSON-lines file, and the number of its unreadable lines."""
-
-    name: str
-    rows: list[dict[str, Any]]
-    num_unreadable: int
-
-    @classmethod
-    def read(cls, path: Path) -> _Log:
-        rows, num_unreadable = read_json_lines(path)
-        return cls(path.name, rows, num_unreadable)
-
-    def last(self, split: str) -> dict[str, Any]:
-        """The last row of `split`; empty if there is none."""
-        return next((row for row in reversed(self.rows) if row.get("split") == split), {})
-
-    def add_note(self, page: Page) -> None:
-        """Adds the number of lines left out, if any."""
-        if self.num_unreadable:
-            page.add_text(f"Unreadable lines of {self.name}, left out here: {self.num_unreadable:,}.")
-
-
-@dataclass(frozen=True)
 class _Found:
     """What the files of a run say, and its `scores` on the whole held-out text, if it has any.
 
@@ -161,8 +138,8 @@ class _Found:
     run: RunDirectory
     config: SheepOpConfig | None
     config_text: str
-    metrics: _Log
-    samples: _Log
+    metrics: Log
+    samples: Log
     has_ended_early: bool
     scores: Scores | None
 
@@ -176,7 +153,7 @@ class _Found:
         except OSError as error:
             content = f"{run.config_file.name} cannot be read: {error.strerror}."
         early = config is not None and ended_early(run, config)
-        return cls(run, config, content, _Log.read(run.metrics_file), _Log.read(run.samples_file), early, scores)
+        return cls(run, config, content, Log.read(run.metrics_file), Log.read(run.samples_file), early, scores)
 
     @property
     def is_sampled(self) -> bool:
@@ -212,7 +189,7 @@ def _add_overview(page: Page, found: _Found) -> None:
             "Best checkpoint": _step_words(run.pointer("best")),
         }
     )
-    found.metrics.add_note(page)
+    _add_note(page, found.metrics)
 
 
 def _add_first_picture(page: Page, found: _Found) -> None:
@@ -312,16 +289,22 @@ def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
         page.add_text(f"The same curves in TensorBoard: {command}")
 
 
-def _add_training_samples(page: Page, samples: _Log) -> None:
+def _add_training_samples(page: Page, samples: Log) -> None:
     if not samples.rows and not samples.num_unreadable:
         return
     page.add_section("Samples during training")
     rows = samples.rows[-_MOST_SAMPLES:]
     if len(rows) < len(samples.rows):
         page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {samples.name}.")
-    samples.add_note(page)
+    _add_note(page, samples)
     for row in rows:
         page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_step_words(row.get("step")))
+
+
+def _add_note(page: Page, log: Log) -> None:
+    """Adds the number of lines left out, if any."""
+    if log.num_unreadable:
+        page.add_text(f"Unreadable lines of {log.name}, left out here: {log.num_unreadable:,}.")
 
 
 def _score(key: str, value: Any) -> str:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import merge, validate
+from sheepop.core.config import validate
 from sheepop.core.console import Console
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
-from sheepop.core.program import typed
 from sheepop.jobs.config import SheepOpConfig, read_settings
-from sheepop.jobs.recipe import Completed, complete, draft
-from sheepop.jobs.run.ranks import check_layout, require_agreement
+from sheepop.jobs.recipe import Completed, Draft, complete, draft
+from sheepop.jobs.run.record import resume_command
 from sheepop.model import ModelConfig
 from sheepop.parallel.ranks import ALONE, Ranks
 
@@ -84,11 +83,16 @@ class RunRequest:
         return cls(given, uses_recipe=False, **rest)
 
     @cached_property
-    def settings(self) -> SheepOpConfig:
-        """The settings before anything is measured, with the recipe's smallest choices for those that are open."""
+    def draft(self) -> Draft:
+        """The settings before anything is measured; the recipe, if it may choose, has made its smallest choices."""
         if self.uses_recipe:
-            return draft(self.given, keeps_model=self.fork is not None)
-        return validate(SheepOpConfig, self.given)
+            return draft(self.given, self.fork)
+        return Draft(self.given, self.fork, validate(SheepOpConfig, self.given))
+
+    @property
+    def settings(self) -> SheepOpConfig:
+        """The configuration of the draft."""
+        return self.draft.config
 
     def completed(self) -> Completed:
         """The settings with the recipe's choices, if it may choose; this machine is measured if its speed matters."""
@@ -96,7 +100,7 @@ class RunRequest:
             return Completed(self.settings, {})
         from sheepop.jobs.bench import training_speed  # which loads torch
 
-        return complete(self.given, training_speed, self.console, fork=self.fork)
+        return complete(self.draft, training_speed, self.console)
 
     @cached_property
     def path(self) -> Path:
@@ -118,20 +122,16 @@ class RunRequest:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return self.resume_with or typed("train", "--resume", self.path)
-
-    def over(self, before: Mapping[str, Any]) -> SheepOpConfig:
-        """The settings of a resumed run: those of its last start, overridden by the given ones."""
-        return validate(SheepOpConfig, merge(before, {**self.given, "output_dir": str(self.path)}))
+        return self.resume_with or resume_command(self.path)
 
     def check(self) -> None:
         """Raises `ConfigError` or `UsageError` for what is refused before anything is read or written."""
         with self.ranks.together():
-            require_agreement(self.ranks, self.given)
-            settings = self.settings
-            if not self.resumes:
-                check_layout(settings, self.ranks)
-            if self.must_resume and not RunDirectory(self.path).holds_run():
+            if self.settings.output_dir is None and self.ranks.are_several:
+                raise ConfigError(
+                    "Several ranks need the directory of the run, which all of them find: give --output DIR."
+                )
+            if self.must_resume and not RunDirectory(self.path).has_started():
                 raise UsageError(why_no_run(self.path))
 
 

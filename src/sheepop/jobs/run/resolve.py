@@ -11,21 +11,21 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console
-from sheepop.core.device import keep_freed_memory, resolve_device
+from sheepop.core.device import keep_freed_memory
 from sheepop.core.errors import ConfigError, DeviceError
 from sheepop.core.facts import counted
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.ranks import shared_steps
 from sheepop.jobs.run.record import Budget, RunRecord, circumstances
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
 from sheepop.model.accounting.memory import training_bytes
 from sheepop.model.attention.choose import require_backend
+from sheepop.parallel.layout import Layout, check_network, check_ring_here
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.parallel.requirements import check_ring_here
+from sheepop.posttrain.config import Method
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig, check_layers
 from sheepop.train.activation_checkpointing import (
@@ -47,6 +47,16 @@ from sheepop.train.budget import (
 )
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
 
+_WEIGHTED = "each answer is weighted as a whole, and context ranks have parts of its tokens"
+_REREAD = "answers are read again before a step, in a pass for which no rank of a pipeline has all layers"
+_UNSHARED: Mapping[Method, Mapping[str, str]] = {
+    "sft": {},
+    "dpo": {"context": _WEIGHTED},
+    "reward": {"context": _WEIGHTED},
+    "ppo": {"context": _WEIGHTED, "pipeline": _REREAD},
+    "grpo": {"context": _WEIGHTED, "pipeline": _REREAD},
+}
+"""The kinds of ranks that a method of post-training does not support, each with the reason."""
 # A micro-batch of a finished model may need as much as this, however small the model is.
 _MODEST_BYTES = 10**9
 # More numbers than any network saves for a token, layer and unit of width.
@@ -187,9 +197,8 @@ def fitted(task: Task, ranks: Ranks, device: str, *, is_open: bool) -> Task:
 
     Raises `ConfigError` for settings that would end the run halfway, or be ignored.
     """
-    task = task.with_config(shared_steps(task.config, ranks, is_open=is_open))
+    task = task.with_config(shared_steps(task.config, ranks, device, is_open=is_open))
     config, model = task.config, task.config.model
-    check_ring_here(model, config.parallel, device, config.training.precision)
     require_backend(model.attention_backend, torch.device(device), model.narrowest_head)
     if config.training.early_stopping is not None and task.held_out_tokens == 0:
         raise ConfigError(
@@ -198,6 +207,116 @@ def fitted(task: Task, ranks: Ranks, device: str, *, is_open: bool) -> Task:
         )
     _ = task.evaluation_set
     return task
+
+
+def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
+    """Raises `ConfigError` for a layout or settings with which these ranks cannot train."""
+    Layout(ranks, config.parallel)
+    if ranks.are_several:
+        _check_tuning(config)
+
+
+def shared_steps(config: SheepOpConfig, ranks: Ranks, device: str | None = None, *, is_open: bool) -> SheepOpConfig:
+    """`config` with a micro-batch size that gives every rank the same share of a step; it is chosen if `is_open`.
+
+    Raises `ConfigError` if rows cannot be shared evenly, or the network not at all; None is a `device` that can
+    compute everything.
+    """
+    if not ranks.are_several:
+        return config
+    _check_training(config)
+    layout, training = Layout(ranks, config.parallel), config.training
+    sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
+    if is_open:
+        chosen = {**_chosen(config), "micro_batch_size": layout.micro_batch_rows(math.gcd(*sizes))}
+        config = config.replace(training={**training.model_dump(), **chosen})
+    check_network(config.model, config.parallel)
+    if device is not None:
+        check_ring_here(config.model, config.parallel, device, config.training.precision)
+    rows = config.training.micro_batch_size
+    assert rows is not None
+    for size in sizes:
+        layout.check_micro_batches(size, rows)
+    return config
+
+
+def _chosen(config: SheepOpConfig) -> dict[str, Any]:
+    """Choices for open settings that the layout dictates."""
+    parallel, training, found = config.parallel, config.training, dict[str, Any]()
+    if parallel.puts_off_weights and training.compile in (None, "auto"):
+        found["compile"] = False
+    if parallel.puts_off_weights and training.activation_checkpointing == "auto":
+        found |= {"activation_checkpointing": "none", "memory_budget": None}
+    return found
+
+
+def _check_training(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` for training settings that the layout does not support."""
+    parallel, training = config.parallel, config.training
+    lengths = [config.data.max_length or config.model.max_seq_len, *dict(training.sequence_length_warmup).values()]
+    for length in lengths:
+        if length % (parallel.tensor * parallel.context):
+            raise ConfigError(
+                f"Rows of {length} tokens (data.max_length, model.max_seq_len, training.sequence_length_warmup) cannot "
+                f"be shared evenly by parallel.tensor = {parallel.tensor} times parallel.context = {parallel.context} "
+                "ranks. Use a multiple."
+            )
+    if parallel.context_method == "ring" and config.data.packing:
+        raise ConfigError(
+            "parallel.context_method = ring is for rows of one document each, and data.packing = true joins several. "
+            "Use data.packing=false, or parallel.context_method=ulysses."
+        )
+    if parallel.puts_off_weights and training.compile is True:
+        raise ConfigError(
+            "parallel.schedule = zero_bubble does not go with training.compile = true. Leave one of them out."
+        )
+    if parallel.puts_off_weights and training.activation_checkpointing in ("selective", "full"):
+        raise ConfigError(
+            "parallel.schedule = zero_bubble goes back through a block twice, which would compute it anew each time "
+            f"with training.activation_checkpointing = {training.activation_checkpointing}. Leave one of them out."
+        )
+    if parallel.tensor > 1 and training.precision == "fp8":
+        raise ConfigError(
+            "training.precision = fp8 does not go with parallel.tensor: parts of a layer are not multiplied in float8. "
+            "Use training.precision=bf16, or parallel.tensor=1."
+        )
+    if parallel.tensor > 1 and config.model.dropout:
+        raise ConfigError(
+            "parallel.tensor needs model.dropout = 0: ranks that have parts of a layer would leave out the same places "
+            "of each."
+        )
+
+
+def _check_tuning(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` for post-training that these kinds of ranks do not support."""
+    tuning, sizes = config.tuning, {name: getattr(config.parallel, name) for name in ("tensor", "context", "pipeline")}
+    several = [name for name, size in sizes.items() if size > 1]
+    if "kto" in tuning.dpo.losses and "pipeline" in several:
+        raise ConfigError(
+            f"tuning.dpo.loss_type = kto does not go with parallel.pipeline = {sizes['pipeline']}: {_REREAD}. "
+            "Use parallel.pipeline=1."
+        )
+    for name in several:
+        if tuning.method is not None and (reason := _UNSHARED[tuning.method].get(name)) is not None:
+            raise ConfigError(
+                f"tuning.method = {tuning.method} does not go with parallel.{name} = {sizes[name]}: {reason}. "
+                f"Use parallel.{name}=1."
+            )
+    draws = {
+        "tuning.neftune_noise_alpha": tuning.neftune_noise_alpha is not None,
+        "tuning.lora.dropout": tuning.lora is not None and tuning.lora.dropout > 0,
+    }
+    for key in (key for key, is_so in draws.items() if is_so and several):
+        without = " and ".join(f"parallel.{name}=1" for name in several)
+        raise ConfigError(
+            f"{key} draws numbers for whole layers and rows, of which these ranks have parts. Leave it out, or use "
+            f"{without}."
+        )
+    if tuning.teacher is not None and "context" in several:
+        raise ConfigError(
+            f"tuning.teacher reads whole rows, of which parallel.context = {sizes['context']} ranks have parts. Use "
+            "parallel.context=1."
+        )
 
 
 def require_arithmetic(config: SheepOpConfig, device: str) -> None:
@@ -237,10 +356,11 @@ def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int
 def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:
     """Connects the `ranks` and sets up how this process computes; returns the device of `config`.
 
-    Steps are measured after that, because deterministic algorithms (`config.deterministic`) may be slower.
+    Steps are measured after that, because deterministic algorithms (`config.deterministic`) may be slower. Raises
+    `ConfigError` or `DeviceError` for a layout or a device with which these ranks cannot train.
     """
-    device = resolve_device(config.device)  # which sets what cuBLAS needs for determinism, before CUDA starts
-    ranks.connect(device)
+    check_layout(config, ranks)
+    device = ranks.connect(config.device)
     choose_matrix_arithmetic(device)
     keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.deterministic)

@@ -12,8 +12,8 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import StorageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
+from sheepop.core.json_lines import JsonLines
 from sheepop.data.discovery import require_paths
-from sheepop.jobs.run.record import RunRecord
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
-        from sheepop.train.metrics import SCORE, JsonLines
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
@@ -124,7 +123,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             scores = run.task.score(model, held_out, run.device, on_batch=progress.advance)
         # The score is the last row of the metrics; more steps will replace it.
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as metrics:
-            metrics.append({"step": outcome.best_step, "split": SCORE, **scores.to_dict()})
+            metrics.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
             metrics.sync()
         return replace(outcome, scores=scores)
 
@@ -136,11 +135,10 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
     from sheepop.jobs.run.report import write_run_report
 
     try:
-        record = RunRecord.read(run.directory).with_times(run.times.seconds)
-        record.write(run.directory)
+        run.keep(run.record.with_times(run.times.seconds))
         scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
         completions = outcome.completions if outcome else ()
-        write_run_report(run.directory, scores, record, baselines=baselines, completions=completions)
+        write_run_report(run.directory, scores, run.record, baselines=baselines, completions=completions)
     except StorageError as error:
         if outcome is None:
             raise

@@ -67,18 +67,15 @@ class CorpusTask(Task):
             origin.require(task.corpus)
         return task
 
-    def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
-        """Opens the corpus of the run, or the finished one that `data.paths` names now."""
-        require_text(self.run, requested.data.paths)
-        paths = tuple(before["data"]["paths"])
-        if requested.data.paths != paths and not any(is_corpus(path) for path in requested.data.paths):
+    def require_data_of(self, before: Mapping[str, Any]) -> None:
+        """Refuses other text; a finished corpus may have moved, and `data.paths` names its place now."""
+        given, paths = self.config.data.paths, tuple(before["data"]["paths"])
+        require_text(self.run, given)
+        if given != paths and not any(map(is_corpus, given)):
             raise ConfigError(
-                f"A resumed run keeps its text, but data.paths was {list(paths)} and is now "
-                f"{list(requested.data.paths)}. Leave it out to keep the text that the run started with, or start a "
-                "new run with another --output."
+                f"A resumed run keeps its text, but data.paths was {list(paths)} and is now {list(given)}. Leave it "
+                "out to keep the text that the run started with, or start a new run with another --output."
             )
-        data = {**self.config.data.model_dump(), "paths": requested.data.paths}
-        return self.with_config(self.config.replace(data=data))
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -122,7 +119,8 @@ class CorpusTask(Task):
         """The rows of the training text."""
         return build_batches(self.config, self.corpus.train, self.tokenizer())
 
-    def build_schedule(self) -> BatchSchedule:
+    @cached_property
+    def schedule(self) -> BatchSchedule:
         """Rows in the order of the curriculum and the mixture."""
         return build_schedule(self.config, self.corpus, self.run, self.console)
 

@@ -130,15 +130,14 @@ class ExampleTask(Task):
         mean = self.store.train.num_tokens / max(1, self.store.train.num_examples)
         return max(self.store.longest, math.ceil(4 * mean)) if self.config.data.packing else self.store.longest
 
-    def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
-        """The examples that the run has kept; raises `ConfigError` if others are named, which would not be read."""
-        paths = tuple(before["data"]["paths"])
-        if requested.data.paths != paths:
+    def require_data_of(self, before: Mapping[str, Any]) -> None:
+        """Refuses other examples than those that the run has kept, which would not be read."""
+        given, paths = self.config.data.paths, tuple(before["data"]["paths"])
+        if given != paths:
             raise ConfigError(
-                f"A resumed run keeps its examples, but data.paths was {list(paths)} and is now "
-                f"{list(requested.data.paths)}. Leave it out, or start a new run with another --output."
+                f"A resumed run keeps its examples, but data.paths was {list(paths)} and is now {list(given)}. Leave "
+                "it out, or start a new run with another --output."
             )
-        return self
 
     def _build(self, tokenizer: Tokenizer, place: Path) -> None:
         config = self.config
@@ -251,7 +250,8 @@ class ExampleTask(Task):
         rows = PackedExamples if self.config.data.packing else PaddedExamples
         return rows(split, max_length=self.row_length, pad_id=self.tokenizer().filler_id)
 
-    def build_schedule(self) -> BatchSchedule:
+    @cached_property
+    def schedule(self) -> BatchSchedule:
         """Rows in random order."""
         rows, training, seed = self.batches(), self.config.training, self.config.seed
         order = SampleOrder(rows.num_samples, seed)

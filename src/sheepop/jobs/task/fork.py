@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint import LoadedModel, RunDirectory, load_model, resolve_model_directory, save_model
+from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.checkpoint.model_description import read_adapter_config, read_quantization
 from sheepop.checkpoint.model_form import copy_base
 from sheepop.core.errors import CheckpointError, ConfigError
@@ -97,16 +97,6 @@ class Fork:
             "provenance": self.loaded.provenance,
             "generation": dict(self.loaded.generation),
         }
-
-
-def is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
-    """Whether `path` names the model in the record of a fork, also as the run whose checkpoint it was."""
-    if recorded is None:
-        return False
-    before, now = Path(str(recorded.get("path"))), path.resolve()
-    if not path.exists():
-        now = resolve_model_directory(path).resolve()
-    return now == before or RunDirectory(now).checkpoints == before.parent
 
 
 def inherited(found: ModelConfig, config: SheepOpConfig, given: Mapping[str, Any], why: str) -> dict[str, Any]:

@@ -65,11 +65,8 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
-        """The task of a resumed run, whose data may have moved.
-
-        `before` is the requested configuration of the last start. Raises `ConfigError` if other data are requested now.
-        """
+    def require_data_of(self, before: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` if a resumed run names other data than `before`, the configuration of its last start."""
 
     @property
     @abstractmethod
@@ -107,14 +104,10 @@ class Task(ABC):
     def batches(self) -> Batches:
         """The rows to train on."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def schedule(self) -> BatchSchedule:
         """Which rows each step reads."""
-        return self.build_schedule()
-
-    @abstractmethod
-    def build_schedule(self) -> BatchSchedule:
-        """Builds `schedule`."""
 
     def objective(self) -> Objective:
         """The objective to minimise, by default the one that `training.objective` names."""
@@ -202,11 +195,10 @@ class Task(ABC):
 
     @cached_property
     def evaluation_set(self) -> EvaluationSet | None:
-        """The questions and texts of the `evaluation` settings, loaded; raises `ConfigError` if they cannot be."""
-        return self.load_evaluations()
+        """The questions and texts of the `evaluation` settings, loaded; None if none are requested.
 
-    def load_evaluations(self) -> EvaluationSet | None:
-        """Loads `evaluation_set`; None if no evaluation is requested."""
+        Raises `ConfigError` if they cannot be loaded.
+        """
         evaluation = self.config.evaluation
         if not evaluation.tasks and not evaluation.texts:
             return None

@@ -28,7 +28,7 @@ from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.preferences import without_dropout
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.posttrain.config import RolloutConfig
+from sheepop.posttrain.config import GRPOConfig, PPOConfig
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
@@ -98,7 +98,7 @@ class PolicyTask(ExampleTask):
 
     @property
     @abstractmethod
-    def settings(self) -> RolloutConfig:
+    def settings(self) -> PPOConfig | GRPOConfig:
         """The settings of the method."""
 
     @property
@@ -119,6 +119,11 @@ class PolicyTask(ExampleTask):
     def keeps_base(self) -> bool:
         """The run keeps the initial model for the reference and its end tokens."""
         return True
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss, the rewards or a limit contain the divergence from the reference."""
+        return self.settings.kl_coef > 0 or self.settings.kl_ceiling is not None
 
     @property
     def most_tokens(self) -> int:
@@ -170,7 +175,7 @@ class PolicyTask(ExampleTask):
     @cached_property
     def reward(self) -> Reward:
         """The reward of answers: a model, a program or a service."""
-        settings: RolloutConfig = self.settings
+        settings = self.settings
         assert settings.reward is not None
         return open_reward(
             settings.reward,
@@ -212,17 +217,20 @@ class PolicyTask(ExampleTask):
             hashed=training.log_batch_hash,
         )
 
-    def _writer(self, ranks: Ranks) -> Writer:
+    def surrogate(self, **more: Any) -> PolicyObjective:
+        """The clipped surrogate, with the method's own fields."""
         settings = self.settings
-        return Writer(
-            self.tokenizer(),
-            self.reward,
-            settings.max_new_tokens,
-            settings.temperature,
-            self._end_ids,
-            _TOGETHER,
-            ranks,
+        return PolicyObjective(
+            temperature=settings.temperature,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            entropy_coef=settings.entropy_coef,
+            **more,
         )
+
+    def _writer(self, ranks: Ranks) -> Writer:
+        most, temperature = self.settings.max_new_tokens, self.settings.temperature
+        return Writer(self.tokenizer(), self.reward, most, temperature, self._end_ids, _TOGETHER, ranks)
 
     def _reference(self, placement: Placement) -> Transformer:
         """The reference model; with LoRA, the policy without its adapter."""
@@ -267,32 +275,23 @@ class GroupPolicyTask(PolicyTask):
     """GRPO: rewards are compared within a group of answers to the same prompt."""
 
     @property
-    def settings(self) -> RolloutConfig:
+    def settings(self) -> GRPOConfig:
         """The settings under `tuning.grpo`."""
         return self.config.tuning.grpo
 
     @property
     def answers(self) -> int:
         """The size of a group."""
-        return self.config.tuning.grpo.group_size
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the loss or a limit contains the divergence from the reference."""
-        return self.config.tuning.grpo.kl_coef > 0 or self.config.tuning.grpo.kl_ceiling is not None
+        return self.settings.group_size
 
     def method(self) -> RewardMethod:
         """Advantages within groups."""
-        return GroupPolicy(self.config.tuning.grpo)
+        return GroupPolicy(self.settings)
 
     def objective(self) -> Objective:
         """The clipped surrogate with a divergence penalty."""
-        grpo = self.config.tuning.grpo
-        return PolicyObjective(
-            temperature=grpo.temperature,
-            clip_low=grpo.clip_low,
-            clip_high=grpo.clip_high,
-            entropy_coef=grpo.entropy_coef,
+        grpo = self.settings
+        return self.surrogate(
             kl_coef=grpo.kl_coef,
             estimator=grpo.kl_estimator,
             unit="token" if grpo.loss_type == "dapo" else "answer",
@@ -305,7 +304,7 @@ class ProximalPolicyTask(PolicyTask):
     """PPO: a value model, trained along with the policy, estimates the reward at each token."""
 
     @property
-    def settings(self) -> RolloutConfig:
+    def settings(self) -> PPOConfig:
         """The settings under `tuning.ppo`."""
         return self.config.tuning.ppo
 
@@ -314,32 +313,18 @@ class ProximalPolicyTask(PolicyTask):
         """One answer to a prompt."""
         return 1
 
-    @property
-    def needs_reference(self) -> bool:
-        """Whether rewards or a limit contain the divergence from the reference."""
-        ppo = self.config.tuning.ppo
-        return ppo.kl_coef > 0 or ppo.kl_ceiling is not None
-
     def method(self) -> RewardMethod:
         """Generalised advantage estimation."""
-        return ProximalPolicy(self.config.tuning.ppo)
+        return ProximalPolicy(self.settings)
 
     def objective(self) -> Objective:
         """The clipped surrogate with the loss of the value model."""
-        ppo = self.config.tuning.ppo
-        return PolicyObjective(
-            temperature=ppo.temperature,
-            clip_low=ppo.clip_low,
-            clip_high=ppo.clip_high,
-            entropy_coef=ppo.entropy_coef,
-            vf_coef=ppo.vf_coef,
-            value_clip=ppo.value_clip,
-        )
+        return self.surrogate(vf_coef=self.settings.vf_coef, value_clip=self.settings.value_clip)
 
     def network(self, device: str) -> Transformer:
         """The policy with its value model: a head on it, or a copy of it with a head."""
         model = super().network(device)
-        if self.config.tuning.ppo.value_model == "shared":
+        if self.settings.value_model == "shared":
             add_scalar_head(model, VALUE_HEAD)
             return model
         values = load_model(self.run.base, device, torch.float32).model

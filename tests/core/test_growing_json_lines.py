@@ -1,4 +1,4 @@
-"""The metrics file: appended, cut back on resume, readable after a kill."""
+"""Files of JSON lines that grow: appended, cut back on resume, readable after a kill."""
 
 import math
 import resource
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.errors import CheckpointError, StorageError
-from sheepop.train.metrics import JsonLines, read_json_lines
+from sheepop.core.json_lines import JsonLines, read_json_lines
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
