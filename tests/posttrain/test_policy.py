@@ -144,7 +144,8 @@ def written(rewards: list[float], finished: list[bool] | None = None) -> Written
     made = [Answer("p", "a", list(range(LENGTHS[n % 4]))) for n in range(count)]
     prompts = [PROMPTS[n % 4] for n in range(count)]
     logprobs = [[-0.5 - place / 8 for place in range(LENGTHS[n % 4] - PROMPTS[n % 4])] for n in range(count)]
-    return Written(made, prompts, finished or [True] * count, rewards, logprobs)
+    parts = [{"check.py": reward} for reward in rewards]
+    return Written(made, prompts, finished or [True] * count, rewards, parts, logprobs)
 
 
 def mask_of(count: int) -> torch.Tensor:
@@ -228,6 +229,10 @@ def test_equal_groups_and_truncated_answers_are_left_out_where_asked() -> None:
         GRPOConfig(group_size=2, baseline="centred", equal_groups="leave_out", truncated_answers="leave_out")
     )
     assert leave.advantages(written(rewards, finished)) == [None, None, -0.5, None]
+    missing = [math.nan, 1.0, 4.0, math.nan, 2.0, math.nan]
+    of_three = {name: GroupPolicy(GRPOConfig(group_size=3, baseline=name)) for name in ("centred", "leave_one_out")}  # type: ignore[arg-type]
+    assert of_three["centred"].advantages(written(missing)) == [None, -1.5, 1.5, None, 0.0, None]
+    assert of_three["leave_one_out"].advantages(written(missing)) == [None, -3.0, 3.0, None, 0.0, None]
     punished = GroupPolicy(GRPOConfig(group_size=2, baseline="leave_one_out", missing_eos_penalty=3.0))
     assert punished.advantages(written(rewards, finished)) == [0.0, 0.0, 2.0, -2.0]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import ConfigError, TrainingError
-from sheepop.posttrain.rewards import Answer, Reward, open_reward
+from sheepop.posttrain.rewards import Answer, Reward, Writer, Written, open_reward
 from sheepop.tokenizer import Tokenizer
 
 ANSWERS = [
@@ -27,12 +29,14 @@ def opened(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> Iterator[Any]:
     """``opened(source)``: a program with this text as a reward, or the address itself."""
     found: list[Reward] = []
 
-    def make(source: str, seconds: float = 5.0) -> Reward:
+    def make(source: str, seconds: float = 5.0, **options: Any) -> Reward:
         place = source
         if not source.startswith("http"):
-            (tmp_path / "judge.py").write_text(source)
-            place = str(tmp_path / "judge.py")
-        found.append(open_reward(place, seconds, tokenizers["bpe"], device="cpu", batch_size=2))
+            folder = tmp_path / str(len(found))
+            folder.mkdir()
+            (folder / "judge.py").write_text(source)
+            place = str(folder / "judge.py")
+        found.append(open_reward(place, seconds, tokenizers["bpe"], device="cpu", batch_size=2, **options))
         return found[-1]
 
     yield make
@@ -56,7 +60,6 @@ def test_a_program_gets_prompt_answer_and_fields(opened: Any) -> None:
         ("raise ValueError('no judge')", r"judge\.py failed for the answer ' three': ValueError: no judge"),
         ("return float('nan')", r"gave nan for the answer ' three', which is not a finite number"),
         ("return 'good'", r"gave 'good' for the answer ' three', which is not a finite number"),
-        ("return None", r"gave None for the answer ' three'"),
         ("import time; time.sleep(60)", r"took more than 1 s for the answer ' three'"),
         ("return 1.0 if len(completion) < 9 else 1 / 0", r"failed for the answer ' x x.*\.\.\.: ZeroDivisionError"),
         ("import os; os._exit(3)", r"ended at the answer ' three'"),
@@ -67,6 +70,57 @@ def test_a_program_that_does_wrong_is_named_with_the_answer(opened: Any, body: s
     reward = opened(f"def reward(prompt, completion, **fields):\n    {body}\n", seconds=1.0)
     with pytest.raises(TrainingError, match=problem):
         reward(ANSWERS)
+
+
+ALL_AT_ONCE = """
+import os
+
+def reward(prompts, answers, answer, **columns):
+    if 'end' in answer:
+        os._exit(3)
+    assert columns == {'other': [None, 4]}
+    return [len(prompt) + 100 * (text.strip() == right) if right else None
+            for prompt, text, right in zip(prompts, answers, answer, strict=True)]
+"""
+
+
+def test_a_program_gets_all_answers_at_once_with_the_columns_of_their_lines(opened: Any) -> None:
+    reward = opened(ALL_AT_ONCE)
+    second = Answer("two", " x", [1], {"answer": "", "other": 4})
+    assert reward([ANSWERS[0], second]) == [112.0, None]
+    with pytest.raises(TrainingError, match=r"judge\.py ended at 2 answers"):
+        reward([ANSWERS[0], Answer("two", " x", [1], {"answer": "end", "other": 4})])
+    too_few = opened("def reward(prompts, answers, **columns): return [1.0]\n")
+    with pytest.raises(TrainingError, match="gave 1 rewards for 2 answers"):
+        too_few(ANSWERS)
+
+
+def test_an_answer_that_a_program_fails_for_has_no_reward_if_it_may_fail(opened: Any) -> None:
+    one_by_one = opened(
+        "def reward(prompt, completion, **fields):\n    return 1 / (len(completion) > 9)\n", may_fail=True
+    )
+    assert one_by_one([*ANSWERS, ANSWERS[0]]) == [None, 1.0, None]
+    slow = opened("import time\ndef reward(prompt, completion, **fields): time.sleep(60)\n", seconds=0.2, may_fail=True)
+    assert slow(ANSWERS) == [None, None]
+    assert opened("def reward(prompts, answers, **columns): 1 / 0\n", may_fail=True)(ANSWERS) == [None, None]
+
+
+def test_several_rewards_are_added_with_their_weights(opened: Any, tokenizers: dict[str, Tokenizer]) -> None:
+    length = opened("def reward(prompts, answers, **columns): return [len(text) for text in answers]\n")
+    right = opened(
+        "def reward(prompt, completion, answer):\n    return None if answer == 'y' else completion.strip() == answer\n"
+    )
+    writer = Writer(tokenizers["bpe"], {"length": (0.5, length), "right": (10.0, right)}, 4, 1.0)
+    parts = writer._judged(ANSWERS)
+    assert parts == [{"length": 6.0, "right": 1.0}, {"length": 400.0, "right": None}]
+    totals = [writer._total(part, answer) for part, answer in zip(parts, ANSWERS, strict=True)]
+    assert totals == [0.5 * 6 + 10 * 1, 0.5 * 400]
+    found = Written(list(ANSWERS), [1, 1], [True, True], totals, parts, [[0.0], [0.0]]).metrics()
+    assert (found["reward_of_length"], found["reward_of_right"], found["reward"]) == (203.0, 1.0, (13 + 200) / 2)
+    alone = replace(writer, rewards={"right": (1.0, right)})
+    with pytest.raises(TrainingError, match=r"right gave None for the answer ' x x"):
+        alone._total({"right": None}, ANSWERS[1])
+    assert math.isnan(replace(alone, may_miss=True)._total({"right": None}, ANSWERS[1]))
 
 
 def test_a_program_has_neither_network_nor_files(opened: Any, tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ class BoundedProcess:
         """The number of requests that the current child has answered."""
         return self._child.requests if self._child else 0
 
-    def request(self, message: Any) -> Generator[Any, None, None]:
-        """Sends `message` (JSON) and yields the answers as they arrive.
+    def request(self, message: Any, seconds: float | None = None) -> Generator[Any, None, None]:
+        """Sends `message` (JSON) and yields the answers as they arrive, within other `seconds` if they are given.
 
         Kills the child if its answers are not read to the end. Raises `TimeLimitError`, `MemoryLimitError`,
         `ProcessDiedError`, `HandlerError`, and ValueError for a message over 256 MiB.
@@ -103,7 +103,7 @@ class BoundedProcess:
         try:
             child.send(message)
             while True:
-                kind, payload = child.receive(self._seconds)
+                kind, payload = child.receive(self._seconds if seconds is None else seconds)
                 if kind == wire.END:
                     answered = True
                     return

@@ -66,7 +66,7 @@ def best_of(
     loaded, console = load_model(model, resolve_device(device)), console or Console.silent()
     found, tokenizer = BestOf(), loaded.tokenizer
     judge = open_reward(reward, reward_seconds, tokenizer, device=str(loaded.model.device), batch_size=_BATCH_SIZE)
-    writer = Writer(tokenizer, judge, max_new_tokens, temperature, loaded.end_ids)
+    writer = Writer(tokenizer, {reward: (1.0, judge)}, max_new_tokens, temperature, loaded.end_ids)
     total = sum(1 for _ in read_rows(data, Prompt))
     with (
         template_of(tokenizer) as template,

@@ -83,11 +83,15 @@ class RewardConfig(Config):
 class RolloutConfig(Config):
     """Settings that PPO and GRPO share: sampling answers, rewarding them, and learning from them."""
 
-    reward: PathText | None = None
+    reward: PathText | dict[PathText, float] | None = None
     """Source of rewards: a reward model from `sheepop tune reward`; a Python file with a function
-    `reward(prompt, completion, **fields)` that returns a number, where `fields` are the other keys of the prompt's
-    line; or the URL of a service that gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies
-    `{"rewards": [...]}`."""
+    `reward(prompt, completion, **fields)` that returns a number, or `reward(prompts, answers, **columns)` that returns
+    a list of them, where fields and columns are the other keys of the prompts' lines; or the URL of a service that gets
+    `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`. Several are added with
+    their weights, such as `{check.py: 1.0, runs/judge: 0.5}`; one that gives null to an answer does not count there."""
+    missing_rewards: Literal["stop", "leave_out"] = "stop"
+    """What happens if no source gives an answer a number, because it failed, took too long, or gave null: `stop` the
+    run, or `leave_out` the answer and count it."""
     reward_seconds: float = Field(10.0, gt=0)
     """Time limit of a reward program or service, in seconds for each answer."""
     max_new_tokens: int = Field(128, ge=1)
@@ -112,6 +116,13 @@ class RolloutConfig(Config):
     """Stop the run when the mean length of answers exceeds this, in tokens."""
     repetition_ceiling: float | None = Field(None, gt=0, le=1)
     """Stop the run when the mean share of repeated four-grams in answers exceeds this."""
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """The sources of rewards with their weights."""
+        if isinstance(self.reward, dict):
+            return dict(self.reward)
+        return {} if self.reward is None else {self.reward: 1.0}
 
 
 class PPOConfig(RolloutConfig):

@@ -97,7 +97,7 @@ class GroupPolicy(RewardMethod):
             found = leave_one_out_advantages(rewards)
         else:
             found = group_advantages(rewards, scaled=config.baseline == "scaled")
-        is_left_out = torch.zeros_like(is_cut)
+        is_left_out = rewards.isnan().flatten()
         if config.equal_groups != "keep":
             is_left_out |= _all_equal(rewards).expand_as(rewards).flatten()
         if config.truncated_answers == "leave_out":
@@ -140,30 +140,36 @@ def overlong(lengths: Tensor, most: int, buffer: int) -> Tensor:
 def group_advantages(rewards: Tensor, *, scaled: bool = True, eps: float = 1e-6) -> Tensor:
     """Rewards (groups, answers) minus the mean of their group, divided by its standard deviation (Shao et al. 2024).
 
-    Without `scaled` they are not divided (Dr. GRPO, Liu et al. 2025). Equal rewards have advantages of exactly 0.
-    Returns float64.
+    Without `scaled` they are not divided (Dr. GRPO, Liu et al. 2025). Equal rewards have advantages of exactly 0. NaN
+    stands for a missing reward, which does not count. Returns float64.
     """
     rewards = rewards.double()
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    found = centred / (rewards.std(dim=1, keepdim=True) + eps) if scaled else centred
+    centred = rewards - rewards.nanmean(dim=1, keepdim=True)
+    count = rewards.isfinite().sum(1, keepdim=True)
+    deviation = (centred.square().nansum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    found = centred / (deviation + eps) if scaled else centred
     return found.masked_fill(_all_equal(rewards), 0.0)
 
 
 def _all_equal(rewards: Tensor) -> Tensor:
-    """Whether all rewards of a group are equal, (groups, 1)."""
-    return (rewards == rewards[:, :1]).all(1, keepdim=True)
+    """Whether all rewards of a group are equal, (groups, 1); those that are missing do not count."""
+    missing = rewards.isnan()
+    most, least = rewards.masked_fill(missing, -torch.inf).amax(1), rewards.masked_fill(missing, torch.inf).amin(1)
+    return (most <= least)[:, None]
 
 
 def leave_one_out_advantages(rewards: Tensor) -> Tensor:
     """Rewards (groups, answers) minus the mean of the others in their group (RLOO, Ahmadian et al. 2024).
 
-    Equal rewards have advantages of exactly 0. Returns float64.
+    Equal rewards have advantages of exactly 0. NaN stands for a missing reward, which does not count. Returns float64.
     """
-    count = rewards.shape[1]
-    if count < 2:
-        raise ValueError(f"the baseline is the mean of the other answers, so a group needs at least two, got {count}")
+    if rewards.shape[1] < 2:
+        raise ValueError(
+            f"the baseline is the mean of the other answers, so a group needs at least two, got {rewards.shape[1]}"
+        )
     rewards = rewards.double()
-    found = rewards - (rewards.sum(dim=1, keepdim=True) - rewards) / (count - 1)
+    others = (rewards.isfinite().sum(1, keepdim=True) - 1).clamp(min=1)
+    found = rewards - (rewards.nansum(dim=1, keepdim=True) - rewards) / others
     return found.masked_fill(_all_equal(rewards), 0.0)
 
 
@@ -179,8 +185,8 @@ class ProximalPolicy(RewardMethod):
         self._kl_coef, self._seen = config.kl_coef, Moments()
 
     def advantages(self, written: Written) -> list[float | None]:
-        """Keeps all answers; `numbers` computes the advantages of their tokens."""
-        return [0.0] * len(written)
+        """Keeps all answers with a reward; `numbers` computes the advantages of their tokens."""
+        return [None if math.isnan(reward) else 0.0 for reward in written.rewards]
 
     def numbers(
         self, written: Written, mask: Tensor, log_p: Tensor | None, reference: Tensor | None, values: Tensor | None

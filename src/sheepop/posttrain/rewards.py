@@ -18,6 +18,7 @@ from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.checkpoint.model_kind import PublishedName
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
 from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
+from sheepop.core.facts import counted
 from sheepop.core.http_client import HttpClient
 from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig, Generator
@@ -51,8 +52,11 @@ class Answer:
 class Reward(Protocol):
     """A source of rewards; higher is better. Inherit `close` if there is no process to end."""
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """Returns one finite number per answer; raises `TrainingError` naming the answer if there is none."""
+    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
+        """Returns one finite number per answer, or None for one that it does not judge.
+
+        Raises `TrainingError` naming the answer if it fails.
+        """
 
     def close(self) -> None:
         """Ends its process, if it has one."""
@@ -78,7 +82,7 @@ class ModelReward(Reward):
             )
         return cls(loaded, batch_size)
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
         """The outputs of the scalar head at the last tokens."""
         rows, loaded = [list(answer.token_ids) for answer in answers], self.model
         if (longest := max(map(len, rows), default=0)) > (most := loaded.config.max_seq_len):
@@ -90,34 +94,48 @@ class ModelReward(Reward):
 
 
 class ProgramReward(Reward):
-    """The function ``reward(prompt, completion, **fields)`` of a Python file, run in a separate process with limits.
+    """The function ``reward`` of a Python file, run in a separate process with limits.
 
-    It has `seconds` for each answer, 2 GiB of memory, and no network if Linux allows that.
+    It gets answers one by one, or all at once if it has a parameter `prompts`. It has `seconds` for each answer, 2 GiB
+    of memory, and no network if Linux allows that. If it `may_fail`, answers for which it fails get None.
     """
 
-    def __init__(self, path: Path, seconds: float) -> None:
-        self._path, self._seconds = path, seconds
+    def __init__(self, path: Path, seconds: float, *, may_fail: bool = False) -> None:
+        self._path, self._seconds, self._may_fail = path, seconds, may_fail
+        self._takes_all: bool | None = None
         self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=seconds)
         # Linux ends the process together with the thread that started it, so this object has a thread for it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
         """The return values of the function."""
         found: list[Any] = []
-        try:
-            self._thread.submit(self._ask, answers, found).result()
-        except BoundedProcessError as error:
-            where = _shown(answers, len(found))
-            problem = f"{'failed for' if isinstance(error, HandlerError) else 'ended at'} {where}: {error}"
-            if isinstance(error, TimeLimitError):
-                problem = f"took more than {self._seconds:g} s for {where}. Fix it, or give it more time."
-            raise TrainingError(f"The reward program {self._path} {problem}") from None
-        return _checked(found, answers, str(self._path))
+        while True:
+            try:
+                if self._takes_all is None:
+                    (self._takes_all,) = self._thread.submit(self._ask, (), []).result()
+                if len(found) < len(answers):
+                    self._thread.submit(self._ask, answers[len(found) :], found).result()
+                return _checked(found, answers, str(self._path))
+            except BoundedProcessError as error:
+                if not (self._may_fail and answers):
+                    raise self._failure(error, answers, len(found)) from None
+                found += [None] * (len(answers) - len(found) if self._takes_all else 1)
 
-    def _ask(self, answers: Sequence[Answer], found: list[Any]) -> None:
+    def _ask(self, answers: Sequence[Answer], found: list[Any]) -> list[Any]:
         request = {"program": str(self._path.resolve()), "answers": [answer.to_dict() for answer in answers]}
-        with closing(self._process.request(request)) as replies:
+        seconds = self._seconds * len(answers) if answers and self._takes_all else self._seconds
+        with closing(self._process.request(request, seconds)) as replies:
             found.extend(replies)
+        return found
+
+    def _failure(self, error: BoundedProcessError, answers: Sequence[Answer], number: int) -> TrainingError:
+        where = counted(len(answers), "answer") if self._takes_all else _shown(answers, number)
+        problem = f"{'failed for' if isinstance(error, HandlerError) else 'ended at'} {where}: {error}"
+        if isinstance(error, TimeLimitError):
+            each = " each" if self._takes_all else ""
+            problem = f"took more than {self._seconds:g} s{each} for {where}. Fix it, or give it more time."
+        return TrainingError(f"The reward program {self._path} {problem}")
 
     def close(self) -> None:
         """Ends the process."""
@@ -127,13 +145,14 @@ class ProgramReward(Reward):
 
 class EndpointReward(Reward):
     """A service that gets ``{"answers": [...]}`` by POST, with objects of `Answer.to_dict`, and replies
-    ``{"rewards": [...]}``. It has `seconds` for each answer.
+    ``{"rewards": [...]}``. It has `seconds` for each answer. If it `may_fail`, answers that it cannot judge get None.
     """
 
-    def __init__(self, url: str, seconds: float) -> None:
+    def __init__(self, url: str, seconds: float, *, may_fail: bool = False) -> None:
         self._client, self._url, self._seconds = HttpClient(url, expected=_EXPECTED), url, seconds
+        self._may_fail = may_fail
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
         """The rewards in the reply. A request without answers, which only tests the service, is not repeated."""
         try:
             rewards = self._client.request(
@@ -144,27 +163,32 @@ class EndpointReward(Reward):
                 attempts=_ATTEMPTS if answers else 1,
             )
         except DataError as error:
+            if self._may_fail and answers:
+                return [None] * len(answers)
             raise TrainingError(f"Answers cannot be judged: {error}") from None
         if not isinstance(rewards, list):
             raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
         return _checked(rewards, answers, self._url)
 
 
-def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int) -> Reward:
+def open_reward(
+    place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int, may_fail: bool = False
+) -> Reward:
     """Opens a source of rewards (a URL, a Python file, or a reward model or its name) and tests it with an empty list.
 
-    `seconds` is the time limit per answer of the first two. Raises `ConfigError` if it does not work.
+    `seconds` is the time limit per answer of the first two; if they `may_fail`, answers for which they do get None.
+    Raises `ConfigError` if it does not work.
     """
     reward: Reward
     if place.startswith(("http://", "https://")):
         try:
-            reward = EndpointReward(place, seconds)
+            reward = EndpointReward(place, seconds, may_fail=may_fail)
         except UsageError as error:
             raise ConfigError(str(error)) from None
     elif not Path(place).exists() and (place.endswith(".py") or PublishedName.parse(place) is None):
         raise ConfigError(f"{place} does not exist, so it cannot judge answers.")
     elif place.endswith(".py"):
-        reward = ProgramReward(Path(place), seconds)
+        reward = ProgramReward(Path(place), seconds, may_fail=may_fail)
     else:
         reward = ModelReward.fitting(load_model(place, device, torch.float32), tokenizer, batch_size)
     try:
@@ -178,14 +202,15 @@ def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str
 class Written:
     """N sampled answers with their rewards, those of one prompt next to each other.
 
-    `logprobs` are those of their tokens under the policy in the sampler. `advantages` are empty until a `RewardMethod`
-    has computed them.
+    `rewards` are NaN for answers that nothing judges; `parts` are the rewards by source. `logprobs` are those of their
+    tokens under the policy in the sampler. `advantages` are empty until a `RewardMethod` has computed them.
     """
 
     answers: list[Answer] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     is_finished: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    parts: list[Mapping[str, float | None]] = field(default_factory=list)
     logprobs: list[list[float]] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
 
@@ -212,9 +237,13 @@ class Written:
         """Means over the answers."""
         pairs = zip(self.answers, self.prompt_lengths, strict=True)
         sampled = [answer.token_ids[prompt:] for answer, prompt in pairs]
+        judged = np.array(self.rewards)[np.isfinite(self.rewards)]
+        found = {name: [value for part in self.parts if (value := part[name]) is not None] for name in self.parts[0]}
+        by_source = {f"reward_of_{name}": float(np.mean(values)) for name, values in found.items() if values}
         return {
-            "reward": float(np.mean(self.rewards)),
-            "reward_deviation": float(np.std(self.rewards)),
+            **(by_source if len(found) > 1 else {}),
+            "reward": float(np.mean(judged)),
+            "reward_deviation": float(np.std(judged)),
             "length": float(np.mean(self.lengths)),
             "truncated": 1 - float(np.mean(self.is_finished)),
             "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
@@ -234,12 +263,13 @@ class Writer:
     """Samples answers to prompts and rewards them; several `ranks` share the work."""
 
     tokenizer: Tokenizer
-    reward: Reward
+    rewards: Mapping[str, tuple[float, Reward]]
     max_new_tokens: int
     temperature: float
     end_ids: Sequence[int] = ()
     max_batch_size: int = 128
     ranks: Ranks = ALONE
+    may_miss: bool = False
 
     def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
         """Returns `count` answers to each question; the seed of question i is derived from `seed` and i."""
@@ -258,17 +288,34 @@ class Writer:
         ]
         lengths = [len(question.token_ids) for question in repeats]
         finished = [written.finish_reason == "stop" for written in completions]
-        rewards = self.ranks.shared(len(repeats), lambda own: self.reward(answers[own.start : own.stop]) if own else [])
-        return Written(answers, lengths, finished, rewards, [written.logprobs for written in completions])
+        parts = self.ranks.shared(len(repeats), lambda own: self._judged(answers[own.start : own.stop]))
+        rewards = [self._total(part, answer) for part, answer in zip(parts, answers, strict=True)]
+        if not np.isfinite(rewards).any():
+            raise TrainingError(f"{' and '.join(self.rewards)} judged none of {counted(len(answers), 'answer')}")
+        return Written(answers, lengths, finished, rewards, parts, [written.logprobs for written in completions])
+
+    def _judged(self, answers: Sequence[Answer]) -> list[Mapping[str, float | None]]:
+        """The rewards of every answer by source."""
+        found = [reward(answers) if answers else [] for _, reward in self.rewards.values()]
+        return [dict(zip(self.rewards, values, strict=True)) for values in zip(*found, strict=True)]
+
+    def _total(self, part: Mapping[str, float | None], answer: Answer) -> float:
+        """The weighted sum of an answer's rewards; without any NaN, or `TrainingError` unless that `may_miss`."""
+        weighted = [self.rewards[name][0] * value for name, value in part.items() if value is not None]
+        if not weighted and not self.may_miss:
+            raise TrainingError(
+                f"{' and '.join(self.rewards)} gave None for {_shown([answer], 0)}, which is not a finite number"
+            )
+        return sum(weighted) if weighted else math.nan
 
 
-def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float]:
+def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:
     if len(rewards) != len(answers):
         raise TrainingError(f"{source} gave {len(rewards):,} rewards for {len(answers):,} answers")
     for number, found in enumerate(rewards):
-        if not isinstance(found, bool | int | float) or not math.isfinite(found):
+        if found is not None and (not isinstance(found, bool | int | float) or not math.isfinite(found)):
             raise TrainingError(f"{source} gave {found!r} for {_shown(answers, number)}, which is not a finite number")
-    return [float(found) for found in rewards]
+    return [None if found is None else float(found) for found in rewards]
 
 
 def _shown(answers: Sequence[Answer], number: int) -> str:

@@ -144,7 +144,7 @@ class PolicyTask(ExampleTask):
             raise ConfigError("A prompt without its end is another prompt: choose tuning.long_examples=leave_out.")
         if settings.temperature != 1.0 and config.model.logit_soft_cap is not None:
             raise ConfigError(f"{method}.temperature is 1 for models with model.logit_soft_cap. Leave it out.")
-        if settings.reward is None:
+        if not settings.rewards:
             raise ConfigError(
                 f"Nothing judges the answers. Give --reward, or {method}.reward: a reward model, a Python file or an "
                 "address."
@@ -170,20 +170,27 @@ class PolicyTask(ExampleTask):
     def check(self) -> None:
         """Refuses prompts that the model cannot answer, and a reward that cannot be opened."""
         super().check()
-        _ = self.reward
+        _ = self.rewards
 
     @cached_property
-    def reward(self) -> Reward:
-        """The reward of answers: a model, a program or a service."""
-        settings = self.settings
-        assert settings.reward is not None
-        return open_reward(
-            settings.reward,
-            settings.reward_seconds,
-            self.tokenizer(),
-            device=resolve_device(self.config.device),
-            batch_size=self.evaluation_batch,
-        )
+    def rewards(self) -> Mapping[str, tuple[float, Reward]]:
+        """The sources of rewards with their weights: models, programs or services."""
+        settings: RolloutConfig = self.settings
+        tokenizer, device = self.tokenizer(), resolve_device(self.config.device)
+        return {
+            place: (
+                weight,
+                open_reward(
+                    place,
+                    settings.reward_seconds,
+                    tokenizer,
+                    device=device,
+                    batch_size=self.evaluation_batch,
+                    may_fail=settings.missing_rewards == "leave_out",
+                ),
+            )
+            for place, weight in settings.rewards.items()
+        }
 
     @cached_property
     def _end_ids(self) -> tuple[int, ...]:
@@ -229,8 +236,17 @@ class PolicyTask(ExampleTask):
         )
 
     def _writer(self, ranks: Ranks) -> Writer:
-        most, temperature = self.settings.max_new_tokens, self.settings.temperature
-        return Writer(self.tokenizer(), self.reward, most, temperature, self._end_ids, _TOGETHER, ranks)
+        settings = self.settings
+        return Writer(
+            self.tokenizer(),
+            self.rewards,
+            settings.max_new_tokens,
+            settings.temperature,
+            self._end_ids,
+            _TOGETHER,
+            ranks,
+            settings.missing_rewards == "leave_out",
+        )
 
     def _reference(self, placement: Placement) -> Transformer:
         """The reference model; with LoRA, the policy without its adapter."""
