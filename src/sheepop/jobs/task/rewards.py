@@ -175,7 +175,7 @@ class PolicyTask(ExampleTask):
     @cached_property
     def rewards(self) -> Mapping[str, tuple[float, Reward]]:
         """The sources of rewards with their weights: models, programs or services."""
-        settings: RolloutConfig = self.settings
+        settings = self.settings
         tokenizer, device = self.tokenizer(), resolve_device(self.config.device)
         return {
             place: (
