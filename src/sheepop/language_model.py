@@ -24,7 +24,8 @@ from sheepop.jobs.run.train import train as train_run
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
-from sheepop.posttrain.encoding import ExampleEncoder, template_of
+from sheepop.posttrain.encoding import ExampleEncoder
+from sheepop.posttrain.templates import template_of
 from sheepop.posttrain.preference import answer_rewards
 from sheepop.posttrain.rows import RowError
 from sheepop.tokenizer import ChatTemplate, Tokenizer

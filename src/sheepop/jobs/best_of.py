@@ -16,7 +16,8 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
-from sheepop.posttrain.encoding import ExampleEncoder, template_of
+from sheepop.posttrain.encoding import ExampleEncoder
+from sheepop.posttrain.templates import template_of
 from sheepop.posttrain.rewards import Question, Writer, Written, open_reward
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
 
@@ -74,7 +75,7 @@ def best_of(
         temporary.open("wb") as file,
         console.progress("Answers", total * count, "answers") as progress,
     ):
-        encoder = ExampleEncoder(tokenizer, template)
+        encoder = ExampleEncoder(tokenizer, template, loaded.end_ids)
         remaining, number = read_rows(data, Prompt), 0
         while rows := list(islice(remaining, _BATCH_SIZE)):
             questions = [_question(encoder, row) for row in rows]

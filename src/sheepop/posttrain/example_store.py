@@ -192,7 +192,7 @@ class _Writer:
         self._max_length, self._policy = max_length, long_examples
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._longest, self._group_size = 0, 1
+        self.longest, self._group_size = 0, 1
         self._totals = {"train": 0, "validation": 0}
 
     def opened(self) -> ExitStack:
@@ -209,31 +209,32 @@ class _Writer:
     def add(self, row: Row, split: str, validation_fraction: float) -> None:
         """Writes the examples of a row, or counts the row if it is too long or cannot be learnt."""
         try:
-            group = self._encoder(row)
+            groups = self._encoder(row)
         except RowError as error:
             self._bad(row.place, str(error))
             return
-        examples, longest = group.examples, max(map(len, group.examples))
+        longest = max(len(example) for group in groups for example in group.examples)
+        self.longest = max(self.longest, longest)
         if longest > self._max_length:
-            self._longest = max(self._longest, longest)
             self._counts["long"] += 1
             if self._policy != "cut":
                 return
-            examples = tuple(example.cut(self._max_length) for example in examples)
-            if not all(any(example.supervised) for example in examples):
+            groups = tuple(group.cut(self._max_length) for group in groups)
+            if not all(any(example.supervised) for group in groups for example in group.examples):
                 self._bad(row.place, f"has no token to learn within the first {self._max_length:,}; leave it out")
                 return
-        if split == "train" and _is_held_out(_identity(row, examples), validation_fraction):
+        if split == "train" and _is_held_out(_identity(row, groups[0].examples), validation_fraction):
             split = "validation"
-        for example in examples:
-            self._totals[split] += len(example)
-            self._write(split, tokens=example.ids, supervised=example.supervised, ends=[self._totals[split]])
-        self._write(split, values=[group.value])
-        if group.fields is not None:
-            self._files[split, "fields"].write(orjson.dumps(group.fields) + b"\n")
+        for group in groups:
+            for example in group.examples:
+                self._totals[split] += len(example)
+                self._write(split, tokens=example.ids, supervised=example.supervised, ends=[self._totals[split]])
+            self._write(split, values=[group.value])
+            if group.fields is not None:
+                self._files[split, "fields"].write(orjson.dumps(group.fields) + b"\n")
         self._counts[split] += 1
         self._counts["conversations"] += not isinstance(row.answer if isinstance(row, Supervised) else row.prompt, str)
-        self._group_size = len(examples)
+        self._group_size = len(groups[0].examples)
 
     def _write(self, split: str, **arrays: Sequence[float]) -> None:
         for name, values in arrays.items():
@@ -255,7 +256,7 @@ class _Writer:
         if counts["long"] and self._policy == "refuse":
             raise DataError(
                 f"{counted(counts['long'], 'example')} of {sum(num_rows.values()):,} have more than "
-                f"{self._max_length:,} tokens; the longest has {self._longest:,}. Raise data.max_length if the "
+                f"{self._max_length:,} tokens; the longest has {self.longest:,}. Raise data.max_length if the "
                 "model's context allows it, or choose: tuning.long_examples=cut cuts their ends, leave_out leaves them "
                 "out."
             )
@@ -270,6 +271,7 @@ class _Writer:
                 f"{counted(counts['long'], 'example')} of more than {self._max_length:,} tokens: {what} "
                 f"(tuning.long_examples={self._policy})."
             )
+        self._encoder.tell(self._console)
         sources = [file for given in files.values() for file in given]
         write_json(
             self._directory / _MANIFEST,
@@ -285,6 +287,8 @@ class _Writer:
                     "cut": counts["long"] - left_out,
                 },
                 "conversations": counts["conversations"],
+                "longest": self.longest,
+                "end_ids": self._encoder.end_ids,
                 "group_size": self._group_size,
                 "tokens": self._totals,
                 "max_length": self._max_length,
@@ -322,7 +326,8 @@ def first_examples(
         if number == count:
             return
         try:
-            for example in encoder(row).examples:
-                yield row.place, example
+            for group in encoder(row):
+                for example in group.examples:
+                    yield row.place, example
         except RowError as error:
             raise DataError(first_few([f"{row.place}: {error}"], 1)) from None

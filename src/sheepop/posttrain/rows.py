@@ -20,6 +20,8 @@ from sheepop.posttrain.shapes import NoShapeError, recognised
 from sheepop.tokenizer.messages import Message, MessageError, check_last, check_messages, message_text
 
 Turns = str | tuple[Message, ...]
+LEARNT_KEYS = {"weight", "train"}
+"""The keys of a message that say whether its answer is learnt."""
 _PARQUET_ROWS = 1024
 _FIRST_PROBLEMS = 5
 
@@ -221,8 +223,11 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
     before, has_calls = "", False
     for number, message in enumerate(checked):
         where, role = f"{name}[{number}]", message["role"]
-        if message.get("weight", 1) not in (0, 1):
-            raise RowError(f"{where}.weight: is {message['weight']!r}; it must be 1 (learn the answer) or 0")
+        for key in LEARNT_KEYS & message.keys():
+            if message[key] not in (0, 1, None):
+                raise RowError(f"{where}.{key}: is {message[key]!r}; it must be true or 1 (learn the answer), false or 0")
+            if message[key] and role != "assistant":
+                raise RowError(f"{where}.{key}: is {message[key]!r}, but only answers of the assistant are learnt")
         if not message_text(message).strip() and not message.get("tool_calls"):
             raise RowError(f"{where}.content: is empty")
         allowed = _FOLLOWS[before] | ({"tool"} if has_calls else set())
@@ -232,6 +237,11 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
         has_calls = role == "assistant" and bool(message.get("tool_calls"))
     check_last(checked, name, ends_with)
     return checked
+
+
+def is_learnt(message: Message) -> bool:
+    """Whether the answer of a message is to be learnt, as ``weight`` and ``train`` say."""
+    return all(message[key] in (True, None) for key in LEARNT_KEYS & message.keys())
 
 
 _FOLLOWS = {

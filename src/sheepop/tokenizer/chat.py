@@ -21,7 +21,7 @@ from sheepop.tokenizer.spelled import SpelledTokens
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 # The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # What a conversation gives to a template itself.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
@@ -288,17 +288,15 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
             "A conversation must be a list of at least one message, each an object with content and a role, "
             "which is a text such as user."
         )
-    return [_message(message) for message in messages]
+    return [as_template_reads(message) for message in messages]
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """A message as templates read it: without null, with the arguments of calls as objects, and with its reasoning
-    under every key that templates read.
-    """
+def as_template_reads(message: Message) -> dict[str, Any]:
+    """A message without null, with arguments of calls as objects, and its reasoning under each key templates read."""
     present = {key: value for key, value in message.items() if value is not None}
     if isinstance(calls := present.get("tool_calls"), list):
         present["tool_calls"] = [_with_arguments(call) for call in calls]
-    reasoning = next((present[name] for name in _REASONING if name in present), None)
+    reasoning = next((present[name] for name in REASONING if name in present), None)
     if reasoning is None:
         return present
     return {"thinking": reasoning, **present, "reasoning_content": reasoning}
@@ -328,7 +326,7 @@ def _without_null(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_fields(field: str) -> tuple[str, ...]:
-    return _REASONING if field in _REASONING else (field,)
+    return REASONING if field in REASONING else (field,)
 
 
 def _marked_end(messages: list[dict[str, Any]], field: str, mark: str) -> tuple[list[dict[str, Any]], str]:

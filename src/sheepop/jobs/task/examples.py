@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +15,7 @@ from sheepop.adapt.lora import add_lora
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import load_model, resolve_model_directory
 from sheepop.checkpoint.changes import NAME
+from sheepop.checkpoint.generation_settings import with_ends
 from sheepop.checkpoint.model_description import read_model_config
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm
 from sheepop.core.config import leaves
@@ -29,13 +30,13 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.interface import Task
 from sheepop.jobs.task.samples import generate_command
 from sheepop.model import Transformer
-from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
+from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
 from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
+from sheepop.posttrain.templates import default_template, fitting, named_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
-from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.train.objective import Objective, with_experts
 
 _SAMPLES, _LOOKED_AT = 3, 100
@@ -108,7 +109,7 @@ class ExampleTask(Task):
         if config.tuning.lora is not None or task.keeps_base:
             origin.write_base(self.run.base)
         with atomic_directory(self.run.examples, replace=True) as place:
-            task._build(origin.loaded.tokenizer, place)
+            task.build_in(place, origin.loaded.tokenizer, origin.loaded.end_ids)
         return task
 
     def reopened(self, requested: SheepOpConfig, before: Mapping[str, Any]) -> Self:
@@ -121,14 +122,15 @@ class ExampleTask(Task):
             )
         return self
 
-    def _build(self, tokenizer: Tokenizer, place: Path) -> None:
+    def build_in(self, place: Path, tokenizer: Tokenizer, end_ids: Collection[int]) -> ExampleStore:
+        """Tokenises the examples into the directory `place`; `end_ids` end the model's texts."""
         config = self.config
         tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, self.console)
         with self._template(tokenizer) as template:
-            build_examples(
+            return build_examples(
                 [Path(path) for path in config.data.paths],
                 place / TOKENS,
-                ExampleEncoder(tokenizer, template),
+                ExampleEncoder(tokenizer, template, end_ids),
                 self.row_type,
                 max_length=self.most_tokens,
                 long_examples=config.tuning.long_examples,
@@ -261,9 +263,16 @@ class ExampleTask(Task):
         return load_model(self.run.base, device, torch.float32).model
 
     def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
-        """Checkpoints store all weights; with LoRA, the adapter."""
+        """Checkpoints store all weights; with LoRA, the adapter. The ends of learnt answers end the model's texts."""
         lora = self.config.tuning.lora
-        return super().form(model, generation) if lora is None else AdaptedModel(self.run.base, model, lora)
+        if lora is not None:
+            return AdaptedModel(self.run.base, model, lora, self.end_ids)
+        return super().form(model, with_ends(generation, self.end_ids))
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end texts of the model and the learnt answers."""
+        return tuple(self.store.manifest.get("end_ids", ()))
 
     def held_out(self) -> Batches | None:
         """The rows of the held-out examples."""
@@ -285,8 +294,7 @@ class ExampleTask(Task):
             return [[*tokenizer.prefix_ids, *tokenizer.encode(text)] for text in given]
         with self._template(tokenizer) as template:
             messages = [[{"role": "user", "content": text}] for text in given]
-            texts = [template.render(each, add_generation_prompt=True) for each in messages]
-        return [tokenizer.encode(text, allow_special=True) for text in texts]
+            return [template.encode(tokenizer, each, add_generation_prompt=True) for each in messages]
 
     def _held_out_prompts(self, most: int) -> list[list[int]]:
         """The prompts of the first held-out examples, or of training examples, with at most `most` tokens."""
@@ -335,10 +343,12 @@ def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, cons
     place.mkdir()
     tokenizer.save(place)
     if template is not None:
-        text = read_text(Path(template), LARGEST_TEMPLATE)
+        text = named_template(template, tokenizer)
     elif not chat_templates(tokenizer):
         text = default_template(tokenizer)
-        console.info("The model has no chat template, so it learns a simple one, which is kept with it.")
+        known = " or ".join(f"tuning.chat_template={name}" for name in fitting(tokenizer))
+        other = f" Its tokens also fit {known}." if known else ""
+        console.info(f"The model has no chat template, so it learns a simple one, which is kept with it.{other}")
     else:
         return tokenizer
     (place / "chat_template.jinja").write_text(text, encoding="utf-8")
