@@ -19,6 +19,7 @@ Messages = Sequence[Message]
 _KEYS = {"role", "content", "tool_calls", "tool_call_id", *REASONING}
 _SAID = ("content", "reasoning_content")
 _REMEDY = "Remove it, or give another template: tuning.chat_template=FILE"
+_MARK = "Mark the assistant's text in it with {% generation %} ... {% endgeneration %}: tuning.chat_template=FILE"
 
 
 @dataclass
@@ -144,16 +145,24 @@ class AnswerFinder:
         whole, marked = self._render(messages, tools)
         same = _in_common(before, whole)
         changed, marks = _changed(messages)
-        other = self._render(changed, tools).text
+        other, other_marked = self._render(changed, tools)
         _require_read(marks, other, tools)
         if self._template.marks_answers(with_tools=bool(tools)):
-            spans = tuple(span for span in marked if span[1] > same)
+            own = [mark for where, mark in marks.items() if where.startswith(f"messages[{len(messages) - 1}]")]
+            first = (n for n, (begin, end) in enumerate(other_marked) if any(mark in other[begin:end] for mark in own))
+            spans = marked[max(0, next(first, len(other_marked)) - len(other_marked) + len(marked)) :]
             return _Turn(whole, whole[: spans[-1][1]] if spans else "", spans)
         begin = same
         if same < len(before):
             ids = tokens(before)
             while (found := tokens(whole[:begin])) != ids[: len(found)]:
                 begin -= 1
+            # An answer may begin with the letters of what the prompt has in its place.
+            said = next((text for name in reversed(_SAID) if (text := (messages[-1].get(name) or "").strip())), "")
+            place = whole.rfind(said, 0, begin + len(said) - 1)
+            begin = place if 0 <= place < begin < place + len(said) else begin
+        if any(end in before[begin:] for end in self.ends):
+            raise RowError("the chat template renders earlier turns differently in a prompt for generation. " + _MARK)
         tail = whole[len(whole) - _in_common(whole[::-1], other[::-1]) :]
         text = self._ended(whole.removesuffix(tail), tail, messages, changed, tools)
         return _Turn(whole, text, ((begin, len(text)),), before[begin:])
@@ -246,7 +255,7 @@ def _changed(messages: Messages) -> tuple[list[Message], dict[str, str]]:
 def _require_read(marks: Mapping[str, str], text: str, tools: Sequence[Any]) -> None:
     """Raises `RowError` for a field whose mark is not in a text, or a tool whose name is not."""
     names = {f"tools[{n}]": str(_function(tool).get("name", "")) for n, tool in enumerate(tools)}
-    for where, mark in {**marks, **names}.items():
+    for where, mark in {**names, **marks}.items():
         if mark not in text:
             raise RowError(f"{where}: the chat template leaves out this field. {_REMEDY}")
 
