@@ -99,11 +99,10 @@ def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) ->
     ("template", "messages", "problem"),
     [
         (
-            "{% generation %}{{ messages[3].content }}{% endgeneration %}",  # which holds the words of the dropped turn
+            "{% generation %}{{ messages[-1].content }}{% endgeneration %}",  # which holds the words of the dropped turn
             chat("a", "yes", "b", "yes it is")["messages"],
             r"messages\[0\]\.content: .* leaves out",
         ),
-        ("{% generation %}{{ messages[1].content }}{% endgeneration %}", LONG, r"messages\[0\]\.content: .* leaves out"),
         ("{{ messages[0].content }}", LONG, r"messages\[1\]\.content: .* leaves out"),
         ("{{ messages | length }}{{ messages[-1].content }}", LONG, r"messages\[0\]\.content: .* leaves out"),
         ("{{ raise_exception('no') }}", LONG, "does not accept this conversation"),

@@ -22,6 +22,7 @@ from sheepop.tokenizer.messages import Message, MessageError, check_last, check_
 Turns = str | tuple[Message, ...]
 LEARNT_KEYS = {"weight", "train"}
 """The keys of a message that say whether its answer is learnt."""
+_PLAIN = ("messages", "prompt", "completion", "chosen", "rejected")
 _PARQUET_ROWS = 1024
 _FIRST_PROBLEMS = 5
 
@@ -129,6 +130,8 @@ def _row(value: Any, place: str, wanted: type[T]) -> T:
         found = recognised(value)
     except NoShapeError as error:
         raise RowError(str(error)) from None
+    if found.get("tools") and all(isinstance(found.get(name) or "", str) for name in _PLAIN):
+        raise RowError("tools: a plain text has no place for them; give the prompt and the answer as messages")
     reads = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}
     row = reads[wanted](found, place)
     assert isinstance(row, wanted)
@@ -225,7 +228,7 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
         where, role = f"{name}[{number}]", message["role"]
         for key in LEARNT_KEYS & message.keys():
             if message[key] not in (0, 1, None):
-                raise RowError(f"{where}.{key}: is {message[key]!r}; it must be true or 1 (learn the answer), false or 0")
+                raise RowError(f"{where}.{key}: is {message[key]!r}; it must be 1 or true (learn the answer), 0 or false")
             if message[key] and role != "assistant":
                 raise RowError(f"{where}.{key}: is {message[key]!r}, but only answers of the assistant are learnt")
         if not message_text(message).strip() and not message.get("tool_calls"):
