@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ RewardSource = Annotated[
     ),
 ]
 Show = Annotated[
-    int | None, typer.Option("--show", min=1, help="Show N examples with the learnt tokens marked; start no run.")
+    int | None, typer.Option("--show", min=1, help="Show N examples with the learnt tokens marked, and the template; start no run.")
 ]
 
 
@@ -267,7 +268,7 @@ def _tune(
     if show is not None:
         if output is not None or resume is not None or overwrite:
             raise UsageError("--show starts no run, so it cannot be combined with --output, --resume or --overwrite.")
-        _show(model, options, overrides or [], config, show, as_json)
+        _show(model, options, overrides or [], config, show, quiet, as_json)
         return
     run_command(
         options,
@@ -283,9 +284,15 @@ def _tune(
 
 
 def _show(
-    model: Path | None, options: dict[str, Any], overrides: list[str], config: Path | None, count: int, as_json: bool
+    model: Path | None,
+    options: dict[str, Any],
+    overrides: list[str],
+    config: Path | None,
+    count: int,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    """Prints the first examples with the learnt tokens marked."""
+    """Prints the first examples with the learnt tokens marked, and how a run would read all of them."""
     from rich.console import Console as RichConsole
 
     from sheepop.checkpoint import RunDirectory
@@ -293,15 +300,16 @@ def _show(
     from sheepop.jobs.config import load_config
     from sheepop.jobs.run.open import task_of
     from sheepop.jobs.task.examples import ExampleTask
+    from sheepop.jobs.task.shown import Decision, shown_examples
     from sheepop.posttrain.encoding import plain_preview, preview, preview_tokens
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")
     settings = load_config(config, overrides, options=options)
     terminal, shown = RichConsole(highlight=False, soft_wrap=True), []
-    task = task_of(settings, RunDirectory(Path()), Console.silent())
+    task = task_of(settings, RunDirectory(Path()), Console.silent() if as_json else make_console(quiet))
     assert isinstance(task, ExampleTask)
-    for place, example, tokenizer in task.first_examples(model, count):
+    for place, example, tokenizer in shown_examples(task, model, count):
         if as_json:
             shown.append({"place": place, "tokens": preview_tokens(example, tokenizer)})
             continue
@@ -312,5 +320,8 @@ def _show(
         else:
             typer.echo(plain_preview(example, tokenizer))
         typer.echo("")
+    decision = Decision.of(task, model)
     if as_json:
-        print_json(shown)
+        print_json({"examples": shown, **asdict(decision)})
+    else:
+        typer.echo("\n".join(decision.lines()))

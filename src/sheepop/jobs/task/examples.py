@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -30,9 +29,9 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.interface import Task
 from sheepop.jobs.task.samples import generate_command
 from sheepop.model import Transformer
-from sheepop.posttrain.encoding import Example, ExampleEncoder
+from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
-from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
+from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.posttrain.templates import default_template, fitting, named_template
@@ -40,7 +39,7 @@ from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_toke
 from sheepop.train.objective import Objective, with_experts
 
 _SAMPLES, _LOOKED_AT = 3, 100
-_TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
+TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
 # The settings under `data` and `training` that a run on examples reads, and those that are about text.
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
 _TEXT_KEYS = {
@@ -95,7 +94,7 @@ class ExampleTask(Task):
                 f"{config.tuning.method} MODEL --data FILE, or --fork MODEL."
             )
         _refuse_text_settings(config)
-        _require_examples(config)
+        require_examples(config)
         config = origin.inherit(config, given)
         if config.model.architecture != "decoder":
             raise ConfigError("Post-training is for models that continue text; this one is an encoder-decoder.")
@@ -125,8 +124,8 @@ class ExampleTask(Task):
     def build_in(self, place: Path, tokenizer: Tokenizer, end_ids: Collection[int]) -> ExampleStore:
         """Tokenises the examples into the directory `place`; `end_ids` end the model's texts."""
         config = self.config
-        tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, self.console)
-        with self._template(tokenizer) as template:
+        tokenizer = with_template(tokenizer, config.tuning.chat_template, place / TOKENIZER, self.console)
+        with self.template(tokenizer) as template:
             return build_examples(
                 [Path(path) for path in config.data.paths],
                 place / TOKENS,
@@ -139,19 +138,9 @@ class ExampleTask(Task):
                 console=self.console,
             )
 
-    def _template(self, tokenizer: Tokenizer) -> ChatTemplate:
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        """Opens the chat template of a tokenizer with the variables of the settings; the caller closes it."""
         return ChatTemplate.of(tokenizer, variables=self.config.tuning.chat_template_kwargs)
-
-    def first_examples(self, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
-        """The first examples that a run from `model` would learn from, with their places, to look at before it."""
-        _require_examples(self.config)
-        with tempfile.TemporaryDirectory() as place:
-            source, template_file = load_tokenizer(resolve_model_directory(model)), self.config.tuning.chat_template
-            tokenizer = _with_template(source, template_file, Path(place) / _TOKENIZER, Console.silent())
-            with self._template(tokenizer) as template:
-                encoder, paths = ExampleEncoder(tokenizer, template), list(map(Path, self.config.data.paths))
-                for where, example in first_examples(paths, encoder, count, self.row_type):
-                    yield where, example, tokenizer
 
     @cached_property
     def store(self) -> ExampleStore:
@@ -179,7 +168,7 @@ class ExampleTask(Task):
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.directory / _TOKENIZER)
+        return load_tokenizer(self.directory / TOKENIZER)
 
     def describe(self) -> str:
         """The number of examples, and of their supervised tokens."""
@@ -292,7 +281,7 @@ class ExampleTask(Task):
             return self._held_out_prompts(self.config.model.max_seq_len // 2)
         if not self.store.manifest["conversations"]:
             return [[*tokenizer.prefix_ids, *tokenizer.encode(text)] for text in given]
-        with self._template(tokenizer) as template:
+        with self.template(tokenizer) as template:
             messages = [[{"role": "user", "content": text}] for text in given]
             return [template.encode(tokenizer, each, add_generation_prompt=True) for each in messages]
 
@@ -333,12 +322,13 @@ class SupervisedTask(ExampleTask):
         return load_model(teacher.model, resolve_device(self.config.device), torch.float32).model.requires_grad_(False)
 
 
-def _require_examples(config: SheepOpConfig) -> None:
+def require_examples(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` unless files of examples are named."""
     if not config.data.paths:
         raise ConfigError("data.paths is empty: name a file of examples with --data FILE.")
 
 
-def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, console: Console) -> Tokenizer:
+def with_template(tokenizer: Tokenizer, template: str | None, place: Path, console: Console) -> Tokenizer:
     """The tokenizer, saved to `place` with the chat template that conversations are rendered with."""
     place.mkdir()
     tokenizer.save(place)
