@@ -143,6 +143,7 @@ def _rendered(request: dict[str, Any]) -> Rendered:
             [["<|head|>Hi there!<|return|>"], ["<|head|>It is 4.<|return|>"]],
             id="another end in the last turn",
         ),
+        pytest.param(CHANNELS, [], ONE, [["<|head|>Hi there!"]], id="another end that is not known as one"),
         pytest.param(BEGUN, ["<|im_end|>"], ONE, [["Hi there!<|im_end|>"]], id="a thought that the prompt begins"),
         pytest.param(
             EMPTY, ["<|im_end|>"], ONE, [["\n</think>\n\nHi there!<|im_end|>"]], id="an empty one that it begins"

@@ -185,7 +185,8 @@ class AnswerFinder:
         further = following[same:].lstrip()
         if further.startswith(tuple(self.ends)):
             return text + following[: len(following) - len(further) + self._first(further, self.ends)]
-        return text + tail[:same]
+        # A token of which both have the first letters is none that both have.
+        return text + tail[: min([same, *(place for token in self._special if (place := tail.find(token)) >= 0)])]
 
     def _following(self, tail: str, messages: Messages, changed: Messages, tools: Sequence[Any]) -> str:
         """What stands behind an answer if the conversation continues, whatever the answer is; `tail` if it cannot."""
