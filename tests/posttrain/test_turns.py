@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sheepop.core.console import Console
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.rows import RowError, Supervised
+from sheepop.posttrain.rows import Prompt, RowError, Supervised, read_rows
 from sheepop.tokenizer import ByteLevelBPE, ChatTemplate
 from sheepop.tokenizer.chat import Rendered
 from sheepop.tokenizer.chat_child import render
@@ -93,6 +94,9 @@ SHORTENED = """
 {%- endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
 
+# A prompt ends the message before it otherwise than a conversation does, as in Hermes 2 Pro.
+ALTERED = UNMARKED.replace("message['content'] + '<|im_end|>' }}{% endif", "message['content'] + ('' if loop.last else '\n') + '<|im_end|>' }}{% endif")
+
 
 @contextmanager
 def encoding(template: str | dict[str, str], ends: Sequence[str] = ("<|im_end|>",)) -> Iterator[ExampleEncoder]:
@@ -144,6 +148,9 @@ def _rendered(request: dict[str, Any]) -> Rendered:
             id="another end in the last turn",
         ),
         pytest.param(CHANNELS, [], ONE, [["<|head|>Hi there!"]], id="another end that is not known as one"),
+        pytest.param(
+            ALTERED, ["<|im_end|>"], TWO, [["Hi there!<|im_end|>"], ["It is 4.<|im_end|>"]], id="a prompt that differs"
+        ),
         pytest.param(BEGUN, ["<|im_end|>"], ONE, [["Hi there!<|im_end|>"]], id="a thought that the prompt begins"),
         pytest.param(
             EMPTY, ["<|im_end|>"], ONE, [["\n</think>\n\nHi there!<|im_end|>"]], id="an empty one that it begins"
@@ -274,3 +281,27 @@ def test_a_special_token_that_a_message_spells_is_text(template: str) -> None:
     ]
     assert TOKENIZER.decode(found.ids, skip_special=False).count(said) == 2
     assert learnt(found, TOKENIZER) == [said + end, "Hi there!" + end]
+
+
+def test_a_prompt_with_tools_has_the_tokens_that_the_server_gives_to_the_model(lines: Callable[..., Path]) -> None:
+    """Clients send null for what they leave out, arguments as JSON text, and contents as parts."""
+    from sheepop.serve.chat_request import ChatRequest
+
+    parameters = {"type": "object", "properties": {"day": {"enum": ["today", None]}}}
+    tool = {"type": "function", "strict": None, "function": {**WEATHER["function"], "parameters": parameters}}  # type: ignore[dict-item]
+    tool["function"] |= {"description": None, "strict": None}
+    asked = {**CALLED[0], "content": [{"type": "text", "text": "Os"}, {"type": "text", "text": "lo?"}], "name": None}
+    body = {"model": "m", "messages": [asked, {**CALLED[1], "content": None}, CALLED[2]], "tools": [tool]}
+    requested = ChatRequest.model_validate(body)
+    with encoding(THINKING) as encode, ChatTemplate(THINKING) as served:
+        served._ask = _rendered  # type: ignore[method-assign]
+        said = [message.to_template() for message in requested.messages]
+        expected = served.encode(TOKENIZER, said, **requested.for_template(), **requested.variables())
+        row = {"messages": [*body["messages"], CALLED[3]], "tools": [tool]}
+        (read,) = read_rows([lines([row])], Supervised)
+        (found,) = encode.supervised(read)
+        (prompt,) = read_rows([lines([row], "prompts.jsonl")], Prompt)
+        asked_alone = encode.prompt(prompt.prompt, prompt.tools)
+    assert TOKENIZER.decode(expected, skip_special=False).count("null") == 1  # a value of the schema
+    assert found.ids[: len(expected)] == asked_alone.ids == expected
+    assert found.supervised[len(expected)] and sum(found.supervised[: len(expected)]) > 0  # the call before it

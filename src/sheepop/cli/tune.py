@@ -18,8 +18,10 @@ from sheepop.cli.options import (
     Quiet,
     Resume,
     RunOutput,
+    TemplateVariables,
     make_console,
     print_json,
+    template_variables,
 )
 from sheepop.cli.train import run_command
 from sheepop.core.errors import UsageError
@@ -192,6 +194,7 @@ def best_of(
     ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", min=0.01, help="Sampling temperature.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for sampling.")] = 0,
+    chat_template_kwargs: TemplateVariables = None,
     device: Device = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file at --output.")] = False,
     quiet: Quiet = False,
@@ -220,6 +223,7 @@ def best_of(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
+        chat_template_kwargs=template_variables(chat_template_kwargs),
         device=device or "auto",
         overwrite=overwrite,
         console=make_console(quiet),

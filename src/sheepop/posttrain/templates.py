@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
@@ -75,10 +76,13 @@ def default_template(tokenizer: Tokenizer) -> str:
     return Turns(("", ":\n"), end, "\n", model="Assistant", role="(role | capitalize)", begin=begin).template()
 
 
-def template_of(tokenizer: Tokenizer) -> ChatTemplate:
-    """Opens the chat template of a tokenizer, or the default one if it has none; the caller closes it."""
-    if chat_templates(tokenizer):
-        return ChatTemplate.of(tokenizer)
+def template_of(tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> ChatTemplate:
+    """Opens the chat template of a tokenizer, which reads `variables`; the caller closes it.
+
+    A tokenizer without one has the default one. Raises `TokenizerError` for variables that nothing reads.
+    """
+    if chat_templates(tokenizer) or variables:
+        return ChatTemplate.of(tokenizer, variables=variables)
     return ChatTemplate(default_template(tokenizer))
 
 

@@ -147,8 +147,8 @@ class AnswerFinder:
         changed, marks = _changed(messages)
         other, other_marked = self._render(changed, tools)
         _require_read(marks, other, tools)
+        own = [mark for where, mark in marks.items() if where.startswith(f"messages[{len(messages) - 1}]")]
         if self._template.marks_answers(with_tools=bool(tools)):
-            own = [mark for where, mark in marks.items() if where.startswith(f"messages[{len(messages) - 1}]")]
             first = (n for n, (begin, end) in enumerate(other_marked) if any(mark in other[begin:end] for mark in own))
             spans = marked[max(0, next(first, len(other_marked)) - len(other_marked) + len(marked)) :]
             return _Turn(whole, whole[: spans[-1][1]] if spans else "", spans)
@@ -158,14 +158,21 @@ class AnswerFinder:
             while (found := tokens(whole[:begin])) != ids[: len(found)]:
                 begin -= 1
             # An answer may begin with the letters of what the prompt has in its place.
-            said = next((text for name in reversed(_SAID) if (text := (messages[-1].get(name) or "").strip())), "")
+            said = next((each for name in reversed(_SAID) if (each := (messages[-1].get(name) or "").strip())), "")
             place = whole.rfind(said, 0, begin + len(said) - 1)
             begin = place if 0 <= place < begin < place + len(said) else begin
-        if any(end in before[begin:] for end in self.ends):
-            raise RowError("the chat template renders earlier turns differently in a prompt for generation. " + _MARK)
         tail = whole[len(whole) - _in_common(whole[::-1], other[::-1]) :]
         text = self._ended(whole.removesuffix(tail), tail, messages, changed, tools)
-        return _Turn(whole, text, ((begin, len(text)),), before[begin:])
+        if not any(end in before[begin:] for end in self.ends):
+            return _Turn(whole, text, ((begin, len(text)),), before[begin:])
+        # Earlier turns read differently in a prompt, which the answer follows.
+        header = before.removeprefix(self._render(messages[:-1], tools).text)
+        said = other[: min(other.find(mark) for mark in own)]
+        said = said[said.rfind(header) :]
+        begin = text.rfind(said) + len(header)
+        if header == before or not said.startswith(header) or said not in text:
+            raise RowError("the chat template renders earlier turns differently in a prompt for generation. " + _MARK)
+        return _Turn(whole, before + text[begin:], ((len(before), len(before) + len(text) - begin),))
 
     def _ended(self, text: str, tail: str, messages: Messages, changed: Messages, tools: Sequence[Any]) -> str:
         """`text` up to the end of an answer; `tail` stands behind it, whatever the answer is."""

@@ -26,6 +26,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 # What a conversation gives to a template itself.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
+# In a template that asks for it, a message with nothing but calls has no content at all.
+_ASKS_FOR_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+(?:not\s+)?none\b", re.IGNORECASE)
+
 # The explanation of a template's errors, by the name of their type.
 _REASONS = {
     "TemplateSyntaxError": "is not a valid Jinja template",
@@ -196,16 +199,24 @@ class ChatTemplate:
             if isinstance(entries, str | Mapping) or not all(isinstance(entry, Mapping) for entry in entries or ()):
                 raise UsageError(f"{name} must be a list of objects as in JSON.")
         functions = None if tools is None else [_without_null(tool) for tool in tools]
-        seen = {"messages": _checked(messages), "tools": functions, "documents": documents}
-        request = {
-            "template": self._chosen(with_tools=tools is not None),
-            "variables": {**seen, **self._variables, **variables},
+        template = self._chosen(with_tools=tools is not None)
+        forms = _forms(_checked(messages), template)
+        request: dict[str, Any] = {
+            "template": template,
+            "variables": {"tools": functions, "documents": documents, **self._variables, **variables},
             "now": datetime.now().isoformat(),  # the process has another time zone
             "largest_output": self._limits[2],
             "marked": marked,
         }
         try:
-            return self._thread.submit(self._ask, request).result()
+            for number, form in enumerate(forms, 1):
+                request["variables"]["messages"] = form
+                try:
+                    return self._thread.submit(self._ask, request).result()
+                except HandlerError as error:
+                    if error.kind != "TypeError" or number == len(forms):
+                        raise
+            raise AssertionError("there is a form")
         except BoundedProcessError as error:
             raise self._error(error) from None
         except (TypeError, ValueError, RecursionError) as error:
@@ -314,6 +325,31 @@ def _with_arguments(call: Any) -> Any:
             # Any other text stays as it is.
             function = {**function, "arguments": found if isinstance(found, dict) else arguments}
     return {**call, "function": function} if "function" in call else function
+
+
+def _forms(messages: list[dict[str, Any]], template: str) -> list[list[dict[str, Any]]]:
+    """The forms of a conversation that a template may expect; it fails with a `TypeError` for any other.
+
+    Some templates ask whether the content of a message with calls is none; some join the arguments of calls to text.
+    """
+    if not any(message.get("tool_calls") for message in messages):
+        return [messages]
+    forms = [messages]
+    if _ASKS_FOR_NONE.search(template):
+        bare = [{**each, "content": each.get("content") or None} if each.get("tool_calls") else each for each in messages]
+        forms = [bare, messages]
+    return [each for form in forms for each in (form, [_with_text(message) for message in form])]
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as JSON text."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        if isinstance(function.get("arguments"), Mapping):
+            function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _without_null(tool: Mapping[str, Any]) -> dict[str, Any]:
