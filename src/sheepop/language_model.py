@@ -25,9 +25,9 @@ from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.templates import template_of
 from sheepop.posttrain.preference import answer_rewards
 from sheepop.posttrain.rows import RowError
+from sheepop.posttrain.templates import template_of
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 from sheepop.tokenizer.messages import Message
 
@@ -141,7 +141,8 @@ class LanguageModel:
     ) -> list[float]:
         """The rewards of a reward model for answers to a prompt, which is a text or a conversation.
 
-        The chat template reads `chat_template_kwargs`. Raises `UsageError` for a model without a reward head, and for an answer that cannot be encoded.
+        The chat template reads `chat_template_kwargs`. Raises `UsageError` for a model without a reward head, and for
+        an answer that cannot be encoded.
         """
         if not hasattr(self.model, REWARD_HEAD):
             raise UsageError("This model is no reward model. Train one with: sheepop tune reward")

@@ -10,6 +10,7 @@ import gguf
 import pytest
 
 from sheepop.checkpoint import load_model
+from sheepop.checkpoint.run_directory import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import TokenizerError
 from sheepop.jobs.config import SheepOpConfig, load_config
@@ -17,13 +18,15 @@ from sheepop.jobs.exchange import export_model
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.run.open import task_of
 from sheepop.jobs.task.shown import Decision
-from sheepop.checkpoint.run_directory import RunDirectory
 from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 
 # Answers end with <bos>, which ends no text of the model. Nothing marks them.
-TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}<bos>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}<bos>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 LLAMA = (
     "model.position_encoding=rope", "model.norm=rmsnorm", "model.activation=swiglu", "model.bias=false",
     "model.embedding_scale=1",

@@ -99,7 +99,7 @@ def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) ->
     ("template", "messages", "problem"),
     [
         (
-            "{% generation %}{{ messages[-1].content }}{% endgeneration %}",  # which holds the words of the dropped turn
+            "{% generation %}{{ messages[-1].content }}{% endgeneration %}",  # the words of a dropped turn are in it
             chat("a", "yes", "b", "yes it is")["messages"],
             r"messages\[0\]\.content: .* leaves out",
         ),

@@ -42,8 +42,8 @@ CALLED = [
 
 # Thoughts and empty thoughts are written in the last turn only, as Qwen3 has it.
 THINKING = """
-{%- set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
-{%- endfor %}
+{%- set ns = namespace(last=0) %}{% for m in messages %}
+{%- if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
 {%- if tools %}{{- '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}
 {%- if m.role == 'assistant' and loop.index0 > ns.last %}
@@ -72,7 +72,11 @@ CHANNELS = """
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
 # The prompt begins a thought, and an answer without one has none or an empty one, as in DeepSeek-R1 and Qwen 3.5.
 BEGUN = UNMARKED.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
-EMPTY = BEGUN.replace("%}{{ message['content'] + '<|im_end|>' }}", "%}{{ '<think>\n\n</think>\n\n' + message['content'] + '<|im_end|>' }}", 1)
+EMPTY = BEGUN.replace(
+    "%}{{ message['content'] + '<|im_end|>' }}",
+    "%}{{ '<think>\n\n</think>\n\n' + message['content'] + '<|im_end|>' }}",
+    1,
+)
 # Plain text with the tokenizer's own end, as in Vicuna.
 PLAIN = """
 {%- for m in messages %}{% if m.role == 'user' %}{{- 'USER: ' + m.content + ' ' }}
@@ -84,18 +88,23 @@ TWICE = """
 {%- for m in messages %}{{- '<|' + m.role + '|>\n' }}
 {%- if m.role == 'assistant' %}{% generation %}{{ m.content + '<|end|>\n' }}{% endgeneration %}
 {%- else %}{{- m.content + '<|end|>\n' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{% else %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}"""
+{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}
+{%- else %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}"""
 # Marked, and thoughts stay in the last turn only, which a prompt does not show yet.
 SHORTENED = """
 {%- set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'assistant' %}{% set ns.last = loop.index0 %}
 {%- endif %}{% endfor %}
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}
-{%- generation %}{{ ('<think>' + m.reasoning_content | d('') + '</think>' if loop.index0 == ns.last else '') + m.content + '<|im_end|>' }}
+{%- generation %}{{ '<think>' + m.reasoning_content | d('') + '</think>' if loop.index0 == ns.last }}
+{{- m.content + '<|im_end|>' }}
 {%- endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
 
 # A prompt ends the message before it otherwise than a conversation does, as in Hermes 2 Pro.
-ALTERED = UNMARKED.replace("message['content'] + '<|im_end|>' }}{% endif", "message['content'] + ('' if loop.last else '\n') + '<|im_end|>' }}{% endif")
+ALTERED = UNMARKED.replace(
+    "message['content'] + '<|im_end|>' }}{% endif",
+    "message['content'] + ('' if loop.last else '\n') + '<|im_end|>' }}{% endif",
+)
 
 
 @contextmanager
@@ -219,10 +228,17 @@ def test_a_call_is_learnt_whole_and_its_arguments_are_an_object() -> None:
         (MARKED, CALLED, [], r"messages\[1\]\.tool_calls\[0\]"),
         (UNMARKED, THOUGHT[:2], [], r"messages\[1\]\.reasoning_content"),
         (MARKED, THOUGHT[:2], [], r"messages\[1\]\.reasoning_content"),
-        (UNMARKED, [ASKED, {**SAID, "mood": "glad"}], [], r"messages\[1\]\.mood: neither SheepOp nor the chat template"),
+        (
+            UNMARKED,
+            [ASKED, {**SAID, "mood": "glad"}],
+            [],
+            r"messages\[1\]\.mood: neither SheepOp nor the chat template",
+        ),
         (UNMARKED, [{**ASKED, "name": "Ann"}, SAID], [], r"messages\[0\]\.name: neither"),
         (
-            UNMARKED.replace("{%- for message in messages %}", "{%- for message in messages if message.role != 'system' %}"),
+            UNMARKED.replace(
+                "{%- for message in messages %}", "{%- for message in messages if message.role != 'system' %}"
+            ),
             [{"role": "system", "content": "Be brief."}, *ONE],
             [],
             r"messages\[0\]\.content",

@@ -11,8 +11,8 @@ from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.exchange.adapters import CONFIG, read_adapter
 from sheepop.checkpoint.exchange.choice import choose_family
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.model_description import read_adapter_config, read_model_config
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation, with_ends
+from sheepop.checkpoint.model_description import read_adapter_config, read_model_config
 from sheepop.checkpoint.model_directory import ADAPTER, LoadedModel, read_weights
 from sheepop.checkpoint.model_source import resolve_adapter, resolve_model_directory
 from sheepop.checkpoint.run_directory import damaged_model
@@ -26,7 +26,8 @@ def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bo
 
     A path is a directory in PEFT's format, the name of a published one, or a model or run that was tuned with LoRA.
     `merge` merges the adapters into the weights, unless these are quantised. The chat template comes from the last
-    adapter that has the same tokenizer, and what ends the texts of adapters ends those of the sum. Raises `CheckpointError` for an adapter that is damaged or does not fit.
+    adapter that has the same tokenizer, and what ends the texts of adapters ends those of the sum. Raises
+    `CheckpointError` for an adapter that is damaged or does not fit.
     """
     model, tokenizer, generation = loaded.model.sharing_copy(), loaded.tokenizer, loaded.generation
     for number, path in enumerate(paths, start=1):

@@ -48,7 +48,10 @@ RewardSource = Annotated[
     ),
 ]
 Show = Annotated[
-    int | None, typer.Option("--show", min=1, help="Show N examples with the learnt tokens marked, and the template; start no run.")
+    int | None,
+    typer.Option(
+        "--show", min=1, help="Show N examples with the learnt tokens marked, and the template; start no run."
+    ),
 ]
 
 

@@ -17,9 +17,9 @@ from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.templates import template_of
 from sheepop.posttrain.rewards import Question, Writer, Written, open_reward
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
+from sheepop.posttrain.templates import template_of
 
 _BATCH_SIZE = 32
 

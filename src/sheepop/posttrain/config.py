@@ -168,8 +168,8 @@ class TuningConfig(Config):
     validation_paths: tuple[PathText, ...] = ()
     """Files of held-out examples; without any, `data.validation_fraction` of the examples is held out."""
     chat_template: PathText | None = None
-    """File with a Jinja chat template, stored with the tuned model; `null` takes the model's own, or a simple one if it
-    has none."""
+    """File with a Jinja chat template, stored with the tuned model, or a ready one by name: `chatml`, `gemma` or
+    `llama3`, whose tokens the model must have; `null` takes the model's own, or a simple one if it has none."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template to read, such as `{enable_thinking: false}`; `null` gives none."""
     long_examples: LongExamples = "refuse"

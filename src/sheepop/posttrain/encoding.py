@@ -64,7 +64,8 @@ class ExampleEncoder:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, end_ids: Collection[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self._end_ids, special = tuple(end_ids), tokenizer.special_tokens
+        self._end_ids = tuple(end_ids)
+        special = {text: number for text, number in tokenizer.special_tokens.items() if text}
         own = {*end_ids, tokenizer.special_id("eos")}
         self._finder = AnswerFinder(template, special, [text for text, number in special.items() if number in own])
         alone = tokenizer.decode_bytes(tokenizer.encode("a"), continues=True)
@@ -100,8 +101,8 @@ class ExampleEncoder:
             )
         for end, count in found.unread.items():
             console.warn(
-                f"A prompt in generation ends with {end!r}, but {counted(count, 'answer')} here do not follow that. Give "
-                "them the reasoning that belongs there, or set tuning.chat_template_kwargs, here and in generation."
+                f"A prompt in generation ends with {end!r}, but {counted(count, 'answer')} here do not follow that. "
+                "Give them the reasoning that belongs there, or set tuning.chat_template_kwargs, here and in generation."
             )
 
     def __call__(self, row: Row) -> tuple[Group, ...]:

@@ -228,7 +228,9 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
         where, role = f"{name}[{number}]", message["role"]
         for key in LEARNT_KEYS & message.keys():
             if message[key] not in (0, 1, None):
-                raise RowError(f"{where}.{key}: is {message[key]!r}; it must be 1 or true (learn the answer), 0 or false")
+                raise RowError(
+                    f"{where}.{key}: is {message[key]!r}; it must be 1 or true (learn the answer), 0 or false"
+                )
             if message[key] and role != "assistant":
                 raise RowError(f"{where}.{key}: is {message[key]!r}, but only answers of the assistant are learnt")
         if not message_text(message).strip() and not message.get("tool_calls"):

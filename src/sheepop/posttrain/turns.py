@@ -97,7 +97,9 @@ class AnswerFinder:
                 if unsaid := _unsaid(messages[number], text, spans):
                     marks = self._template.marks_answers(with_tools=bool(tools))
                     more = ", or does not mark it as written by the model" if marks else ""
-                    raise RowError(f"messages[{number}].{unsaid}: the chat template leaves out this field{more}. {_REMEDY}")
+                    raise RowError(
+                        f"messages[{number}].{unsaid}: the chat template leaves out this field{more}. {_REMEDY}"
+                    )
             else:
                 shared += spans
             self._note(text[: spans[-1][1]], turn.unread)
@@ -141,9 +143,7 @@ class AnswerFinder:
 
     def _turn(self, messages: Messages, tools: Sequence[Any], tokens: Callable[[str], list[int]]) -> _Turn:
         """Finds the last message of a conversation, an answer."""
-        before = self._render(messages[:-1], tools, add_generation_prompt=True).text
         whole, marked = self._render(messages, tools)
-        same = _in_common(before, whole)
         changed, marks = _changed(messages)
         other, other_marked = self._render(changed, tools)
         _require_read(marks, other, tools)
@@ -152,8 +152,9 @@ class AnswerFinder:
             first = (n for n, (begin, end) in enumerate(other_marked) if any(mark in other[begin:end] for mark in own))
             spans = marked[max(0, next(first, len(other_marked)) - len(other_marked) + len(marked)) :]
             return _Turn(whole, whole[: spans[-1][1]] if spans else "", spans)
-        begin = same
-        if same < len(before):
+        before = self._render(messages[:-1], tools, add_generation_prompt=True).text
+        begin = _in_common(before, whole)
+        if begin < len(before):
             ids = tokens(before)
             while (found := tokens(whole[:begin])) != ids[: len(found)]:
                 begin -= 1
@@ -165,14 +166,9 @@ class AnswerFinder:
         text = self._ended(whole.removesuffix(tail), tail, messages, changed, tools)
         if not any(end in before[begin:] for end in self.ends):
             return _Turn(whole, text, ((begin, len(text)),), before[begin:])
-        # Earlier turns read differently in a prompt, which the answer follows.
-        header = before.removeprefix(self._render(messages[:-1], tools).text)
         said = other[: min(other.find(mark) for mark in own)]
-        said = said[said.rfind(header) :]
-        begin = text.rfind(said) + len(header)
-        if header == before or not said.startswith(header) or said not in text:
-            raise RowError("the chat template renders earlier turns differently in a prompt for generation. " + _MARK)
-        return _Turn(whole, before + text[begin:], ((len(before), len(before) + len(text) - begin),))
+        answer = _behind(before.removeprefix(self._render(messages[:-1], tools).text), said, text)
+        return _Turn(whole, before + answer, ((len(before), len(before) + len(answer)),))
 
     def _ended(self, text: str, tail: str, messages: Messages, changed: Messages, tools: Sequence[Any]) -> str:
         """`text` up to the end of an answer; `tail` stands behind it, whatever the answer is."""
@@ -230,6 +226,18 @@ def _in_common(first: str, second: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if first.startswith(second[low:middle], low) else (low, middle - 1)
     return low
+
+
+def _behind(header: str, said: str, text: str) -> str:
+    """The answer at the end of `text`, for a template that renders earlier turns differently in a prompt.
+
+    It stands behind the `header` that a prompt ends with, the last one in `said`, a text that ends in the answer.
+    """
+    said = said[said.rfind(header) :]
+    place = text.rfind(said)
+    if not header or not said.startswith(header) or place < 0:
+        raise RowError(f"the chat template renders earlier turns differently in a prompt for generation. {_MARK}")
+    return text[place + len(header) :]
 
 
 def _changed(messages: Messages) -> tuple[list[Message], dict[str, str]]:

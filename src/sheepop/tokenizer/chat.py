@@ -336,7 +336,9 @@ def _forms(messages: list[dict[str, Any]], template: str) -> list[list[dict[str,
         return [messages]
     forms = [messages]
     if _ASKS_FOR_NONE.search(template):
-        bare = [{**each, "content": each.get("content") or None} if each.get("tool_calls") else each for each in messages]
+        bare = [
+            {**each, "content": each.get("content") or None} if each.get("tool_calls") else each for each in messages
+        ]
         forms = [bare, messages]
     return [each for form in forms for each in (form, [_with_text(message) for message in form])]
 

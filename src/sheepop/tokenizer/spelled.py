@@ -16,9 +16,8 @@ class SpelledTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer, values: Any) -> None:
-        self._tokenizer = tokenizer
-        special = tokenizer.special_tokens
-        found = {token for text in _texts(values) for token in special if token and token in text}
+        self._tokenizer, self._special = tokenizer, [token for token in tokenizer.special_tokens if token]
+        found = {token for text in _texts(values) for token in self._special if token in text}
         self._spelled = sorted(found, key=len, reverse=True)
         self._mark = f"q{secrets.token_hex(8)}z"  # of which no beginning is an end
 
@@ -29,7 +28,7 @@ class SpelledTokens:
 
     def encode(self, text: str) -> list[int]:
         """The ids of rendered text, special tokens of the template included."""
-        special, ids, plain = list(self._tokenizer.special_tokens), list[int](), ""
+        special, ids, plain = self._special, list[int](), ""
         parts = text.split(self._mark)
         for place, part in enumerate(parts):
             if place % 2:

@@ -34,7 +34,7 @@ from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, Padde
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
-from sheepop.posttrain.templates import default_template, fitting, named_template
+from sheepop.posttrain.templates import READY, default_template, fitting, named_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 from sheepop.train.objective import Objective, with_experts
 
@@ -82,8 +82,8 @@ class ExampleTask(Task):
     @property
     def inputs(self) -> Sequence[str | None]:
         """The examples and the chat template."""
-        config = self.config
-        return [*config.data.paths, *config.tuning.validation_paths, config.tuning.chat_template]
+        config, template = self.config, self.config.tuning.chat_template
+        return [*config.data.paths, *config.tuning.validation_paths, None if template in READY else template]
 
     def prepared(self, given: Mapping[str, Any]) -> Self:
         """Tokenises the examples of `data.paths` into the run, with the tokenizer of the initial model."""

@@ -78,7 +78,9 @@ class Decision:
 
     def lines(self) -> list[str]:
         """The decision in words."""
-        how = "its {% generation %} blocks mark the answers" if self.marks_answers else "answers are found by comparison"
+        how = (
+            "its {% generation %} blocks mark the answers" if self.marks_answers else "answers are found by comparison"
+        )
         return [
             f"Chat template: {self.chat_template}; {how}.",
             f"The model's texts end with {' or '.join(self.end_tokens)}.",
