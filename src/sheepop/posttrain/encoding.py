@@ -102,7 +102,7 @@ class ExampleEncoder:
         for end, count in found.unread.items():
             console.warn(
                 f"A prompt in generation ends with {end!r}, but {counted(count, 'answer')} here do not follow that. "
-                "Give them the reasoning that belongs there, or set tuning.chat_template_kwargs, here and in generation."
+                "Give them the reasoning that belongs there, or set tuning.chat_template_kwargs here and in generation."
             )
 
     def __call__(self, row: Row) -> tuple[Group, ...]:
