@@ -266,3 +266,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=problem):
         list(read_rows([tmp_path / name], Supervised))
+
+
+def test_columns_get_the_names_of_shapes(lines: Lines) -> None:
+    path = lines([{"question": "2+2=", "answer": "4", "id": 7}])
+    (row,) = read_rows([path], Supervised, {"prompt": "question", "completion": "answer"})
+    assert (row.prompt, row.answer) == ("2+2=", "4")
+    rows = [{"question": "2+2=", "answer": "4"}] * 3 + [
+        {"answer": "4"},
+        {"prompt": "a", "question": "b", "answer": "c"},
+    ]
+    with pytest.raises(DataError) as caught:
+        list(read_rows([lines(rows)], Supervised, {"prompt": "question", "completion": "answer"}))
+    assert "line 4: question: is missing, which tuning.columns.prompt names" in str(caught.value)
+    assert "line 5: prompt: is there, but tuning.columns.prompt = question takes its place" in str(caught.value)
+    swapped = lines([{"prompt": "4", "completion": "2+2="}])
+    (row,) = read_rows([swapped], Supervised, {"prompt": "completion", "completion": "prompt"})
+    assert (row.prompt, row.answer) == ("2+2=", "4")

@@ -10,6 +10,7 @@ from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.config import Config, PathText
 
 Method = Literal["sft", "reward", "dpo", "ppo", "grpo"]
+BadExamples = Literal["refuse", "leave_out"]
 LongExamples = Literal["refuse", "cut", "leave_out"]
 PreferenceKind = Literal["sigmoid", "robust", "hinge", "ipo", "simpo", "orpo", "kto"]
 REFERENCE_FREE: tuple[PreferenceKind, ...] = ("simpo", "orpo")
@@ -172,6 +173,11 @@ class TuningConfig(Config):
     `llama3`, whose tokens the model must have; `null` takes the model's own, or a simple one if it has none."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template to read, such as `{enable_thinking: false}`; `null` gives none."""
+    columns: dict[str, str] = {}
+    """Names for the keys of the rows' files, such as `{prompt: question, completion: answer}` for files with `question`
+    and `answer`."""
+    bad_examples: BadExamples = "refuse"
+    """Examples that cannot be learnt: `refuse` the run, or `leave_out` and count them."""
     long_examples: LongExamples = "refuse"
     """Examples longer than `data.max_length`: `refuse` the run, `cut` their ends, or `leave_out` and count them."""
     neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import orjson
@@ -82,12 +83,19 @@ class RowError(Exception):
     """An invalid line; the message begins with the field."""
 
 
-def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
+def read_rows(
+    paths: Sequence[Path],
+    wanted: type[T],
+    columns: Mapping[str, str] = MappingProxyType({}),
+    *,
+    on_bad: Callable[[str], None] | None = None,
+) -> Iterator[T]:
     """Yields the lines of all files as rows of the type `wanted`, in order, with a few lines in memory at a time.
 
     Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
     All lines are read even if some are bad; a `DataError` at the end counts the bad ones and names the first, with line
-    and field. Arena votes that prefer neither answer are skipped when preferences are wanted.
+    and field, unless `on_bad` takes each problem. `columns` gives keys the names of shapes, such as ``prompt`` for
+    ``question``. Arena votes that prefer neither answer are skipped when preferences are wanted.
     """
     problems: list[str] = []
     num_bad = num_rows = num_undecided = 0
@@ -98,8 +106,11 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
                 num_undecided += 1
                 continue
             try:
-                row = _row(value, place, wanted)
+                row = _row(value, place, wanted, columns)
             except (RowError, MessageError) as error:
+                if on_bad is not None:
+                    on_bad(f"{place}: {error}")
+                    continue
                 num_bad += 1
                 if len(problems) < _FIRST_PROBLEMS:
                     problems.append(f"{place}: {error}")
@@ -121,11 +132,19 @@ def _is_undecided(value: Any) -> bool:
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
-def _row(value: Any, place: str, wanted: type[T]) -> T:
+def _row(value: Any, place: str, wanted: type[T], columns: Mapping[str, str]) -> T:
     if isinstance(value, BadLine):
         raise RowError(f"is {value.reason}")
     if not isinstance(value, dict):
         raise RowError("is not a JSON object")
+    for name, column in columns.items():
+        if column not in value:
+            raise RowError(f"{column}: is missing, which tuning.columns.{name} names")
+        if name in value and name not in columns.values():
+            raise RowError(f"{name}: is there, but tuning.columns.{name} = {column} takes its place; leave out one")
+    value = {key: each for key, each in value.items() if key not in columns.values()} | {
+        name: value[column] for name, column in columns.items()
+    }
     try:
         found = recognised(value)
     except NoShapeError as error:

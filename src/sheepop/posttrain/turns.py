@@ -210,11 +210,11 @@ class AnswerFinder:
         return place - size
 
     def _render(self, messages: Messages, tools: Sequence[Any], **options: Any) -> Rendered:
-        given = {"tools": list(tools)} if tools else {}
+        given = list(tools) or None
         try:
             if options:
-                return Rendered(self._template.render(messages, **given, **options))
-            return self._template.render_marked(messages, **given)  # type: ignore[arg-type]
+                return Rendered(self._template.render(messages, tools=given, **options))
+            return self._template.render_marked(messages, tools=given)
         except SheepOpError as error:
             raise RowError(str(error)) from None
 
@@ -240,7 +240,7 @@ def _behind(header: str, said: str, text: str) -> str:
     return text[place + len(header) :]
 
 
-def _changed(messages: Messages) -> tuple[list[Message], dict[str, str]]:
+def _changed(messages: Messages) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The conversation with a mark in every message but earlier answers, and the marks by their fields.
 
     In the last message they stand at the end, and end with a letter that does not stand there already.

@@ -135,6 +135,8 @@ class ExampleTask(Task):
                 long_examples=config.tuning.long_examples,
                 validation_fraction=config.data.validation_fraction,
                 validation_paths=[Path(path) for path in config.tuning.validation_paths],
+                bad_examples=config.tuning.bad_examples,
+                columns=config.tuning.columns,
                 console=self.console,
             )
 

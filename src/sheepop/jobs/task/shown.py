@@ -22,13 +22,20 @@ from sheepop.tokenizer import Tokenizer, chat_templates, load_tokenizer
 def shown_examples(task: ExampleTask, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
     """The first examples that a run from `model` would learn from, with their places."""
     require_examples(task.config)
-    with tempfile.TemporaryDirectory() as place:
-        source, chosen = load_tokenizer(resolve_model_directory(model)), task.config.tuning.chat_template
-        tokenizer = with_template(source, chosen, Path(place) / TOKENIZER, Console.silent())
+    tuning, paths, place = task.config.tuning, list(map(Path, task.config.data.paths)), resolve_model_directory(model)
+    with tempfile.TemporaryDirectory() as directory:
+        source, target = load_tokenizer(place), Path(directory) / TOKENIZER
+        tokenizer = with_template(source, tuning.chat_template, target, Console.silent())
         with task.template(tokenizer) as template:
-            encoder, paths = ExampleEncoder(tokenizer, template), list(map(Path, task.config.data.paths))
-            for where, example in first_examples(paths, encoder, count, task.row_type):
+            encoder = ExampleEncoder(tokenizer, template, _end_ids(place))
+            options = (task.row_type, tuning.columns, tuning.bad_examples)
+            for where, example in first_examples(paths, encoder, count, *options):
                 yield where, example, tokenizer
+
+
+def _end_ids(place: Path) -> tuple[int, ...]:
+    """The tokens that end the texts of the model in a directory, besides the tokenizer's own."""
+    return end_ids(read_generation(place), read_model_config(place).vocabulary, str(place / GENERATION))
 
 
 @dataclass(frozen=True)
@@ -54,10 +61,9 @@ class Decision:
         """Tokenises all examples as a run from `model` does, which says the same; raises as that."""
         place = resolve_model_directory(model)
         network, source, chosen = read_model_config(place), load_tokenizer(place), task.config.tuning.chat_template
-        ends = end_ids(read_generation(place), network.vocabulary, str(place / GENERATION))
         task = task.with_config(task.config.replace(model=network.model_dump()))
         with tempfile.TemporaryDirectory() as directory:
-            store = task.build_in(Path(directory), source, ends)
+            store = task.build_in(Path(directory), source, _end_ids(place))
             tokenizer = load_tokenizer(Path(directory) / TOKENIZER)
             with task.template(tokenizer) as template:
                 marks = template.marks_answers()
