@@ -173,9 +173,9 @@ class TuningConfig(Config):
     `llama3`, whose tokens the model must have; `null` takes the model's own, or a simple one if it has none."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template to read, such as `{enable_thinking: false}`; `null` gives none."""
-    columns: dict[str, str] = {}
-    """Names for the keys of the rows' files, such as `{prompt: question, completion: answer}` for files with `question`
-    and `answer`."""
+    columns: dict[str, str] | None = None
+    """The columns of files by the keys of shapes, such as `{prompt: question, completion: answer}` for files with
+    `question` and `answer`; `null` takes them as they are named."""
     bad_examples: BadExamples = "refuse"
     """Examples that cannot be learnt: `refuse` the run, or `leave_out` and count them."""
     long_examples: LongExamples = "refuse"

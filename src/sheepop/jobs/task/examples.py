@@ -136,7 +136,7 @@ class ExampleTask(Task):
                 validation_fraction=config.data.validation_fraction,
                 validation_paths=[Path(path) for path in config.tuning.validation_paths],
                 bad_examples=config.tuning.bad_examples,
-                columns=config.tuning.columns,
+                columns=config.tuning.columns or {},
                 console=self.console,
             )
 

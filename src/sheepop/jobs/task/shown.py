@@ -28,7 +28,7 @@ def shown_examples(task: ExampleTask, model: Path, count: int) -> Iterator[tuple
         tokenizer = with_template(source, tuning.chat_template, target, Console.silent())
         with task.template(tokenizer) as template:
             encoder = ExampleEncoder(tokenizer, template, _end_ids(place))
-            options = (task.row_type, tuning.columns, tuning.bad_examples)
+            options = (task.row_type, tuning.columns or {}, tuning.bad_examples)
             for where, example in first_examples(paths, encoder, count, *options):
                 yield where, example, tokenizer
 
