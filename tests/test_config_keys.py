@@ -43,6 +43,8 @@ READ_AS = {
     ("model", "sliding_layers"): ("window",),
     ("training", "batch_size_warmup"): ("batch_sizes",),
     ("tuning.dpo", "loss_type"): ("losses",),
+    ("tuning.ppo", "reward"): ("rewards",),
+    ("tuning.grpo", "reward"): ("rewards",),
     ("training", "sequence_length_warmup"): ("row_lengths",),
     ("generation", "temperature"): ("temperature", "greedy"),
     ("tuning.lora", "alpha"): ("scale",),

@@ -24,9 +24,10 @@ from sheepop.jobs.run.train import train as train_run
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
-from sheepop.posttrain.encoding import ExampleEncoder, template_of
+from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.preference import answer_rewards
 from sheepop.posttrain.rows import RowError
+from sheepop.posttrain.templates import template_of
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 from sheepop.tokenizer.messages import Message
 
@@ -121,25 +122,32 @@ class LanguageModel:
         goes on with the last message. Raises `TokenizerError` if the model has no such template.
         """
         with ChatTemplate.of(self.tokenizer, chat_template, chat_template_kwargs) as template:
-            prompt = template.render(
+            token_ids = template.encode(
+                self.tokenizer,
                 messages,
                 tools=tools,
                 documents=documents,
                 add_generation_prompt=not continue_final_message,
                 continue_final_message=continue_final_message,
             )
-        token_ids = self.tokenizer.encode(prompt, allow_special=True)
         return self._generator.generate([token_ids], self._of_one_text(settings))[0]
 
-    def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
+    def rewards(
+        self,
+        prompt: str | Sequence[Message],
+        answers: Sequence[str],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[float]:
         """The rewards of a reward model for answers to a prompt, which is a text or a conversation.
 
-        Raises `UsageError` for a model without a reward head, and for an answer that cannot be encoded.
+        The chat template reads `chat_template_kwargs`. Raises `UsageError` for a model without a reward head, and for
+        an answer that cannot be encoded.
         """
         if not hasattr(self.model, REWARD_HEAD):
             raise UsageError("This model is no reward model. Train one with: sheepop tune reward")
-        with template_of(self.tokenizer) as template:
-            encode = ExampleEncoder(self.tokenizer, template)
+        with template_of(self.tokenizer, chat_template_kwargs) as template:
+            encode = ExampleEncoder(self.tokenizer, template, self.end_ids)
             try:
                 rows = [
                     encode.answer(prompt if isinstance(prompt, str) else tuple(prompt), text).ids for text in answers

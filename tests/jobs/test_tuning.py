@@ -31,6 +31,7 @@ from sheepop.jobs.run.record import read_run_config
 from sheepop.jobs.run.train import TrainOutcome
 from sheepop.jobs.task.examples import SupervisedTask
 from sheepop.jobs.task.samples import TrainingSamples
+from sheepop.jobs.task.shown import shown_examples
 from sheepop.tokenizer import chat_templates
 
 from ..running import train
@@ -194,7 +195,7 @@ def test_the_template_reads_the_variables_of_the_settings(base: Path, examples: 
     given = (f"tuning.chat_template={template}", "tuning.chat_template_kwargs={style: {name: brief}}")
     settings = config(examples, tmp_path / "run", *given)
     task = SupervisedTask(settings, RunDirectory(tmp_path / "run"), Console.silent())
-    ((_, example, tokenizer),) = task.first_examples(base, 1)
+    ((_, example, tokenizer),) = shown_examples(task, base, 1)
     assert tokenizer.decode(example.ids, skip_special=False) == "brief:number0"
 
 

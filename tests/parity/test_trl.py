@@ -14,12 +14,13 @@ from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head
 from sheepop.checkpoint import load_model
 from sheepop.core.console import Console
 from sheepop.jobs.exchange import import_model
-from sheepop.posttrain.encoding import ExampleEncoder, template_of
+from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import GroupedExamples, PackedExamples
 from sheepop.posttrain.example_store import ExampleStore, build_examples
 from sheepop.posttrain.preference import PairwisePreference, PairwiseReward, PreferenceLoss
 from sheepop.posttrain.rows import Preference, Supervised
 from sheepop.posttrain.sequences import log_probabilities_of, mean_losses
+from sheepop.posttrain.templates import template_of
 from sheepop.tokenizer import TokenizerConfig, train_tokenizer
 from sheepop.train.objective import NextToken
 

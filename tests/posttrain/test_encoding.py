@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template, plain_preview, preview
+from sheepop.posttrain.encoding import Example, ExampleEncoder, plain_preview, preview
 from sheepop.posttrain.rows import RowError, Supervised
+from sheepop.posttrain.templates import default_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 
 from .conftest import MARKED, TEXTS, UNMARKED, chat
@@ -48,7 +49,7 @@ def test_the_mask_of_a_chat_is_that_of_transformers(
     theirs.chat_template = MARKED
     expected = theirs.apply_chat_template(LONG, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     with encoding(tokenizer, template) as encode:
-        found = encode.conversation(LONG)
+        (found,) = encode.conversation(LONG)
     assert found.ids == expected["input_ids"]
     assert found.supervised == [bool(flag) for flag in expected["assistant_masks"]]
 
@@ -57,8 +58,8 @@ def test_the_mask_of_a_chat_is_that_of_transformers(
 def test_answers_with_their_ends_are_learnt_and_nothing_else(tokenizers: dict[str, Tokenizer], algorithm: str) -> None:
     tokenizer = tokenizers[algorithm]
     with encoding(tokenizer, MARKED) as encode:
-        found = encode.conversation(LONG)
-        whole = encode.conversation(LONG, learnt_from=3)
+        (found,) = encode.conversation(LONG)
+        (whole,) = encode.conversation(LONG, learnt_from=3)
     texts = [text.replace(" ", "") for text in learnt(found, tokenizer)]
     assert len(texts) == 2
     assert texts[0] == "seven.<|im_end|>"
@@ -73,7 +74,7 @@ def test_what_stands_before_an_answer_has_the_tokens_of_the_prompt_alone(
 ) -> None:
     tokenizer = tokenizers[algorithm]
     with encoding(tokenizer, MARKED) as encode, ChatTemplate(MARKED) as template:
-        found = encode.conversation(LONG[:2])
+        (found,) = encode.conversation(LONG[:2])
         prompt = tokenizer.encode(template.render(LONG[:1], add_generation_prompt=True), allow_special=True)
         text = template.render(LONG[:2])
     begin = found.supervised.index(True)
@@ -87,7 +88,7 @@ def test_what_stands_before_an_answer_has_the_tokens_of_the_prompt_alone(
 def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["bpe"]
     with encoding(tokenizer, MARKED) as encode:
-        found = encode.supervised(Supervised("line 1", "two plus", " five <eos>"))
+        (found,) = encode.supervised(Supervised("line 1", "two plus", " five <eos>"))
     prompt, answer = tokenizer.encode("two plus"), tokenizer.encode(" five <eos>")
     assert found.ids == [*prompt, *answer, tokenizer.eos_id]
     assert found.supervised == [False] * len(prompt) + [True] * (len(answer) + 1)
@@ -97,24 +98,13 @@ def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) ->
 @pytest.mark.parametrize(
     ("template", "messages", "problem"),
     [
-        (MARKED, chat("a", "say <|im_end|> now")["messages"], r"messages\[1\]: contains the special token"),
         (
-            MARKED,
-            [LONG[0], {"role": "assistant", "content": "x", "tool_calls": [{"arguments": {"a": ["<eos>"]}}]}],
-            r"messages\[1\]: contains the special token '<eos>'",
-        ),
-        (
-            "{% generation %}{{ messages[3].content }}{% endgeneration %}",  # which holds the words of the dropped turn
+            "{% generation %}{{ messages[-1].content }}{% endgeneration %}",  # the words of a dropped turn are in it
             chat("a", "yes", "b", "yes it is")["messages"],
-            r"messages\[3\]: .* leaves out",
+            r"messages\[0\]\.content: .* leaves out",
         ),
-        ("{% generation %}{{ messages[1].content }}{% endgeneration %}", LONG, r"messages\[3\]: .* leaves out"),
-        ("{{ messages[0].content }}", LONG, "leaves out|cannot be found"),
-        (
-            "{{ messages | length }}{{ messages[-1].content }}",
-            LONG,
-            "renders earlier messages differently",
-        ),
+        ("{{ messages[0].content }}", LONG, r"messages\[1\]\.content: .* leaves out"),
+        ("{{ messages | length }}{{ messages[-1].content }}", LONG, r"messages\[0\]\.content: .* leaves out"),
         ("{{ raise_exception('no') }}", LONG, "does not accept this conversation"),
     ],
 )
@@ -130,7 +120,7 @@ def test_a_prompt_that_ends_in_a_word_keeps_its_tokens(tokenizers: dict[str, Tok
     """Where prompt and answer are one word in two parts, the whole text has other tokens than the prompt alone."""
     tokenizer = tokenizers[algorithm]
     with encoding(tokenizer, MARKED) as encode:
-        found = encode.supervised(Supervised("line 1", "The she", "ep jumps"))
+        (found,) = encode.supervised(Supervised("line 1", "The she", "ep jumps"))
     prompt = tokenizer.encode("The she")
     assert found.ids[: len(prompt)] == prompt
     assert found.supervised == [False] * len(prompt) + [True] * (len(found) - len(prompt))
@@ -152,20 +142,20 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_in_the_middle
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     tokenizer = load_tokenizer(tmp_path)
     with encoding(tokenizer, MARKED) as encode:
-        found = encode.supervised(Supervised("line 1", "The she", "ep jumps"))
+        (found,) = encode.supervised(Supervised("line 1", "The she", "ep jumps"))
     assert tokenizer.decode(found.ids).strip() == "The sheep jumps"
 
 
 def test_an_answer_of_weight_nought_is_not_learnt(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["bpe"]
     with encoding(tokenizer, MARKED) as encode:
-        found = encode.conversation([LONG[0], {**LONG[1], "weight": 0}, *LONG[2:]])
+        (found,) = encode.conversation([LONG[0], {**LONG[1], "weight": 0}, *LONG[2:]])
     assert learnt(found, tokenizer) == ["jumps over the fence, Käse 🧀<|im_end|>"]
 
 
 def test_nothing_can_be_learnt_of_a_first_token(tokenizers: dict[str, Tokenizer]) -> None:
     with encoding(tokenizers["bpe"], MARKED) as encode:
-        found = encode.supervised(Supervised("line 1", "", "seven"))
+        (found,) = encode.supervised(Supervised("line 1", "", "seven"))
     assert found.supervised == [False] + [True] * (len(found) - 1)
 
 
@@ -186,7 +176,7 @@ class WithBeginning:
 def test_an_answer_behind_a_beginning_is_learnt_whole(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer: Any = WithBeginning(tokenizers["bpe"])
     with encoding(tokenizer, MARKED) as encode:
-        found = encode.supervised(Supervised("line 1", "", "seven"))
+        (found,) = encode.supervised(Supervised("line 1", "", "seven"))
     assert found.ids == [tokenizer.bos_id, *tokenizer.encode("seven"), tokenizer.eos_id]
     assert found.supervised == [False] + [True] * (len(found) - 1)
 
@@ -194,7 +184,7 @@ def test_an_answer_behind_a_beginning_is_learnt_whole(tokenizers: dict[str, Toke
 def test_the_template_for_models_without_one_begins_as_their_texts_begin(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer: Any = WithBeginning(tokenizers["bpe"])
     with encoding(tokenizer, default_template(tokenizer)) as encode:
-        found = encode.conversation(LONG)
+        (found,) = encode.conversation(LONG)
         with pytest.raises(RowError, match="this template has no place for tools"):
             encode.conversation(LONG, tools=[{"type": "function"}])
     assert found.ids[0] == tokenizer.bos_id and found.ids.count(tokenizer.bos_id) == 1
@@ -203,7 +193,7 @@ def test_the_template_for_models_without_one_begins_as_their_texts_begin(tokeniz
 def test_the_template_for_models_without_one_needs_no_new_token(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["bpe"]
     with encoding(tokenizer, default_template(tokenizer)) as encode, ChatTemplate(default_template(tokenizer)) as chat_:
-        found = encode.conversation(LONG)
+        (found,) = encode.conversation(LONG)
         asked = chat_.render(LONG[:1], add_generation_prompt=True)
     assert learnt(found, tokenizer) == ["seven.<eos>", "jumps over the fence, Käse 🧀<eos>"]
     assert asked == "User:\nWhat is two plus five?<eos>\nAssistant:\n"
@@ -212,7 +202,7 @@ def test_the_template_for_models_without_one_needs_no_new_token(tokenizers: dict
 def test_a_preview_marks_what_is_learnt(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["bpe"]
     with encoding(tokenizer, MARKED) as encode:
-        found = encode.conversation(LONG[2:])
+        (found,) = encode.conversation(LONG[2:])
     asked, said = "<|im_start|>user\nThe sheep?<|im_end|>\n", "jumps over the fence, Käse 🧀<|im_end|>"
     expected = f"{asked}<|im_start|>assistant\n[[{said}]]\n"
     assert plain_preview(found, tokenizer) == expected

@@ -190,3 +190,28 @@ def test_noise_on_embeddings_has_the_bound_of_the_paper_and_is_gone_afterwards()
     assert noise.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)  # of a uniform distribution
     assert noisy != plain
     assert NextToken().loss_sums(placement, batch).objective.item() == plain
+
+
+def test_examples_that_cannot_be_learnt_are_left_out_and_counted(
+    tokenizers: dict[str, Tokenizer], lines: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line is no object, and the template has no place for the reasoning of another."""
+    thought = {"messages": [*chat("a", "b")["messages"][:1], {"role": "assistant", "content": "b", "thinking": "c"}]}
+    data = lines([chat("What?", "seven"), "[]", thought, chat("And?", "eight")])
+    for policy in ("refuse", "leave_out"):
+        with ChatTemplate(MARKED, {"eos_token": "<eos>"}) as template:
+            encoder, place = ExampleEncoder(tokenizers["bpe"], template), tmp_path / policy
+            given: Any = {"max_length": 64, "long_examples": "refuse", "validation_fraction": 0.0}
+            if policy == "refuse":
+                with pytest.raises(DataError, match=r"1 of 4 lines cannot be used.*\n.*line 2: is not a JSON object"):
+                    build_examples([data], place, encoder, bad_examples="refuse", console=Console.silent(), **given)
+                continue
+            store = build_examples([data], place, encoder, bad_examples="leave_out", console=Console(), **given)
+    counts = store.manifest["examples"]
+    assert (counts["read"], counts["train"], counts["bad"]) == (4, 2, 2)
+    assert [problem.partition(", ")[2] for problem in store.manifest["problems"]] == [
+        "line 2: is not a JSON object",
+        "line 3: messages[1].reasoning_content: the chat template leaves out this field. Remove it, or give another "
+        "template: tuning.chat_template=FILE",
+    ]
+    assert "2 examples cannot be learnt and were left out" in capsys.readouterr().err.replace("\n", " ")

@@ -47,6 +47,64 @@ def test_a_context_stands_behind_its_instruction(lines: Lines) -> None:
     assert row.answer[0]["content"] == "Sum up.\n\nA long text."
 
 
+BRIEF = {"role": "system", "content": "Be brief."}
+EARLIER = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "learnt_from"),
+    [
+        ({"messages": list(TWO)}, 0),
+        ({"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}, 0),
+        ({"instruction": "2+2?", "input": "", "output": "4"}, 0),
+        ({"instruction": "2+2?", "response": "4"}, 0),
+        ({"prompt": "2+2?", "completion": "4"}, 4),
+        ({"prompt": [TWO[0]], "completion": [TWO[1]]}, 4),
+        ({"inputs": "2+2?", "targets": "4"}, 4),
+    ],
+)
+@pytest.mark.parametrize("history", [[["1+1?", "2"]], EARLIER], ids=["pairs", "messages"])
+def test_what_the_system_says_and_earlier_turns_stand_before_a_conversation(
+    lines: Lines, line: dict[str, Any], learnt_from: int, history: list[Any]
+) -> None:
+    row = one(lines([{"system": "Be brief.", "history": history, **line}]))
+    assert (row.prompt, row.answer, row.learnt_from) == ("", (BRIEF, *EARLIER, *TWO), learnt_from)
+
+
+@pytest.mark.parametrize("prompt", ["2+2?", [TWO[0]]])
+def test_they_stand_before_prompts_and_pairs_too(lines: Lines, prompt: Any) -> None:
+    given = {"system": "Be brief.", "history": [["1+1?", "2"]], "prompt": prompt}
+    pair = one(lines([{**given, "chosen": "4", "rejected": "5"}]), Preference)
+    asked = one(lines([{**given, "answer": 4}]), Prompt)
+    assert pair.prompt == asked.prompt == (BRIEF, *EARLIER, TWO[0])
+    assert asked.fields == {"answer": 4}
+    whole = {"system": "Be brief.", "chosen": list(TWO), "rejected": [TWO[0], {**TWO[1], "content": "5"}]}
+    assert one(lines([whole]), Preference).prompt == (BRIEF, TWO[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"messages": [BRIEF, *TWO], "system": "Be long."}, "system: messages begin with a message of the system, too"),
+        ({"messages": list(TWO), "system": 5}, "system: is not a text"),
+        ({"messages": list(TWO), "history": "1+1"}, "history: is not a list"),
+        ({"messages": list(TWO), "history": [["1+1"]]}, r"history\[0\]: is neither a message nor a pair of texts"),
+        ({"instruction": "2+2?", "input": ["x"], "output": "4"}, "input: is not a text"),
+        ({"prompt": "2+2?", "completion": "4", "tools": [{"name": "f"}]}, "tools: a plain text has no place for them"),
+        ({"messages": [{**TWO[0], "train": True}, TWO[1]]}, r"messages\[0\].train: is True, but only answers of the"),
+        ({"messages": [TWO[0], {**TWO[1], "train": "no"}]}, r"messages\[1\].train: is 'no'; it must be 1 or true"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(lines: Lines, line: dict[str, Any], problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        one(lines([line]))
+
+
+def test_a_turn_of_sharegpt_keeps_what_says_whether_it_is_learnt(lines: Lines) -> None:
+    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4", "weight": 0}]
+    assert one(lines([{"conversations": turns}])).answer[1] == {**TWO[1], "weight": 0}
+
+
 @pytest.mark.parametrize("line", [{"prompt": "2+2=", "completion": "4"}, {"inputs": "2+2=", "targets": "4"}])
 def test_plain_text_stays_plain(lines: Lines, line: dict[str, Any]) -> None:
     row = one(lines([line]))
@@ -208,3 +266,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=problem):
         list(read_rows([tmp_path / name], Supervised))
+
+
+def test_columns_get_the_names_of_shapes(lines: Lines) -> None:
+    path = lines([{"question": "2+2=", "answer": "4", "id": 7}])
+    (row,) = read_rows([path], Supervised, {"prompt": "question", "completion": "answer"})
+    assert (row.prompt, row.answer) == ("2+2=", "4")
+    rows = [{"question": "2+2=", "answer": "4"}] * 3 + [
+        {"answer": "4"},
+        {"prompt": "a", "question": "b", "answer": "c"},
+    ]
+    with pytest.raises(DataError) as caught:
+        list(read_rows([lines(rows)], Supervised, {"prompt": "question", "completion": "answer"}))
+    assert "line 4: question: is missing, which tuning.columns.prompt names" in str(caught.value)
+    assert "line 5: prompt: is there, but tuning.columns.prompt = question takes its place" in str(caught.value)
+    swapped = lines([{"prompt": "4", "completion": "2+2="}])
+    (row,) = read_rows([swapped], Supervised, {"prompt": "completion", "completion": "prompt"})
+    assert (row.prompt, row.answer) == ("2+2=", "4")

@@ -11,6 +11,7 @@ from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.exchange.adapters import CONFIG, read_adapter
 from sheepop.checkpoint.exchange.choice import choose_family
 from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation, with_ends
 from sheepop.checkpoint.model_description import read_adapter_config, read_model_config
 from sheepop.checkpoint.model_directory import ADAPTER, LoadedModel, read_weights
 from sheepop.checkpoint.model_source import resolve_adapter, resolve_model_directory
@@ -25,9 +26,10 @@ def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bo
 
     A path is a directory in PEFT's format, the name of a published one, or a model or run that was tuned with LoRA.
     `merge` merges the adapters into the weights, unless these are quantised. The chat template comes from the last
-    adapter that has the same tokenizer. Raises `CheckpointError` for an adapter that is damaged or does not fit.
+    adapter that has the same tokenizer, and what ends the texts of adapters ends those of the sum. Raises
+    `CheckpointError` for an adapter that is damaged or does not fit.
     """
-    model, tokenizer = loaded.model.sharing_copy(), loaded.tokenizer
+    model, tokenizer, generation = loaded.model.sharing_copy(), loaded.tokenizer, loaded.generation
     for number, path in enumerate(paths, start=1):
         try:
             directory = _put(Path(path), model, loaded, f"added-{number}")
@@ -36,9 +38,12 @@ def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bo
         if holds_tokenizer(directory):
             own = load_tokenizer(directory)
             tokenizer = own if own.fingerprint() == tokenizer.fingerprint() else tokenizer
+        where = str(directory / GENERATION)
+        generation = with_ends(generation, end_ids(read_generation(directory), loaded.config.vocabulary, where))
     activate(model, *adapters(model))
     whole = merged(model) if merge and can_merge(model) else model
-    return replace(loaded, model=whole.eval(), tokenizer=tokenizer)
+    ends = end_ids(generation, loaded.config.vocabulary, GENERATION)
+    return replace(loaded, model=whole.eval(), tokenizer=tokenizer, generation=generation, end_ids=ends)
 
 
 def family_of(loaded: LoadedModel) -> Family:

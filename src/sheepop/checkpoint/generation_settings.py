@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +33,10 @@ def end_ids(settings: Mapping[str, Any], vocab_size: int, where: str) -> tuple[i
     if not all(type(token_id) is int for token_id in ids):
         raise CheckpointError(f"{where}: eos_token_id = {str(value)[:80]} is neither a token id nor a list of them.")
     return tuple(token_id for token_id in dict.fromkeys(ids) if 0 <= token_id < vocab_size)
+
+
+def with_ends(settings: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    """The settings in which the tokens `ids` end a text, too."""
+    value = settings.get("eos_token_id")
+    known = [] if value is None else value if isinstance(value, list) else [value]
+    return {**settings, "eos_token_id": list(dict.fromkeys([*known, *ids]))} if ids else dict(settings)

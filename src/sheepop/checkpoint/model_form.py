@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.scalar_head import REWARD_HEAD, is_of_values
 from sheepop.checkpoint.changes import changes_of, copy_changes
-from sheepop.checkpoint.generation_settings import read_generation
+from sheepop.checkpoint.generation_settings import read_generation, with_ends
 from sheepop.checkpoint.model_description import Provenance, describe_model, read_quantization
 from sheepop.checkpoint.model_directory import ADAPTER, load_weights, read_weights, unique_weights, write_model
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS, read_all_weights
@@ -82,11 +82,15 @@ class WholeModel(ModelForm):
 
 @dataclass(frozen=True)
 class AdaptedModel(ModelForm):
-    """Stores a LoRA adapter and links the weights of `base`, a model directory whose files all checkpoints share."""
+    """Stores a LoRA adapter and links the weights of `base`, a model directory whose files all checkpoints share.
+
+    `end_ids` end a text, in addition to the tokens that end those of the base.
+    """
 
     base: Path
     model: Transformer
     config: LoraConfig
+    end_ids: Sequence[int] = ()
     is_divisible = False
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
@@ -103,7 +107,7 @@ class AdaptedModel(ModelForm):
             self.model.config,
             tokenizer,
             provenance,
-            read_generation(self.base),
+            with_ends(read_generation(self.base), self.end_ids),
             quantization,
             self.config,
             has_reward_head=judges,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +18,10 @@ from sheepop.cli.options import (
     Quiet,
     Resume,
     RunOutput,
+    TemplateVariables,
     make_console,
     print_json,
+    template_variables,
 )
 from sheepop.cli.train import run_command
 from sheepop.core.errors import UsageError
@@ -45,7 +48,10 @@ RewardSource = Annotated[
     ),
 ]
 Show = Annotated[
-    int | None, typer.Option("--show", min=1, help="Show N examples with the learnt tokens marked; start no run.")
+    int | None,
+    typer.Option(
+        "--show", min=1, help="Show N examples with the learnt tokens marked, and the template; start no run."
+    ),
 ]
 
 
@@ -191,6 +197,7 @@ def best_of(
     ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", min=0.01, help="Sampling temperature.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for sampling.")] = 0,
+    chat_template_kwargs: TemplateVariables = None,
     device: Device = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file at --output.")] = False,
     quiet: Quiet = False,
@@ -219,6 +226,7 @@ def best_of(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
+        chat_template_kwargs=template_variables(chat_template_kwargs),
         device=device or "auto",
         overwrite=overwrite,
         console=make_console(quiet),
@@ -267,7 +275,7 @@ def _tune(
     if show is not None:
         if output is not None or resume is not None or overwrite:
             raise UsageError("--show starts no run, so it cannot be combined with --output, --resume or --overwrite.")
-        _show(model, options, overrides or [], config, show, as_json)
+        _show(model, options, overrides or [], config, show, quiet, as_json)
         return
     run_command(
         options,
@@ -283,9 +291,15 @@ def _tune(
 
 
 def _show(
-    model: Path | None, options: dict[str, Any], overrides: list[str], config: Path | None, count: int, as_json: bool
+    model: Path | None,
+    options: dict[str, Any],
+    overrides: list[str],
+    config: Path | None,
+    count: int,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    """Prints the first examples with the learnt tokens marked."""
+    """Prints the first examples with the learnt tokens marked, and how a run would read all of them."""
     from rich.console import Console as RichConsole
 
     from sheepop.checkpoint import RunDirectory
@@ -293,15 +307,16 @@ def _show(
     from sheepop.jobs.config import load_config
     from sheepop.jobs.run.open import task_of
     from sheepop.jobs.task.examples import ExampleTask
+    from sheepop.jobs.task.shown import Decision, shown_examples
     from sheepop.posttrain.encoding import plain_preview, preview, preview_tokens
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")
     settings = load_config(config, overrides, options=options)
     terminal, shown = RichConsole(highlight=False, soft_wrap=True), []
-    task = task_of(settings, RunDirectory(Path()), Console.silent())
+    task = task_of(settings, RunDirectory(Path()), Console.silent() if as_json else make_console(quiet))
     assert isinstance(task, ExampleTask)
-    for place, example, tokenizer in task.first_examples(model, count):
+    for place, example, tokenizer in shown_examples(task, model, count):
         if as_json:
             shown.append({"place": place, "tokens": preview_tokens(example, tokenizer)})
             continue
@@ -312,5 +327,8 @@ def _show(
         else:
             typer.echo(plain_preview(example, tokenizer))
         typer.echo("")
+    decision = Decision.of(task, model)
     if as_json:
-        print_json(shown)
+        print_json({"examples": shown, **asdict(decision)})
+    else:
+        typer.echo("\n".join(decision.lines()))

@@ -49,4 +49,4 @@ def answers_of(
 
 def chat_prompt(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
     """The token ids of a conversation up to where the model's next answer begins."""
-    return tokenizer.encode(template.render(messages, add_generation_prompt=True), allow_special=True)
+    return template.encode(tokenizer, messages, add_generation_prompt=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,9 +16,10 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
-from sheepop.posttrain.encoding import ExampleEncoder, template_of
+from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.rewards import Question, Writer, Written, open_reward
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
+from sheepop.posttrain.templates import template_of
 
 _BATCH_SIZE = 32
 
@@ -52,13 +53,15 @@ def best_of(
     reward_seconds: float = 10.0,
     seed: int = 0,
     device: str = "auto",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> BestOf:
     """Generates `count` answers to every prompt in `data` and writes the best ones to `output`, as JSON lines.
 
     Written answers are finished and not empty, and the best one has a reward of at least `least`. With `pairs`, a line
-    has the best and the worst answer to a prompt, if their rewards differ. Raises `DataError` for a prompt that
+    has the best and the worst answer to a prompt, if their rewards differ. The chat template of the model reads
+    `chat_template_kwargs`. Raises `DataError` for a prompt that
     cannot be encoded, `OutputError` if `output` exists, and whatever `open_reward` and rewards raise.
     """
     if output.exists() and not overwrite:
@@ -69,12 +72,12 @@ def best_of(
     writer = Writer(tokenizer, {reward: (1.0, judge)}, max_new_tokens, temperature, loaded.end_ids)
     total = sum(1 for _ in read_rows(data, Prompt))
     with (
-        template_of(tokenizer) as template,
+        template_of(tokenizer, chat_template_kwargs) as template,
         atomic_file(output, replace=overwrite) as temporary,
         temporary.open("wb") as file,
         console.progress("Answers", total * count, "answers") as progress,
     ):
-        encoder = ExampleEncoder(tokenizer, template)
+        encoder = ExampleEncoder(tokenizer, template, loaded.end_ids)
         remaining, number = read_rows(data, Prompt), 0
         while rows := list(islice(remaining, _BATCH_SIZE)):
             questions = [_question(encoder, row) for row in rows]

@@ -90,8 +90,8 @@ class ModelSpeaker:
         first = 1 if messages[0]["role"] == "system" else 0
         left_out = 0
         while True:
-            text = template.render([*messages[:first], *messages[first + left_out :]], add_generation_prompt=True)
-            prompt = self._generator.tokenizer.encode(text, allow_special=True)
+            kept = [*messages[:first], *messages[first + left_out :]]
+            prompt = template.encode(self._generator.tokenizer, kept, add_generation_prompt=True)
             if len(prompt) <= room or first + left_out + 2 >= len(messages):
                 break
             left_out += 2

@@ -24,7 +24,7 @@ from sheepop.checkpoint.model_kind import is_gguf, is_model
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
-from sheepop.core.files import CHECKSUMS, atomic_directory
+from sheepop.core.files import CHECKSUMS, atomic_directory, write_json
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORMATS = ("hf", "gguf", "peft")
@@ -162,6 +162,8 @@ def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dic
     family = family_of(loaded)
     with atomic_directory(report.output, replace=overwrite) as place:
         write_adapter(place, loaded.model, family, name=NAME)
+        loaded.tokenizer.save(place, tables=False)  # with the chat template
+        write_json(place / GENERATION, dict(loaded.generation))
     change = changes_of(loaded.model)
     return {
         "path": str(report.output),

@@ -10,6 +10,7 @@ from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.config import Config, PathText
 
 Method = Literal["sft", "reward", "dpo", "ppo", "grpo"]
+BadExamples = Literal["refuse", "leave_out"]
 LongExamples = Literal["refuse", "cut", "leave_out"]
 PreferenceKind = Literal["sigmoid", "robust", "hinge", "ipo", "simpo", "orpo", "kto"]
 REFERENCE_FREE: tuple[PreferenceKind, ...] = ("simpo", "orpo")
@@ -212,10 +213,15 @@ class TuningConfig(Config):
     validation_paths: tuple[PathText, ...] = ()
     """Files of held-out examples; without any, `data.validation_fraction` of the examples is held out."""
     chat_template: PathText | None = None
-    """File with a Jinja chat template, stored with the tuned model; `null` takes the model's own, or a simple one if it
-    has none."""
+    """File with a Jinja chat template, stored with the tuned model, or a ready one by name: `chatml`, `gemma` or
+    `llama3`, whose tokens the model must have; `null` takes the model's own, or a simple one if it has none."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template to read, such as `{enable_thinking: false}`; `null` gives none."""
+    columns: dict[str, str] | None = None
+    """The columns of files by the keys of shapes, such as `{prompt: question, completion: answer}` for files with
+    `question` and `answer`; `null` takes them as they are named."""
+    bad_examples: BadExamples = "refuse"
+    """Examples that cannot be learnt: `refuse` the run, or `leave_out` and count them."""
     long_examples: LongExamples = "refuse"
     """Examples longer than `data.max_length`: `refuse` the run, `cut` their ends, or `leave_out` and count them."""
     neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = None

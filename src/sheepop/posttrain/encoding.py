@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.text import Text
 
-from sheepop.core.errors import SheepOpError, TokenizerError
-from sheepop.core.facts import visible
-from sheepop.posttrain.rows import Judged, Prompt, Row, RowError, Supervised, Turns
-from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
-from sheepop.tokenizer.chat import Rendered
+from sheepop.core.console import Console
+from sheepop.core.facts import counted, visible
+from sheepop.posttrain.rows import LEARNT_KEYS, Judged, Prompt, Row, RowError, Supervised, Turns, is_learnt
+from sheepop.posttrain.turns import AnswerFinder, Findings
+from sheepop.tokenizer import ChatTemplate, Tokenizer
+from sheepop.tokenizer.chat import as_template_reads
 from sheepop.tokenizer.messages import Message, message_text
+from sheepop.tokenizer.spelled import SpelledTokens
 
 # Texts to put before another, so that a tokenizer adds its leading space there; the first that shares no token is used.
 _ANCHORS = (".", "\n", "0", "(")
+Encode = Callable[[str], list[int]]
 _LEARNT, _GIVEN = ("bold green", "bold green underline"), ("dim", "dim underline")
 
 
@@ -37,7 +40,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Group:
-    """The examples of one row: one, or the chosen and the rejected one.
+    """An example, or the chosen and the rejected one of a pair.
 
     `value` is the margin of a pair, and 1 or -1 for a desirable or undesirable answer. `fields` are the other keys of a
     prompt's line.
@@ -47,63 +50,74 @@ class Group:
     value: float = 0.0
     fields: Mapping[str, Any] | None = None
 
-
-def default_template(tokenizer: Tokenizer) -> str:
-    """Returns a chat template for a model without one: roles in plain words, and the model's end token after each turn.
-
-    It uses only tokens that the model has. Raises `TokenizerError` if there is no end token.
-    """
-    end = next(text for text, token_id in tokenizer.special_tokens.items() if token_id == tokenizer.eos_id)
-    names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
-    begin = "".join(names.get(token_id, "") for token_id in tokenizer.prefix_ids)
-    return (
-        "{%- if tools %}{{ raise_exception('this template has no place for tools') }}{% endif %}"
-        "{{- " + repr(begin) + " }}"
-        "{%- for message in messages %}"
-        "{%- if message['role'] == 'tool' or message['tool_calls'] %}"
-        "{{ raise_exception('this template has no place for tools') }}{% endif %}"
-        "{{- message['role'] | capitalize + ':\\n' }}"
-        "{%- if message['role'] == 'assistant' %}"
-        "{% generation %}{{- message['content'] + " + repr(end) + " }}{% endgeneration %}"
-        "{%- else %}{{- message['content'] + " + repr(end) + " }}{% endif %}"
-        "{{- '\\n' }}{% endfor %}"
-        "{%- if add_generation_prompt %}{{- 'Assistant:\\n' }}{% endif %}"
-    )
-
-
-def template_of(tokenizer: Tokenizer) -> ChatTemplate:
-    """Opens the chat template of a tokenizer, or the default one if it has none; the caller closes it."""
-    if chat_templates(tokenizer):
-        return ChatTemplate.of(tokenizer)
-    return ChatTemplate(default_template(tokenizer))
+    def cut(self, length: int) -> Group:
+        """The first `length` tokens of each example."""
+        return replace(self, examples=tuple(example.cut(length) for example in self.examples))
 
 
 class ExampleEncoder:
     """Turns rows into examples with a model's tokenizer and chat template.
 
-    The template's ``{% generation %}`` blocks mark the tokens to learn. For a template without them, the encoder
-    renders the conversation up to each answer with and without it, and marks the difference.
+    `end_ids` are tokens that end the model's texts, in addition to the tokenizer's own. `AnswerFinder` says which
+    tokens of a conversation are learnt.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self.tokenizer, self._template = tokenizer, template
-        self._specials = [text for text in tokenizer.special_tokens if text]
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, end_ids: Collection[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self._end_ids = tuple(end_ids)
+        special = {text: number for text, number in tokenizer.special_tokens.items() if text}
+        own = {*end_ids, tokenizer.special_id("eos")}
+        self._finder = AnswerFinder(template, special, [text for text, number in special.items() if number in own])
         alone = tokenizer.decode_bytes(tokenizer.encode("a"), continues=True)
         self._adds_space = tokenizer.leading_spaces > 0 or alone.startswith(b" ")
 
-    def __call__(self, row: Row) -> Group:
+    @property
+    def findings(self) -> Findings:
+        """What was found out about the template so far."""
+        return self._finder.findings
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end the texts of a model that has learnt the answers so far, without the tokenizer's own."""
+        special, own = self.tokenizer.special_tokens, self.tokenizer.special_id("eos")
+        learnt = [special[text] for text in self.findings.ends if special[text] != own]
+        return list(dict.fromkeys([*self._end_ids, *learnt]))
+
+    def tell(self, console: Console) -> None:
+        """Says what a person should know about the answers so far: how they end and begin, and how they are stored."""
+        found = self.findings
+        names = {number: text for text, number in self.tokenizer.special_tokens.items()}
+        if joining := [names[number] for number in self.end_ids[len(self._end_ids) :]]:
+            console.info(f"Answers end with {' or '.join(joining)}, which joins the tokens that end the model's texts.")
+        if found.apart:
+            console.info(
+                f"The chat template renders earlier turns differently once a conversation continues, so "
+                f"{counted(found.apart, 'answer')} became examples of their own, as in generation."
+            )
+        if found.endless:
+            console.warn(
+                f"{counted(found.endless, 'answer')} end without a special token, because the chat template writes "
+                "none there, so the model does not learn to stop. Give another template with tuning.chat_template."
+            )
+        for end, count in found.unread.items():
+            console.warn(
+                f"A prompt in generation ends with {end!r}, but {counted(count, 'answer')} here do not follow that. "
+                "Give them the reasoning that belongs there, or set tuning.chat_template_kwargs here and in generation."
+            )
+
+    def __call__(self, row: Row) -> tuple[Group, ...]:
         """Returns the examples of a row; raises `RowError` for a row that cannot be learnt."""
         if isinstance(row, Supervised):
-            return Group((self.supervised(row),))
+            return tuple(Group((example,)) for example in self.supervised(row))
         if isinstance(row, Prompt):
-            return Group((self.prompt(row.prompt, row.tools),), fields=row.fields)
+            return (Group((self.prompt(row.prompt, row.tools),), fields=row.fields),)
         if isinstance(row, Judged):
             answer = self.answer(row.prompt, row.answer, row.tools)
-            return Group((answer,), 1.0 if row.is_desirable else -1.0)
+            return (Group((answer,), 1.0 if row.is_desirable else -1.0),)
         chosen, rejected = (self.answer(row.prompt, answer, row.tools) for answer in (row.chosen, row.rejected))
         if chosen.ids == rejected.ids:
             raise RowError("rejected: has the same tokens as chosen")
-        return Group((chosen, rejected), 0.0 if row.margin is None else row.margin)
+        return (Group((chosen, rejected), 0.0 if row.margin is None else row.margin),)
 
     def answer(self, prompt: Turns, answer: Turns, tools: tuple[Mapping[str, Any], ...] = ()) -> Example:
         """A prompt with an answer to compare; without the text that the template adds after the answer."""
@@ -113,103 +127,75 @@ class ExampleEncoder:
             return self.answer(prompt, ({"role": "assistant", "content": answer},), tools)
         else:
             row = Supervised("", "", (*prompt, *answer), tools, learnt_from=len(prompt))
-        example = self.supervised(row)
-        return example.cut(len(example) - example.supervised[::-1].index(True))
+        examples = self.supervised(row)
+        if len(examples) > 1:
+            raise RowError(
+                "the chat template renders earlier turns differently, so an answer of several turns is not one text. "
+                "Compare answers of one turn"
+            )
+        return examples[0].cut(len(examples[0]) - examples[0].supervised[::-1].index(True))
 
-    def prompt(self, prompt: Turns, tools: Sequence[object] = ()) -> Example:
+    def prompt(self, prompt: Turns, tools: Sequence[Mapping[str, Any]] = ()) -> Example:
         """A prompt as generation sees it; none of its tokens are learnt."""
         if isinstance(prompt, str):
             ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
         else:
-            self._refuse_specials(prompt, tools)
-            given = {"tools": list(tools)} if tools else {}
-            try:
-                text = self._template.render(prompt, add_generation_prompt=True, **given)  # type: ignore[arg-type]
-            except SheepOpError as error:
-                raise RowError(str(error)) from None
-            ids = self.tokenizer.encode(text, allow_special=True)
+            spelled = SpelledTokens(self.tokenizer, [prompt, tools])
+            messages, functions = spelled.hidden([list(map(_seen, prompt)), list(tools)])
+            ids = spelled.encode(self._finder.prompt(messages, functions))
         return Example(ids, [False] * len(ids))
 
-    def supervised(self, row: Supervised) -> Example:
-        """The example of a row whose answer is learnt; raises `RowError` if no token is learnt."""
+    def supervised(self, row: Supervised) -> list[Example]:
+        """The examples of a row whose answers are learnt; raises `RowError` if no token is learnt."""
         if isinstance(row.answer, str):
-            example = self._plain(row.prompt, row.answer)
+            examples = [self._plain(row.prompt, row.answer)]
         else:
-            example = self.conversation(row.answer, row.tools, row.learnt_from)
+            examples = self.conversation(row.answer, row.tools, row.learnt_from)
         # No token comes before the first one, so it cannot be predicted.
-        example = Example(example.ids, [False, *example.supervised[1:]])
-        if not any(example.supervised):
+        examples = [Example(example.ids, [False, *example.supervised[1:]]) for example in examples]
+        if not all(any(example.supervised) for example in examples):
             raise RowError("has no token to learn")
-        return example
+        return examples
 
-    def conversation(self, messages: Sequence[Message], tools: Sequence[object] = (), learnt_from: int = 0) -> Example:
-        """A conversation in which the assistant's messages from `learnt_from` on are learnt."""
-        self._refuse_specials(messages, tools)
-        try:
-            rendered = self._marked(messages, tools)
-        except SheepOpError as error:
-            raise RowError(str(error)) from None
-        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        spans = list(rendered.written)
-        learnt = [n for n in answers if n >= learnt_from and messages[n].get("weight", 1)]
-        if len(spans) == len(answers):
-            spans = [span for span, number in zip(spans, answers, strict=True) if number in learnt]
-        elif learnt != answers:
-            raise RowError(
-                f"the chat template marks {len(spans)} parts for {len(answers)} messages of the assistant, so those to "
-                "learn cannot be found"
-            )
-        _require_all(messages, learnt, "\0".join(rendered.text[begin:end] for begin, end in spans))
-        return self._segments(rendered.text, spans, allow_special=True)
+    def conversation(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), learnt_from: int = 0
+    ) -> list[Example]:
+        """A conversation in which the assistant's messages from `learnt_from` on are learnt.
 
-    def _marked(self, messages: Sequence[Message], tools: Sequence[object]) -> Rendered:
-        given = {"tools": list(tools)} if tools else {}
-        rendered = self._template.render_marked(messages, **given)  # type: ignore[arg-type]
-        if self._template.marks_answers(with_tools=bool(tools)):
-            return rendered
-        spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._template.render(messages[:number], add_generation_prompt=True, **given)  # type: ignore[arg-type]
-            after = self._template.render(messages[: number + 1], **given)  # type: ignore[arg-type]
-            if not after.startswith(before) or not rendered.text.startswith(after.rstrip()):
-                raise TokenizerError(
-                    "The chat template renders earlier messages differently once a conversation continues, so the "
-                    "assistant's text cannot be found. Mark it in the template with {% generation %} ... "
-                    "{% endgeneration %}, and give the template with tuning.chat_template=FILE."
-                )
-            spans.append((len(before), len(after.rstrip())))
-        return Rendered(rendered.text, tuple(spans))
-
-    def _refuse_specials(self, messages: Sequence[Message], tools: Sequence[object]) -> None:
-        """Raises `RowError` for the text of a special token in a message, which would end or begin a turn."""
-        for where, value in (*((f"messages[{n}]", message) for n, message in enumerate(messages)), ("tools", tools)):
-            for said in _texts(value):
-                for special in self._specials:
-                    if special in said:
-                        raise RowError(f"{where}: contains the special token {special!r}")
+        Messages with ``weight`` 0 or ``train`` false are not learnt. Special tokens that a text spells stay text.
+        """
+        learnt = [
+            number
+            for number, message in enumerate(messages)
+            if message["role"] == "assistant" and number >= learnt_from and is_learnt(message)
+        ]
+        if not learnt:
+            raise RowError("has no answer to learn")
+        spelled = SpelledTokens(self.tokenizer, [messages, tools])
+        seen, functions = spelled.hidden([list(map(_seen, messages)), list(tools)])
+        found = self._finder.texts(seen, learnt, functions, spelled.encode)
+        return [self._segments(each.text, each.written, spelled.encode) for each in found]
 
     def _plain(self, prompt: str, answer: str) -> Example:
         """Plain text as generation sees it: the prompt, then the learnt continuation and the end token."""
-        text = self._segments(prompt + answer, [(len(prompt), len(prompt) + len(answer))], allow_special=False)
+        text = self._segments(prompt + answer, [(len(prompt), len(prompt) + len(answer))], self.tokenizer.encode)
         before = [*self.tokenizer.prefix_ids]
         return Example([*before, *text.ids, self.tokenizer.eos_id], [False] * len(before) + [*text.supervised, True])
 
-    def _segments(self, text: str, spans: Sequence[tuple[int, int]], *, allow_special: bool) -> Example:
+    def _segments(self, text: str, spans: Sequence[tuple[int, int]], encode: Encode) -> Example:
         """Tokenises a text piece by piece, so that the text before a learnt span has the same tokens as alone."""
         ids: list[int] = []
         supervised: list[bool] = []
         place = 0
         for begin, end in (*spans, (len(text), len(text))):
             for part, learnt in ((text[place:begin], False), (text[begin:end], True)):
-                found = self._encode(part, allow_special, continues=bool(ids)) if part else []
+                found = self._encode(part, encode, continues=bool(ids)) if part else []
                 ids += found
                 supervised += [learnt] * len(found)
             place = end
         return Example(ids, supervised)
 
-    def _encode(self, text: str, allow_special: bool, *, continues: bool) -> list[int]:
+    def _encode(self, text: str, encode: Encode, *, continues: bool) -> list[int]:
         """Tokenises a text that begins a row, or one that continues it.
 
         A tokenizer that adds a leading space gets a continuation with an anchor before it, whose tokens are removed.
@@ -217,37 +203,16 @@ class ExampleEncoder:
         if continues and self._adds_space:
             for anchor in _ANCHORS:
                 before = self.tokenizer.encode(anchor)
-                found = self.tokenizer.encode(anchor + text, allow_special=allow_special)
+                found = encode(anchor + text)
                 if found[: len(before)] == before:
                     return found[len(before) :]
-        return self.tokenizer.encode(text, allow_special=allow_special)
+        return encode(text)
 
 
-def _require_all(messages: Sequence[Message], learnt: Sequence[int], marked: str) -> None:
-    """Raises `RowError` if the template drops an answer of the assistant or does not mark it."""
-    place = 0
-    for number in learnt:
-        said = message_text(messages[number]).strip()
-        found = marked.find(said, place)
-        if found < 0:
-            raise RowError(
-                f"messages[{number}]: the chat template leaves out the assistant's text, or does not mark it as "
-                "written by the model"
-            )
-        place = found + len(said)
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yields every text in a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield str(key)
-            yield from _texts(inner)
-    elif isinstance(value, Sequence):
-        for inner in value:
-            yield from _texts(inner)
+def _seen(message: Message) -> dict[str, Any]:
+    """A message as templates read it, its content as one text, without what says whether it is learnt."""
+    seen = {key: value for key, value in as_template_reads(message).items() if key not in LEARNT_KEYS}
+    return {**seen, "content": message_text(message)} if isinstance(seen.get("content"), list) else seen
 
 
 def preview(example: Example, tokenizer: Tokenizer) -> Text:

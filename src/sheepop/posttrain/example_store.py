@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
-from sheepop.posttrain.config import LongExamples
+from sheepop.posttrain.config import BadExamples, LongExamples
 from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.rows import Row, RowError, Supervised, read_rows
 
@@ -166,26 +167,29 @@ def build_examples(
     long_examples: LongExamples,
     validation_fraction: float,
     validation_paths: Sequence[Path] = (),
+    bad_examples: BadExamples = "refuse",
+    columns: Mapping[str, str] = MappingProxyType({}),
     console: Console,
 ) -> ExampleStore:
     """Reads, checks, tokenises and splits the examples of files into the new `directory`.
 
     All lines are checked before the first is tokenised. The hash of an example's tokens decides whether it is held out,
     so that equal examples are in the same split; with several answers to a prompt, the hash of the prompt decides.
-    Raises `DataError` with the number of lines that cannot be learnt.
+    Raises `DataError` with the number of lines that cannot be learnt, unless `bad_examples` leaves them out. `columns`
+    are those of `read_rows`.
     """
     files = {"train": list(paths), "validation": list(validation_paths)}
-    num_rows = Counter[str]()
+    num_rows, writer = Counter[str](), _Writer(directory, encoder, max_length, (long_examples, bad_examples), console)
     with console.progress("Checking", None, "examples") as progress:
         for split, given in files.items():
-            for _ in read_rows(given, wanted) if given else ():
+            on_bad = None if bad_examples == "refuse" else writer.bad
+            for _ in read_rows(given, wanted, columns, on_bad=on_bad) if given else ():
                 num_rows[split] += 1
                 progress.advance()
     directory.mkdir()
-    writer = _Writer(directory, encoder, max_length, long_examples, console)
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:
         for split in num_rows:
-            for row in read_rows(files[split], wanted):
+            for row in read_rows(files[split], wanted, columns, on_bad=on_bad and (lambda _: None)):
                 writer.add(row, split, 0.0 if validation_paths else validation_fraction)
                 progress.advance()
     writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
@@ -196,13 +200,18 @@ class _Writer:
     """Writes examples to the files of a store and counts them."""
 
     def __init__(
-        self, directory: Path, encoder: ExampleEncoder, max_length: int, long_examples: LongExamples, console: Console
+        self,
+        directory: Path,
+        encoder: ExampleEncoder,
+        max_length: int,
+        policies: tuple[LongExamples, BadExamples],
+        console: Console,
     ) -> None:
         self._directory, self._encoder, self._console = directory, encoder, console
-        self._max_length, self._policy = max_length, long_examples
+        self._max_length, (self._policy, self._policy_for_bad) = max_length, policies
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._longest, self._group_size = 0, 1
+        self.longest, self._group_size = 0, 1
         self._totals = {"train": 0, "validation": 0}
 
     def opened(self) -> ExitStack:
@@ -219,53 +228,60 @@ class _Writer:
     def add(self, row: Row, split: str, validation_fraction: float) -> None:
         """Writes the examples of a row, or counts the row if it is too long or cannot be learnt."""
         try:
-            group = self._encoder(row)
+            groups = self._encoder(row)
         except RowError as error:
-            self._bad(row.place, str(error))
+            self.bad(f"{row.place}: {error}")
             return
-        examples, longest = group.examples, max(map(len, group.examples))
+        longest = max(len(example) for group in groups for example in group.examples)
+        self.longest = max(self.longest, longest)
         if longest > self._max_length:
-            self._longest = max(self._longest, longest)
             self._counts["long"] += 1
             if self._policy != "cut":
                 return
-            examples = tuple(example.cut(self._max_length) for example in examples)
-            if not all(any(example.supervised) for example in examples):
-                self._bad(row.place, f"has no token to learn within the first {self._max_length:,}; leave it out")
+            groups = tuple(group.cut(self._max_length) for group in groups)
+            if not all(any(example.supervised) for group in groups for example in group.examples):
+                self.bad(f"{row.place}: has no token to learn within the first {self._max_length:,}; leave it out")
                 return
-        if split == "train" and _is_held_out(_identity(row, examples), validation_fraction):
+        if split == "train" and _is_held_out(_identity(row, groups[0].examples), validation_fraction):
             split = "validation"
-        for example in examples:
-            self._totals[split] += len(example)
-            self._write(split, tokens=example.ids, supervised=example.supervised, ends=[self._totals[split]])
-        self._write(split, values=[group.value])
-        if group.fields is not None:
-            self._files[split, "fields"].write(orjson.dumps(group.fields) + b"\n")
+        for group in groups:
+            for example in group.examples:
+                self._totals[split] += len(example)
+                self._write(split, tokens=example.ids, supervised=example.supervised, ends=[self._totals[split]])
+            self._write(split, values=[group.value])
+            if group.fields is not None:
+                self._files[split, "fields"].write(orjson.dumps(group.fields) + b"\n")
         self._counts[split] += 1
         self._counts["conversations"] += not isinstance(row.answer if isinstance(row, Supervised) else row.prompt, str)
-        self._group_size = len(examples)
+        self._group_size = len(groups[0].examples)
 
     def _write(self, split: str, **arrays: Sequence[float]) -> None:
         for name, values in arrays.items():
             self._files[split, name].write(np.asarray(values, dtype=_TYPES[name]).tobytes())
 
-    def _bad(self, place: str, reason: str) -> None:
+    def bad(self, problem: str) -> None:
+        """Counts an example that cannot be learnt."""
         self._counts["bad"] += 1
         if len(self._problems) < _FIRST_PROBLEMS:
-            self._problems.append(f"{place}: {reason}")
+            self._problems.append(problem)
 
     def finish(self, files: dict[str, list[Path]], num_rows: dict[str, int], *, asks_to_hold_out: bool) -> None:
         """Writes the manifest; raises `DataError` if rows were refused or none is left."""
         counts = self._counts
-        if counts["bad"]:
+        if counts["bad"] and self._policy_for_bad == "refuse":
             raise DataError(
-                f"{counted(counts['bad'], 'example')} of {sum(num_rows.values()):,} cannot be learnt. Fix or remove:\n"
-                + "\n".join(self._problems)
+                f"{counted(counts['bad'], 'example')} of {sum(num_rows.values()):,} cannot be learnt. Fix or remove "
+                "them, or leave them out with tuning.bad_examples=leave_out:\n" + "\n".join(self._problems)
+            )
+        if counts["bad"]:
+            self._console.warn(
+                f"{counted(counts['bad'], 'example')} cannot be learnt and were left out "
+                f"(tuning.bad_examples=leave_out), first: {self._problems[0]}"
             )
         if counts["long"] and self._policy == "refuse":
             raise DataError(
                 f"{counted(counts['long'], 'example')} of {sum(num_rows.values()):,} have more than "
-                f"{self._max_length:,} tokens; the longest has {self._longest:,}. Raise data.max_length if the "
+                f"{self._max_length:,} tokens; the longest has {self.longest:,}. Raise data.max_length if the "
                 "model's context allows it, or choose: tuning.long_examples=cut cuts their ends, leave_out leaves them "
                 "out."
             )
@@ -280,6 +296,7 @@ class _Writer:
                 f"{counted(counts['long'], 'example')} of more than {self._max_length:,} tokens: {what} "
                 f"(tuning.long_examples={self._policy})."
             )
+        self._encoder.tell(self._console)
         sources = [file for given in files.values() for file in given]
         write_json(
             self._directory / _MANIFEST,
@@ -288,13 +305,17 @@ class _Writer:
                 "format_version": FORMAT_VERSION,
                 "inputs": {str(file): sha256_file(file) for file in sources},
                 "examples": {
-                    "read": sum(num_rows.values()),
+                    "read": counts["train"] + counts["validation"] + left_out + counts["bad"],
                     "train": counts["train"],
                     "validation": counts["validation"],
                     "left_out": left_out,
+                    "bad": counts["bad"],
                     "cut": counts["long"] - left_out,
                 },
+                "problems": self._problems,
                 "conversations": counts["conversations"],
+                "longest": self.longest,
+                "end_ids": self._encoder.end_ids,
                 "group_size": self._group_size,
                 "tokens": self._totals,
                 "max_length": self._max_length,
@@ -322,17 +343,26 @@ def _is_held_out(ids: list[int], fraction: float) -> bool:
 
 
 def first_examples(
-    paths: Sequence[Path], encoder: ExampleEncoder, count: int, wanted: type[Row] = Supervised
+    paths: Sequence[Path],
+    encoder: ExampleEncoder,
+    count: int,
+    wanted: type[Row] = Supervised,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    bad_examples: BadExamples = "refuse",
 ) -> Iterator[tuple[str, Example]]:
     """Yields the examples of the first `count` rows with their places, the chosen answer of a pair before the rejected.
 
-    Raises `DataError` for a row that cannot be learnt.
+    Raises `DataError` for a row that cannot be learnt, unless `bad_examples` leaves it out.
     """
-    for number, row in enumerate(read_rows(paths, wanted)):
+    leaves_out = bad_examples == "leave_out"
+    for number, row in enumerate(read_rows(paths, wanted, columns, on_bad=(lambda _: None) if leaves_out else None)):
         if number == count:
             return
         try:
-            for example in encoder(row).examples:
-                yield row.place, example
+            for group in encoder(row):
+                for example in group.examples:
+                    yield row.place, example
         except RowError as error:
+            if leaves_out:
+                continue
             raise DataError(first_few([f"{row.place}: {error}"], 1)) from None

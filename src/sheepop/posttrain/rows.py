@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import orjson
@@ -20,6 +21,9 @@ from sheepop.posttrain.shapes import NoShapeError, recognised
 from sheepop.tokenizer.messages import Message, MessageError, check_last, check_messages, message_text
 
 Turns = str | tuple[Message, ...]
+LEARNT_KEYS = {"weight", "train"}
+"""The keys of a message that say whether its answer is learnt."""
+_PLAIN = ("messages", "prompt", "completion", "chosen", "rejected")
 _PARQUET_ROWS = 1024
 _FIRST_PROBLEMS = 5
 
@@ -79,12 +83,19 @@ class RowError(Exception):
     """An invalid line; the message begins with the field."""
 
 
-def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
+def read_rows(
+    paths: Sequence[Path],
+    wanted: type[T],
+    columns: Mapping[str, str] = MappingProxyType({}),
+    *,
+    on_bad: Callable[[str], None] | None = None,
+) -> Iterator[T]:
     """Yields the lines of all files as rows of the type `wanted`, in order, with a few lines in memory at a time.
 
     Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
     All lines are read even if some are bad; a `DataError` at the end counts the bad ones and names the first, with line
-    and field. Arena votes that prefer neither answer are skipped when preferences are wanted.
+    and field, unless `on_bad` takes each problem. `columns` gives keys the names of shapes, such as ``prompt`` for
+    ``question``. Arena votes that prefer neither answer are skipped when preferences are wanted.
     """
     problems: list[str] = []
     num_bad = num_rows = num_undecided = 0
@@ -95,8 +106,11 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
                 num_undecided += 1
                 continue
             try:
-                row = _row(value, place, wanted)
+                row = _row(value, place, wanted, columns)
             except (RowError, MessageError) as error:
+                if on_bad is not None:
+                    on_bad(f"{place}: {error}")
+                    continue
                 num_bad += 1
                 if len(problems) < _FIRST_PROBLEMS:
                     problems.append(f"{place}: {error}")
@@ -118,15 +132,25 @@ def _is_undecided(value: Any) -> bool:
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
-def _row(value: Any, place: str, wanted: type[T]) -> T:
+def _row(value: Any, place: str, wanted: type[T], columns: Mapping[str, str]) -> T:
     if isinstance(value, BadLine):
         raise RowError(f"is {value.reason}")
     if not isinstance(value, dict):
         raise RowError("is not a JSON object")
+    for name, column in columns.items():
+        if column not in value:
+            raise RowError(f"{column}: is missing, which tuning.columns.{name} names")
+        if name in value and name not in columns.values():
+            raise RowError(f"{name}: is there, but tuning.columns.{name} = {column} takes its place; leave out one")
+    value = {key: each for key, each in value.items() if key not in columns.values()} | {
+        name: value[column] for name, column in columns.items()
+    }
     try:
         found = recognised(value)
     except NoShapeError as error:
         raise RowError(str(error)) from None
+    if found.get("tools") and all(isinstance(found.get(name) or "", str) for name in _PLAIN):
+        raise RowError("tools: a plain text has no place for them; give the prompt and the answer as messages")
     reads = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}
     row = reads[wanted](found, place)
     assert isinstance(row, wanted)
@@ -221,8 +245,13 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
     before, has_calls = "", False
     for number, message in enumerate(checked):
         where, role = f"{name}[{number}]", message["role"]
-        if message.get("weight", 1) not in (0, 1):
-            raise RowError(f"{where}.weight: is {message['weight']!r}; it must be 1 (learn the answer) or 0")
+        for key in LEARNT_KEYS & message.keys():
+            if message[key] not in (0, 1, None):
+                raise RowError(
+                    f"{where}.{key}: is {message[key]!r}; it must be 1 or true (learn the answer), 0 or false"
+                )
+            if message[key] and role != "assistant":
+                raise RowError(f"{where}.{key}: is {message[key]!r}, but only answers of the assistant are learnt")
         if not message_text(message).strip() and not message.get("tool_calls"):
             raise RowError(f"{where}.content: is empty")
         allowed = _FOLLOWS[before] | ({"tool"} if has_calls else set())
@@ -232,6 +261,11 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
         has_calls = role == "assistant" and bool(message.get("tool_calls"))
     check_last(checked, name, ends_with)
     return checked
+
+
+def is_learnt(message: Message) -> bool:
+    """Whether the answer of a message is to be learnt, as ``weight`` and ``train`` say."""
+    return all(message[key] in (True, None) for key in LEARNT_KEYS & message.keys())
 
 
 _FOLLOWS = {

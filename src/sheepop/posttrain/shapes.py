@@ -35,7 +35,7 @@ def recognised(fields: Fields) -> Fields:
     present = {key for key, value in fields.items() if value is not None}
     for shape in SHAPES:
         if shape.keys <= present:
-            return shape.convert(fields)
+            return _with_context(shape.convert(fields))
     known = "; ".join(f"{shape.name}: {', '.join(sorted(shape.keys))}" for shape in SHAPES)
     raise NoShapeError(f"has the keys {', '.join(sorted(fields)) or 'none'}, which fit no known shape ({known})")
 
@@ -55,19 +55,62 @@ def _sharegpt(fields: Fields) -> Fields:
         role = _SHAREGPT_ROLES.get(str(sender))
         if role is None:
             raise NoShapeError(f"conversations[{number}].from: is {sender!r}, not one of {', '.join(_SHAREGPT_ROLES)}")
-        messages.append({"role": role, "content": turn.get("value")})
-    system = fields.get("system")
-    if isinstance(system, str) and system.strip():
-        messages.insert(0, {"role": "system", "content": system})
-    return {**_rest(fields, "conversations", "system"), "messages": messages}
+        messages.append({**_rest(turn, "from", "value"), "role": role, "content": turn.get("value")})
+    return {**_rest(fields, "conversations"), "messages": messages}
+
+
+def _with_context(fields: Fields) -> Fields:
+    """A plain shape with the turns of ``system`` and ``history`` before it, as messages.
+
+    ``history`` are earlier messages, or pairs of what the user and the assistant said. As these, an answer is learnt if
+    the row is a conversation.
+    """
+    system, history = fields.get("system"), fields.get("history")
+    if not system and not history:
+        return _rest(fields, "system", "history")
+    if not isinstance(system or "", str):
+        raise NoShapeError("system: is not a text")
+    before: list[Any] = [{"role": "system", "content": system}] if system and system.strip() else []
+    for number, turn in enumerate(_listed(history or [], "history")):
+        if isinstance(turn, list) and len(turn) == 2 and all(isinstance(said, str) for said in turn):
+            before += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+        elif isinstance(turn, dict):
+            before.append(turn)
+        else:
+            raise NoShapeError(f"history[{number}]: is neither a message nor a pair of texts")
+    rest = _rest(fields, "system", "history")
+    if "messages" in rest:
+        return {**rest, "messages": _after(before, rest["messages"], "messages")}
+    if rest.get("prompt"):
+        prompt = rest["prompt"]
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return {**rest, "prompt": _after(before, said, "prompt")}
+    return {**rest, **{name: _after(before, rest[name], name) for name in ("chosen", "rejected") if name in rest}}
+
+
+def _after(before: list[Any], turns: Any, name: str) -> list[Any]:
+    """Messages after those of the context; only one of them has a system message."""
+    found = [turns] if isinstance(turns, dict) else _listed(turns, name)
+    if before and found and isinstance(found[0], dict) and found[0].get("role") == "system" == before[0].get("role"):
+        raise NoShapeError(f"system: {name} begin with a message of the system, too; remove one of them")
+    return [*before, *found]
+
+
+def _listed(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise NoShapeError(f"{name}: is not a list")
+    return value
 
 
 def _instruction(answer: str, context: str) -> Callable[[Fields], Fields]:
     """Converts Alpaca and Dolly: an instruction, an optional context, and the answer."""
 
     def convert(fields: Fields) -> Fields:
-        parts = [fields["instruction"], fields.get(context)]
-        question = "\n\n".join(part for part in parts if isinstance(part, str) and part.strip())
+        parts = {"instruction": fields["instruction"], context: fields.get(context) or ""}
+        for name, part in parts.items():
+            if not isinstance(part, str):
+                raise NoShapeError(f"{name}: is not a text")
+        question = "\n\n".join(part for part in parts.values() if part.strip())
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": fields[answer]}]
         return {**_rest(fields, "instruction", context, answer), "messages": messages}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -65,15 +64,10 @@ class ChatMessage(RequestModel):
         return self
 
     def to_template(self) -> dict[str, Any]:
-        """Converts the message for chat templates: joins its parts, and parses the arguments of tool calls."""
+        """Converts the message for chat templates: joins its parts."""
         found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
         if isinstance(self.content, list):
             found["content"] = message_text(found)
-        for call in found.get("tool_calls", ()):
-            try:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"].strip() or "{}")
-            except (ValueError, RecursionError):
-                continue  # the template gets the unparsed text
         return found
 
 
@@ -87,7 +81,7 @@ class Function(RequestModel):
 
 
 class Tool(RequestModel):
-    """A tool; only functions are supported. `given` is it as the client sent it, without null, for chat templates."""
+    """A tool; only functions are supported. `given` is it as the client sent it, for chat templates."""
 
     type: Literal["function"]
     function: Function
@@ -102,11 +96,7 @@ class Tool(RequestModel):
     @classmethod
     def _keep(cls, given: Any, check: Callable[[Any], Tool]) -> Tool:
         tool = check(given)
-        tool._given = {
-            name: {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
-            for name, value in given.items()
-            if value is not None
-        }
+        tool._given = given
         return tool
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +17,17 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
 from sheepop.tokenizer.messages import Message
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
+from sheepop.tokenizer.spelled import SpelledTokens
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 # The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # What a conversation gives to a template itself.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+
+# In a template that asks for it, a message with nothing but calls has no content at all.
+_ASKS_FOR_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+(?:not\s+)?none\b", re.IGNORECASE)
 
 # The explanation of a template's errors, by the name of their type.
 _REASONS = {
@@ -171,19 +177,9 @@ class ChatTemplate:
         text, unless `parse_special`, so that nobody can end a message inside it.
         """
         given = {name: options.pop(name, None) for name in ("tools", "documents")}
-        spelled: set[str] = set()
-        if not parse_special:
-            special = tokenizer.special_tokens
-            for text in _texts([messages, *given.values()]):
-                spelled.update(token for token in special if token in text)
-        if not spelled:
-            return tokenizer.encode(self.render(messages, **given, **options), allow_special=True)
-        mark = f"q{secrets.token_hex(8)}z"  # of which no beginning is an end
-        hidden = sorted(spelled, key=len, reverse=True)
-        names = {token: f"{mark}{number}{mark}" for number, token in enumerate(hidden)}
-        seen, tools, documents = _replaced([messages, *given.values()], names)
-        text = self.render(seen, tools=tools, documents=documents, **options)
-        return _encoded_apart(tokenizer, text.split(mark), hidden)
+        spelled = SpelledTokens(tokenizer, () if parse_special else [messages, *given.values()])
+        seen, tools, documents = spelled.hidden([messages, *given.values()])
+        return spelled.encode(self.render(seen, tools=tools, documents=documents, **options))
 
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
@@ -202,16 +198,25 @@ class ChatTemplate:
         for name, entries in (("tools", tools), ("documents", documents)):
             if isinstance(entries, str | Mapping) or not all(isinstance(entry, Mapping) for entry in entries or ()):
                 raise UsageError(f"{name} must be a list of objects as in JSON.")
-        seen = {"messages": _checked(messages), "tools": tools, "documents": documents}
-        request = {
-            "template": self._chosen(with_tools=tools is not None),
-            "variables": {**seen, **self._variables, **variables},
+        functions = None if tools is None else [_without_null(tool) for tool in tools]
+        template = self._chosen(with_tools=tools is not None)
+        forms = _forms(_checked(messages), template)
+        request: dict[str, Any] = {
+            "template": template,
+            "variables": {"tools": functions, "documents": documents, **self._variables, **variables},
             "now": datetime.now().isoformat(),  # the process has another time zone
             "largest_output": self._limits[2],
             "marked": marked,
         }
         try:
-            return self._thread.submit(self._ask, request).result()
+            for number, form in enumerate(forms, 1):
+                request["variables"]["messages"] = form
+                try:
+                    return self._thread.submit(self._ask, request).result()
+                except HandlerError as error:
+                    if error.kind != "TypeError" or number == len(forms):
+                        raise
+            raise AssertionError("there is a form")
         except BoundedProcessError as error:
             raise self._error(error) from None
         except (TypeError, ValueError, RecursionError) as error:
@@ -246,52 +251,6 @@ class ChatTemplate:
         else:
             reason = f"could not be rendered: {error}"
         return TokenizerError(f"The chat template of the model {reason}.")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _texts(key)
-            yield from _texts(entry)
-    elif isinstance(value, Sequence):
-        for entry in value:
-            yield from _texts(entry)
-
-
-def _replaced(value: Any, names: Mapping[str, str]) -> Any:
-    """A value of JSON with the texts `names` replaced, in order."""
-    if isinstance(value, str):
-        for text, name in names.items():
-            value = value.replace(text, name)
-        return value
-    if isinstance(value, Mapping):
-        return {_replaced(key, names): _replaced(entry, names) for key, entry in value.items()}
-    return [_replaced(entry, names) for entry in value] if isinstance(value, Sequence) else value
-
-
-def _encoded_apart(tokenizer: Tokenizer, parts: Sequence[str], hidden: Sequence[str]) -> list[int]:
-    """The ids of a text; every second part is the number of an entry of `hidden` that is text there.
-
-    Around it, all is text up to the special tokens before and after.
-    """
-    special, ids, plain = list(tokenizer.special_tokens), list[int](), ""
-    for place, part in enumerate(parts):
-        if place % 2:
-            plain += hidden[int(part)]
-            continue
-        first = min((found for token in special if (found := part.find(token)) >= 0), default=len(part))
-        end = max((found + len(token) for token in special if (found := part.rfind(token)) >= 0), default=0)
-        begin, end = (first if place else 0), (end if place + 1 < len(parts) else len(part))
-        if begin >= end:
-            plain += part
-            continue
-        ids += tokenizer.encode(plain + part[:begin])
-        ids += tokenizer.encode(part[begin:end], allow_special=True)
-        plain = part[end:]
-    return ids + tokenizer.encode(plain)
 
 
 def chat_templates(tokenizer: Tokenizer) -> dict[str, str]:
@@ -340,20 +299,72 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
             "A conversation must be a list of at least one message, each an object with content and a role, "
             "which is a text such as user."
         )
-    return [_message(message) for message in messages]
+    return [as_template_reads(message) for message in messages]
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """A message without None values, with its reasoning under every key that templates read."""
+def as_template_reads(message: Message) -> dict[str, Any]:
+    """A message without null, with arguments of calls as objects, and its reasoning under each key templates read."""
     present = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((present[name] for name in _REASONING if name in present), None)
+    if isinstance(calls := present.get("tool_calls"), list):
+        present["tool_calls"] = [_with_arguments(call) for call in calls]
+    reasoning = next((present[name] for name in REASONING if name in present), None)
     if reasoning is None:
         return present
     return {"thinking": reasoning, **present, "reasoning_content": reasoning}
 
 
+def _with_arguments(call: Any) -> Any:
+    """A tool call whose arguments are an object; OpenAI's API writes them as JSON text, and an empty text for none."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads((arguments or "").strip() or "{}")
+            # Any other text stays as it is.
+            function = {**function, "arguments": found if isinstance(found, dict) else arguments}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _forms(messages: list[dict[str, Any]], template: str) -> list[list[dict[str, Any]]]:
+    """The forms of a conversation that a template may expect; it fails with a `TypeError` for any other.
+
+    Some templates ask whether the content of a message with calls is none; some join the arguments of calls to text.
+    """
+    if not any(message.get("tool_calls") for message in messages):
+        return [messages]
+    forms = [messages]
+    if _ASKS_FOR_NONE.search(template):
+        bare = [
+            {**each, "content": each.get("content") or None} if each.get("tool_calls") else each for each in messages
+        ]
+        forms = [bare, messages]
+    return [each for form in forms for each in (form, [_with_text(message) for message in form])]
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as JSON text."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        if isinstance(function.get("arguments"), Mapping):
+            function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _without_null(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool and its function without keys that are null; in a JSON schema, null is a value."""
+    return {
+        name: {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else value
+        for name, value in tool.items()
+        if value is not None
+    }
+
+
 def _same_fields(field: str) -> tuple[str, ...]:
-    return _REASONING if field in _REASONING else (field,)
+    return REASONING if field in REASONING else (field,)
 
 
 def _marked_end(messages: list[dict[str, Any]], field: str, mark: str) -> tuple[list[dict[str, Any]], str]:

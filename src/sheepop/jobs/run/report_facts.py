@@ -84,6 +84,8 @@ def _add_examples(page: Page, manifest: dict[str, Any]) -> None:
             "Examples read": counts.get("read"),
             "To train on": counts.get("train"),
             "Held out": counts.get("validation"),
+            "Not to be learnt, left out": counts.get("bad"),
+            "First of these": manifest.get("problems") or None,
             "Too long, left out": counts.get("left_out"),
             "Too long, cut": counts.get("cut"),
             "Conversations among them": manifest.get("conversations"),

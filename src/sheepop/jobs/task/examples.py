@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +15,7 @@ from sheepop.adapt.lora import add_lora
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import load_model, resolve_model_directory
 from sheepop.checkpoint.changes import NAME
+from sheepop.checkpoint.generation_settings import with_ends
 from sheepop.checkpoint.model_description import read_model_config
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm
 from sheepop.core.config import leaves
@@ -31,17 +31,17 @@ from sheepop.jobs.recipe import MOST_ROW_TOKENS
 from sheepop.jobs.task.interface import Task
 from sheepop.jobs.task.samples import generate_command
 from sheepop.model import Transformer
-from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
+from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
-from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
+from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
+from sheepop.posttrain.templates import READY, default_template, fitting, named_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
-from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.train.objective import Objective, with_experts
 
 _SAMPLES, _LOOKED_AT = 3, 100
-_TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
+TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
 # The settings under `data` and `training` that a run on examples reads, and those that are about text.
 # Rows of a chosen length hold a multiple of this many tokens.
 _ROW_UNIT = 64
@@ -86,8 +86,8 @@ class ExampleTask(Task):
     @property
     def inputs(self) -> Sequence[str | None]:
         """The examples and the chat template."""
-        config = self.config
-        return [*config.data.paths, *config.tuning.validation_paths, config.tuning.chat_template]
+        config, template = self.config, self.config.tuning.chat_template
+        return [*config.data.paths, *config.tuning.validation_paths, None if template in READY else template]
 
     def prepared(self, given: Mapping[str, Any]) -> Self:
         """Tokenises the examples of `data.paths` into the run, with the tokenizer of the initial model."""
@@ -98,7 +98,7 @@ class ExampleTask(Task):
                 f"{config.tuning.method} MODEL --data FILE, or --fork MODEL."
             )
         _refuse_text_settings(config)
-        _require_examples(config)
+        require_examples(config)
         config = origin.inherit(config, given)
         if config.model.architecture != "decoder":
             raise ConfigError("Post-training is for models that continue text; this one is an encoder-decoder.")
@@ -112,7 +112,7 @@ class ExampleTask(Task):
         if config.tuning.lora is not None or task.keeps_base:
             origin.write_base(self.run.base)
         with atomic_directory(self.run.examples, replace=True) as place:
-            task._build(origin.loaded.tokenizer, place)
+            task.build_in(place, origin.loaded.tokenizer, origin.loaded.end_ids)
         return task.with_row_length()
 
     def with_row_length(self) -> Self:
@@ -139,35 +139,28 @@ class ExampleTask(Task):
                 "it out, or start a new run with another --output."
             )
 
-    def _build(self, tokenizer: Tokenizer, place: Path) -> None:
+    def build_in(self, place: Path, tokenizer: Tokenizer, end_ids: Collection[int]) -> ExampleStore:
+        """Tokenises the examples into the directory `place`; `end_ids` end the model's texts."""
         config = self.config
-        tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, self.console)
-        with self._template(tokenizer) as template:
-            build_examples(
+        tokenizer = with_template(tokenizer, config.tuning.chat_template, place / TOKENIZER, self.console)
+        with self.template(tokenizer) as template:
+            return build_examples(
                 [Path(path) for path in config.data.paths],
                 place / TOKENS,
-                ExampleEncoder(tokenizer, template),
+                ExampleEncoder(tokenizer, template, end_ids),
                 self.row_type,
                 max_length=self.most_tokens,
                 long_examples=config.tuning.long_examples,
                 validation_fraction=config.data.validation_fraction,
                 validation_paths=[Path(path) for path in config.tuning.validation_paths],
+                bad_examples=config.tuning.bad_examples,
+                columns=config.tuning.columns or {},
                 console=self.console,
             )
 
-    def _template(self, tokenizer: Tokenizer) -> ChatTemplate:
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        """Opens the chat template of a tokenizer with the variables of the settings; the caller closes it."""
         return ChatTemplate.of(tokenizer, variables=self.config.tuning.chat_template_kwargs)
-
-    def first_examples(self, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
-        """The first examples that a run from `model` would learn from, with their places, to look at before it."""
-        _require_examples(self.config)
-        with tempfile.TemporaryDirectory() as place:
-            source, template_file = load_tokenizer(resolve_model_directory(model)), self.config.tuning.chat_template
-            tokenizer = _with_template(source, template_file, Path(place) / _TOKENIZER, Console.silent())
-            with self._template(tokenizer) as template:
-                encoder, paths = ExampleEncoder(tokenizer, template), list(map(Path, self.config.data.paths))
-                for where, example in first_examples(paths, encoder, count, self.row_type):
-                    yield where, example, tokenizer
 
     @cached_property
     def store(self) -> ExampleStore:
@@ -195,7 +188,7 @@ class ExampleTask(Task):
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.directory / _TOKENIZER)
+        return load_tokenizer(self.directory / TOKENIZER)
 
     def describe(self) -> str:
         """The number of examples, and of their supervised tokens."""
@@ -280,9 +273,16 @@ class ExampleTask(Task):
         return load_model(self.run.base, device, torch.float32).model
 
     def form(self, model: Transformer, generation: Mapping[str, Any]) -> ModelForm:
-        """Checkpoints store all weights; with LoRA, the adapter."""
+        """Checkpoints store all weights; with LoRA, the adapter. The ends of learnt answers end the model's texts."""
         lora = self.config.tuning.lora
-        return super().form(model, generation) if lora is None else AdaptedModel(self.run.base, model, lora)
+        if lora is not None:
+            return AdaptedModel(self.run.base, model, lora, self.end_ids)
+        return super().form(model, with_ends(generation, self.end_ids))
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end texts of the model and the learnt answers."""
+        return tuple(self.store.manifest.get("end_ids", ()))
 
     def held_out(self) -> Batches | None:
         """The rows of the held-out examples."""
@@ -302,10 +302,9 @@ class ExampleTask(Task):
             return self._held_out_prompts(self.config.model.max_seq_len // 2)
         if not self.store.manifest["conversations"]:
             return [[*tokenizer.prefix_ids, *tokenizer.encode(text)] for text in given]
-        with self._template(tokenizer) as template:
+        with self.template(tokenizer) as template:
             messages = [[{"role": "user", "content": text}] for text in given]
-            texts = [template.render(each, add_generation_prompt=True) for each in messages]
-        return [tokenizer.encode(text, allow_special=True) for text in texts]
+            return [template.encode(tokenizer, each, add_generation_prompt=True) for each in messages]
 
     def _held_out_prompts(self, most: int) -> list[list[int]]:
         """The prompts of the first held-out examples, or of training examples, with at most `most` tokens."""
@@ -344,20 +343,23 @@ class SupervisedTask(ExampleTask):
         return load_model(teacher.model, resolve_device(self.config.device), torch.float32).model.requires_grad_(False)
 
 
-def _require_examples(config: SheepOpConfig) -> None:
+def require_examples(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` unless files of examples are named."""
     if not config.data.paths:
         raise ConfigError("data.paths is empty: name a file of examples with --data FILE.")
 
 
-def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, console: Console) -> Tokenizer:
+def with_template(tokenizer: Tokenizer, template: str | None, place: Path, console: Console) -> Tokenizer:
     """The tokenizer, saved to `place` with the chat template that conversations are rendered with."""
     place.mkdir()
     tokenizer.save(place)
     if template is not None:
-        text = read_text(Path(template), LARGEST_TEMPLATE)
+        text = named_template(template, tokenizer)
     elif not chat_templates(tokenizer):
         text = default_template(tokenizer)
-        console.info("The model has no chat template, so it learns a simple one, which is kept with it.")
+        known = " or ".join(f"tuning.chat_template={name}" for name in fitting(tokenizer))
+        other = f" Its tokens also fit {known}." if known else ""
+        console.info(f"The model has no chat template, so it learns a simple one, which is kept with it.{other}")
     else:
         return tokenizer
     (place / "chat_template.jinja").write_text(text, encoding="utf-8")

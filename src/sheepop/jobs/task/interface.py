@@ -185,10 +185,16 @@ class Task(ABC):
         """The prompts that the model continues during training, as text or tokens."""
         return self.config.training.sample_prompts or ()
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end texts of the model, in addition to the tokenizer's own."""
+        return ()
+
     def samples(self, model: Transformer, device: str) -> Samples | None:
         """Lets the model continue `sample_prompts` and traces `trace.prompt` during training; None without either."""
         prompts, trace = self.sample_prompts(), self.config.trace
-        samples = TrainingSamples(model, self.tokenizer(), self.config, device, prompts) if prompts else None
+        given = (model, self.tokenizer(), self.config, device, prompts, self.end_ids)
+        samples = TrainingSamples(*given) if prompts else None
         if trace.prompt is None:
             return samples
         return TrainingTraces(model, self.tokenizer(), trace, self.run.traces, samples)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sheepop.adapt.lora import without_changes
 from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, add_scalar_head
 from sheepop.checkpoint import load_model
-from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation, with_ends
 from sheepop.checkpoint.model_form import ModelForm, WithValues
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
@@ -194,8 +194,8 @@ class PolicyTask(ExampleTask):
 
     @cached_property
     def _end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text of the initial model."""
-        settings = read_generation(self.run.base)
+        """The tokens that end a text of the policy."""
+        settings = with_ends(read_generation(self.run.base), self.end_ids)
         return end_ids(settings, self.config.model.vocabulary, str(self.run.base / GENERATION))
 
     def rows(self, split: ExampleSplit) -> ExampleRows:

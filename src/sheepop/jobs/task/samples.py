@@ -113,9 +113,10 @@ class TrainingSamples:
         config: SheepOpConfig,
         device: str,
         prompts: Sequence[str | Sequence[int]],
+        end_ids: Sequence[int] = (),
     ) -> None:
         self._config, self._prompts = config, prompts
-        self._generator = Generator(model, tokenizer, device=device)
+        self._generator = Generator(model, tokenizer, device=device, end_ids=end_ids)
 
     def __call__(self, step: int) -> list[dict[str, Any]]:
         """Returns one row per prompt; the seed depends on the step alone."""

@@ -1,0 +1,96 @@
+"""What a run on examples would learn, and how, to look at before it starts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sheepop.checkpoint import resolve_model_directory
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
+from sheepop.checkpoint.model_description import read_model_config
+from sheepop.core.console import Console
+from sheepop.core.facts import counted
+from sheepop.jobs.task.examples import TOKENIZER, ExampleTask, require_examples, with_template
+from sheepop.posttrain.encoding import Example, ExampleEncoder
+from sheepop.posttrain.example_store import first_examples
+from sheepop.posttrain.templates import READY
+from sheepop.tokenizer import Tokenizer, chat_templates, load_tokenizer
+
+
+def shown_examples(task: ExampleTask, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
+    """The first examples that a run from `model` would learn from, with their places."""
+    require_examples(task.config)
+    tuning, paths, place = task.config.tuning, list(map(Path, task.config.data.paths)), resolve_model_directory(model)
+    with tempfile.TemporaryDirectory() as directory:
+        source, target = load_tokenizer(place), Path(directory) / TOKENIZER
+        tokenizer = with_template(source, tuning.chat_template, target, Console.silent())
+        with task.template(tokenizer) as template:
+            encoder = ExampleEncoder(tokenizer, template, _end_ids(place))
+            options = (task.row_type, tuning.columns or {}, tuning.bad_examples)
+            for where, example in first_examples(paths, encoder, count, *options):
+                yield where, example, tokenizer
+
+
+def _end_ids(place: Path) -> tuple[int, ...]:
+    """The tokens that end the texts of the model in a directory, besides the tokenizer's own."""
+    return end_ids(read_generation(place), read_model_config(place).vocabulary, str(place / GENERATION))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a run would read its examples: the chat template, whether that marks answers, and what ends texts.
+
+    `longest` is the number of tokens of the longest example, `row_length` how many fit, and `learnt` the number of
+    tokens to learn.
+    """
+
+    chat_template: str
+    marks_answers: bool
+    end_tokens: tuple[str, ...]
+    examples: int
+    held_out: int
+    tokens: int
+    learnt: int
+    longest: int
+    row_length: int
+
+    @classmethod
+    def of(cls, task: ExampleTask, model: Path) -> Decision:
+        """Tokenises all examples as a run from `model` does, which says the same; raises as that."""
+        place = resolve_model_directory(model)
+        network, source, chosen = read_model_config(place), load_tokenizer(place), task.config.tuning.chat_template
+        task = task.with_config(task.config.replace(model=network.model_dump()))
+        with tempfile.TemporaryDirectory() as directory:
+            store = task.build_in(Path(directory), source, _end_ids(place))
+            tokenizer = load_tokenizer(Path(directory) / TOKENIZER)
+            with task.template(tokenizer) as template:
+                marks = template.marks_answers()
+            names = {number: text for text, number in tokenizer.special_tokens.items()}
+            own = "the model's own" if chat_templates(source) else "a simple one, since the model has none"
+            numbers = dict.fromkeys([*store.manifest["end_ids"], tokenizer.special_id("eos")])
+            return cls(
+                own if chosen is None else f"the ready one for {chosen}" if chosen in READY else f"that of {chosen}",
+                marks,
+                tuple(names.get(number, str(number)) for number in numbers if number is not None),
+                store.train.num_groups,
+                store.validation.num_groups,
+                store.train.num_tokens,
+                store.train.num_supervised,
+                store.manifest["longest"],
+                task.row_length,
+            )
+
+    def lines(self) -> list[str]:
+        """The decision in words."""
+        how = (
+            "its {% generation %} blocks mark the answers" if self.marks_answers else "answers are found by comparison"
+        )
+        return [
+            f"Chat template: {self.chat_template}; {how}.",
+            f"The model's texts end with {' or '.join(self.end_tokens)}.",
+            f"{counted(self.examples, 'example')} of {counted(self.tokens, 'token')}, {self.learnt:,} of them learnt; "
+            f"{self.held_out:,} held out.",
+            f"The longest example has {counted(self.longest, 'token')}; rows hold {self.row_length:,}.",
+        ]
