@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+from sheepop.train.metrics import read_json_lines
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.run_directory import RunDirectory
@@ -18,7 +19,6 @@ from sheepop.jobs.exchange import export_model
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.run.open import task_of
 from sheepop.jobs.task.shown import Decision
-from sheepop.train.metrics import read_json_lines
 
 from ..running import train
 
