@@ -12,7 +12,7 @@ import pytest
 from sheepop.core.console import Console
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.quantize import quantize_model
-from sheepop.jobs.recipe import complete
+from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.run import resolve
 from sheepop.jobs.run.resolve import bytes_of_a_step
 from sheepop.jobs.task.examples import SupervisedTask
@@ -100,15 +100,15 @@ def test_rows_hold_the_longest_example(kind: Any, method: str, packing: bool, ex
 
 def test_an_adapter_is_trained_where_the_weights_cannot_be(base: Path, tmp_path: Path) -> None:
     tuning = {"tuning": {"method": "sft"}, "data": {"paths": ["x.jsonl"]}}
-    plain = complete(tuning, lambda device: 1e9, Console.silent(), fork=base)
+    plain = complete(draft(tuning, base), lambda device: 1e9, Console.silent())
     assert plain.config.tuning.lora is None
     little = {**tuning, "training": {"activation_checkpointing": "auto", "memory_budget": 1e-5}}
     quantised = tmp_path / "quantised"
     quantize_model(base, quantised, to="int8", console=Console.silent())
     for given, model in ((little, base), (tuning, quantised)):
-        found = complete(given, lambda device: 1e9, Console.silent(), fork=model)
+        found = complete(draft(given, model), lambda device: 1e9, Console.silent())
         assert found.config.tuning.lora is not None
         assert found.chosen["tuning.lora.rank"] == found.config.tuning.lora.rank
         assert found.config.training.learning_rate == min(1e-2, 10 * plain.config.training.learning_rate)
         none = {**given, "tuning": {"method": "sft", "lora": None}}
-        assert complete(none, lambda device: 1e9, Console.silent(), fork=model).config.tuning.lora is None
+        assert complete(draft(none, model), lambda device: 1e9, Console.silent()).config.tuning.lora is None

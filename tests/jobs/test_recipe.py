@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sheepop.checkpoint import save_model
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
@@ -13,8 +14,10 @@ from sheepop.jobs import recipe
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.config_help import all_settings, render
 from sheepop.jobs.recipe import SIZES, Completed, choose_size, choose_tokenizer, complete, draft
+from sheepop.model import ModelConfig, build_model
 from sheepop.model.presets import PRESETS
 from sheepop.model.sections import NgramConfig
+from sheepop.tokenizer import CharTokenizer
 from sheepop.train import TrainingConfig
 
 Completer = Callable[..., Completed]
@@ -164,9 +167,18 @@ def test_another_optimizer_has_its_own_rate(completed: Completer) -> None:
     assert config.training.learning_rate == SheepOpConfig().training.learning_rate
 
 
-def test_a_fork_keeps_model_and_tokenizer(completed: Completer) -> None:
-    found = completed({}, fork=Path("parent"))
+def test_a_fork_keeps_model_and_tokenizer(completed: Completer, base: Path) -> None:
+    found = completed({}, fork=base)
     assert {key.partition(".")[0] for key in found.chosen} == {"training"}
+
+
+def test_rows_of_a_fork_are_not_as_long_as_a_published_context(completed: Completer, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 40, "d_model": 8, "num_layers": 1, "num_heads": 1, "position_encoding": "rope"}
+    model = build_model(ModelConfig(**sizes, max_seq_len=32_768), seed=0)
+    save_model(tmp_path / "published", model, CharTokenizer("abc"), {})
+    assert completed({}, fork=tmp_path / "published").config.data.max_length == 2048
+    given = {"data": {"paths": [str(tmp_path / "text.txt")], "max_length": 4096}}
+    assert completed(given, fork=tmp_path / "published").config.data.max_length == 4096
 
 
 def test_longer_rows_need_a_longer_context(completed: Completer, tmp_path: Path) -> None:
