@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -81,7 +82,7 @@ class Engine:
     ) -> None:
         self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
         self._steps_ahead = steps_ahead
-        self._started: deque[tuple[Sampled | None, list[_Span]]] = deque()  # with results that were not read yet
+        self._started: deque[_Step] = deque()  # whose results were not read yet
         if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
             raise UsageError(
                 f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses for each of "
@@ -178,7 +179,7 @@ class Engine:
         shares = self.scheduler.schedule()
         updates, num_ahead = self._start(shares) if shares else [], self._num_ahead(shares)
         while len(self._started) > num_ahead:
-            updates += self._finish(*self._started.popleft())
+            updates += self._finish(self._started.popleft())
         return updates
 
     def _num_ahead(self, shares: Sequence[Share]) -> int:
@@ -202,126 +203,106 @@ class Engine:
 
     def _start(self, shares: Sequence[Share]) -> list[Update]:
         """Runs the network and the sampler; returns the updates of what needs no sampling, or fails before."""
-        latest = self._started[-1][0] if self._started else None
-        for share in shares:
-            cast(Request, share.request).begin(share)
+        latest = self._started[-1].sampled if self._started else None
         logits = self._runner.run(shares, None if latest is None else latest.token_ids)
         updates: list[Update] = []
-        spans: list[_Span] = []
-        rows: list[Row] = []
-        used: list[int] = []
-        for share, (first, last) in zip(shares, self._advance(shares), strict=True):
-            request = cast(Request, share.request)
-            if first == last:
-                continue
-            if request.beam is not None:
-                updates += self._extend(request, logits[first:last])
-                continue
-            for candidate, end, places in self._read(request, share, first):
-                try:
-                    found = _rows(candidate, len(places))
-                except UsageError as error:
-                    updates += self._fail(candidate, error)
-                    break
-                spans.append(_Span(candidate, end, range(len(rows), len(rows) + len(places))))
-                candidate.expect(len(rows))
-                rows += found
-                used += places
-        sampled = None
-        if rows:
-            if used != list(range(len(logits))):
-                logits = logits[upload(torch.tensor(used), logits.device)]
-            sampled = self._sampler.sample(logits, rows)
-        self._started.append((sampled, spans))
-        return updates
-
-    def _advance(self, shares: Sequence[Share]) -> Iterator[tuple[int, int]]:
-        """Records what a pass has stored; yields which of its logits, from one row to another, belong to each share."""
-        advance, last = self.scheduler.manager.advance, 0
+        step, used, row = _Step(), list[int](), 0
+        advance = self.scheduler.manager.advance
         for share in shares:
-            first = last
+            request, first = cast(Request, share.request), row
+            if request.is_new:
+                request.begin(share)
             for reader, (table, start, count), num_predictions in share.grants:
                 advance(table, reader.context, min(start + count, len(reader.context)))
-                last += num_predictions
-            yield first, last
+                row += num_predictions
+            if row == first:
+                continue
+            if request.beam is not None:
+                updates += self._extend(request, logits[first:row])
+                continue
+            try:
+                self._add(step, used, request, share, first)
+            except UsageError as error:
+                updates += self._fail(request, error)
+        if step.rows:
+            if used != list(range(len(logits))):
+                logits = logits[upload(torch.tensor(used), logits.device)]
+            step.sampled = self._sampler.sample(logits, step.rows)
+        self._started.append(step)
+        return updates
 
-    def _read(self, request: Request, share: Share, first: int) -> Iterator[tuple[Candidate, int, range]]:
-        """Yields the texts to continue, how many of their tokens are stored, and their logits, from row `first` on.
+    def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:
+        """Adds the request's texts to a step, with their logits from row `first` on to those that are `used`.
 
         New candidates share those of the first.
         """
         others = request.fork() if len(request.candidates) < request.num_candidates else []
-        for reader, chunk, num_predictions in share.grants:
-            candidate = cast(Candidate, reader)
-            end, places = chunk.table.num_tokens, range(first, first + num_predictions)
-            first += num_predictions
+        for reader, chunk, count in share.grants:
             for other in others:
                 other.table = self.scheduler.manager.fork(chunk.table)
-            for each in (candidate, *others):
-                yield each, end, places
+            places = range(first, first + count)
+            for candidate in (cast(Candidate, reader), *others) if count else ():
+                rows = _rows(candidate, count)
+                begin = len(step.rows)
+                step.spans.append((candidate, chunk.table.num_tokens, begin, begin + count))
+                candidate.expect(begin)
+                step.rows += rows
+                used += places
+            first += count
 
-    def _finish(self, sampled: Sampled | None, spans: Sequence[_Span]) -> list[Update]:
+    def _finish(self, step: _Step) -> list[Update]:
         """Adds the sampled tokens to their texts; those of a text that has ended meanwhile are dropped."""
         updates: list[Update] = []
-        choice = None if sampled is None else sampled.choice()
-        for span in spans:
-            candidate, _, rows = span
-            if candidate.finish_reason is not None or choice is None:
+        if step.sampled is None:
+            return updates
+        choice = step.sampled.choice()
+        for candidate, end, begin, stop in step.spans:
+            if candidate.finish_reason is not None:
                 continue
             candidate.num_expected -= 1
-            if not all(choice.usable[row] for row in rows):
-                updates += self._fail(candidate, _not_finite(candidate))
+            if not all(choice.usable[begin:stop]):
+                updates += self._fail(candidate.request, _not_finite(candidate))
                 continue
             written = len(candidate.token_ids)
-            updates.append(Update.of(candidate, self._accept(span, choice), written))
-            self._settle(span, len(candidate.token_ids) - written)
+            updates.append(Update.of(candidate, _accept(candidate, choice, begin, stop), written))
+            num_new = len(candidate.token_ids) - written
+            if num_new > 1 or candidate.finish_reason is not None or candidate.is_full:
+                self._settle(candidate, end, num_new)
         return updates
 
-    def _accept(self, span: _Span, choice: Choice) -> str:
-        """Adds the sampled tokens up to the first that differs from its guess; returns the text to show."""
-        candidate, drafts = span.candidate, span.candidate.drafts
-        candidate.drafts = []
-        config = candidate.request.config
-        shown = ""
-        for number, row in enumerate(span.rows):
-            token_id = choice.token_ids[row]
-            candidate.near_ties += choice.near_ties[row] and not config.batch_invariant
-            shown += candidate.accept(token_id, choice.logprobs[row], choice.likeliest(row, config))
-            if candidate.finish_reason is not None or number >= len(drafts) or token_id != drafts[number]:
-                break
-        return shown
+    def _settle(self, candidate: Candidate, end: int, num_new: int) -> None:
+        """Records that new tokens, behind the first `end`, are stored, or frees the blocks of a text.
 
-    def _settle(self, span: _Span, num_new: int) -> None:
-        """Records which tokens of a text are stored, or frees the blocks of a text that ended or must slide."""
-        candidate, manager = span.candidate, self.scheduler.manager
-        table, has_ended = candidate.table, candidate.finish_reason is not None
-        if has_ended or len(candidate.context) > candidate.request.max_seq_len:
+        A text that has ended needs none, and one that slides is read again.
+        """
+        manager, table, has_ended = self.scheduler.manager, candidate.table, candidate.finish_reason is not None
+        if has_ended or candidate.is_full:
             if table is not None:
                 # What a later step has stored meanwhile is not shared.
-                manager.advance(table, candidate.context, span.end)
+                manager.advance(table, candidate.context, end)
                 manager.close(table)
                 candidate.table = None
             if not has_ended:
                 candidate.slide()
-        elif num_new > 1:
+        else:
             assert table is not None
-            manager.advance(table, candidate.context, span.end + num_new - 1)
+            manager.advance(table, candidate.context, end + num_new - 1)
         if has_ended:
             if self._drafter is not None:
                 self._drafter.forget(candidate)
             if not candidate.request.writing:
                 self.scheduler.remove(candidate.request)
 
-    def _fail(self, candidate: Candidate, error: SheepOpError) -> list[Update]:
-        """Ends the request of a text that cannot be continued, with `error`."""
-        return [update._replace(error=error) for update in self.abort(candidate.request)]
+    def _fail(self, request: Request, error: SheepOpError) -> list[Update]:
+        """Ends a request whose texts cannot be continued, with `error`."""
+        return [update._replace(error=error) for update in self.abort(request)]
 
     def _extend(self, request: Request, logits: Tensor) -> list[Update]:
         """Extends the branches of a beam search by one token."""
         beam, manager = request.beam, self.scheduler.manager
         assert beam is not None
         if not self._sampler.are_usable(logits).all():
-            return self._fail(request.candidates[0], _not_finite(request.candidates[0]))
+            return self._fail(request, _not_finite(request.candidates[0]))
         before, prompt = request.branches, request.candidates[0].context
         parents = beam.extend(self._sampler.log_probabilities(logits))
         request.branches = []
@@ -370,16 +351,36 @@ def _not_finite(candidate: Candidate) -> CheckpointError:
     )
 
 
-class _Span(NamedTuple):
-    """The `rows` of a step's sampled tokens that continue a text, of which `end` tokens were stored before."""
+@dataclass(slots=True)
+class _Step:
+    """A step whose results were not read yet.
 
-    candidate: Candidate
-    end: int
-    rows: range
+    `spans` are the texts that it continues: how many of their tokens are stored, and from which to which of the `rows`
+    what was `sampled` is theirs.
+    """
+
+    spans: list[tuple[Candidate, int, int, int]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    sampled: Sampled | None = None
+
+
+def _accept(candidate: Candidate, choice: Choice, begin: int, end: int) -> str:
+    """Adds the tokens of these rows up to the first that differs from its guess; returns the text to show."""
+    drafts, candidate.drafts = candidate.drafts, []
+    config, shown = candidate.request.config, ""
+    for number, row in enumerate(range(begin, end)):
+        token_id = choice.token_ids[row]
+        candidate.near_ties += choice.near_ties[row] and not config.batch_invariant
+        shown += candidate.accept(token_id, choice.logprobs[row], choice.likeliest(row, config))
+        if candidate.finish_reason is not None or number >= len(drafts) or token_id != drafts[number]:
+            break
+    return shown
 
 
 def _rows(candidate: Candidate, count: int) -> list[Row]:
     """The sampler's rows: the text, and the text followed by each of its guesses that was read, `count` in all."""
+    if count == 1 and candidate.matcher is None:
+        return [candidate.row()]
     guesses = candidate.drafts[: count - 1]
     allowed: list[Tensor | None] = [None] * count
     if candidate.matcher is not None:

@@ -219,9 +219,14 @@ class Candidate:
         No step reads the last token of a text, nor one that makes the context slide.
         """
         self.num_expected += 1
-        if self.num_expected < self.num_remaining and len(self.context) < self.request.max_seq_len:
+        if self.num_expected + len(self.token_ids) < self._most and len(self.context) < self.request.max_seq_len:
             self.context.append(-1 - row)
             self._num_unknown += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the context has more tokens than the network can read."""
+        return len(self.context) > self.request.max_seq_len
 
     def slide(self) -> None:
         """Drops the first half of the context."""
@@ -305,7 +310,8 @@ class Request:
     The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
     a grammar. A token of `end_ids` ends a text. Requests run in order of `priority`, smaller first, then of `number`.
     Only requests of the same `tenant` share cached prefixes. The text has the special tokens of `shown_ids`. `writing`
-    are the texts that have not ended.
+    are the texts that have not ended. If a request `can_run_ahead`, the network can read a token that the host does not
+    know yet, and sample the next one.
     """
 
     def __init__(
@@ -336,7 +342,8 @@ class Request:
         self.candidates = [Candidate(self, 0)]
         self.writing = list(self.candidates)
         self.num_cached, self.seconds_waited = 0, 0.0
-        self._made: float | None = time.monotonic()
+        self.is_new, self._made = True, time.monotonic()
+        self.can_run_ahead = matcher is None and config.num_beams == 1 and not config.penalises
         self.beam: Beam | None = None
         self.branches: list[Branch] = []
         if config.num_beams > 1:
@@ -351,14 +358,8 @@ class Request:
 
     def begin(self, share: Share) -> None:
         """Keeps of the first step how long the request waited, and how many tokens of its prompt were in the cache."""
-        if self._made is not None:
-            self.num_cached = sum(grant.chunk.start for grant in share.grants)
-            self.seconds_waited, self._made = time.monotonic() - self._made, None
-
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether the network can read a token that the host does not know yet, and sample the next one."""
-        return self.matcher is None and self.beam is None and not self.config.penalises
+        self.num_cached = sum(grant.chunk.start for grant in share.grants)
+        self.seconds_waited, self.is_new = time.monotonic() - self._made, False
 
     @property
     def readers(self) -> Sequence[Reader]:

@@ -60,8 +60,9 @@ class Grant(NamedTuple):
     @classmethod
     def of(cls, reader: Reader, table: BlockTable, count: int) -> Grant:
         """The next `count` tokens; one is sampled after the whole context, and one after each guess that is read."""
-        start = table.num_tokens
-        return cls(reader, Chunk(table, start, count), min(count, max(0, start + count - len(reader.context) + 1)))
+        behind = table.num_tokens + count - len(reader.context) + 1
+        predictions = count if behind > count else max(0, behind)
+        return cls(reader, Chunk(table, table.num_tokens, count), predictions)
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class Share:
     @property
     def num_tokens(self) -> int:
         """The number of tokens to read."""
-        return sum(grant.chunk.count for grant in self.grants)
+        return sum([grant.chunk.count for grant in self.grants])
 
 
 class QueueFullError(UsageError):
@@ -170,11 +171,13 @@ class Scheduler:
 
         The newest tokens of all its texts are read in the same step, so that the texts continue together.
         """
-        wanted = []
+        wanted, total = [], 0
         for reader in request.readers:
             table = reader.table or self._opened(reader)
-            wanted.append((reader, table, len(reader.context) + len(reader.drafts) - table.num_tokens))
-        if sum(count for _, _, count in wanted) > budget:
+            count = len(reader.context) + len(reader.drafts) - table.num_tokens
+            wanted.append((reader, table, count))
+            total += count
+        if total > budget:
             for place, (reader, table, count) in enumerate(wanted):
                 count = max(0, count - 1)
                 wanted[place] = reader, table, max(0, min(count, budget))
