@@ -364,7 +364,9 @@ class Launches(dict[str, Any]):
 
     def __missing__(self, grid: tuple[int, ...]) -> Any:
         def launch(*tensors: Any, **_: Any) -> None:
-            self._counter.launch(self._name, tensors, (), kind="attention" if self._name == "attend" else "other")
+            # A token is stored in one place of the cache, which is among the tensors.
+            reads, writes = (tensors[:3], tensors[0]) if self._name == "store" else (tensors, ())
+            self._counter.launch(self._name, reads, writes, kind="attention" if self._name == "attend" else "other")
 
         return launch
 
@@ -413,6 +415,7 @@ def count_decoding(model: ModelConfig, texts: int, context: int) -> dict[str, Ph
             static.fill([-1 - row for row in range(texts)], chunks)
             static.input_ids.copy_(with_sampled(static.input_ids, sampled))
         cache.static = static
+        network.hidden_states(static.input_ids, cache=cache)  # makes tables that stay
         with counter.phase("network"):
             logits = network.read_out(network.hidden_states(static.input_ids, cache=cache))[:, 0]
         with counter.phase("sampler"):

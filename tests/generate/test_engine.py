@@ -104,7 +104,7 @@ def build_engine(
 
 
 def sampler(model: Transformer) -> Sampler:
-    return Sampler(torch.zeros(model.config.vocabulary, dtype=torch.bool), [3])
+    return Sampler(torch.zeros(model.config.vocabulary, dtype=torch.bool, device=model.device), [3])
 
 
 def as_request(number: int, asked: Asked, model: Transformer) -> Request:
@@ -504,6 +504,37 @@ def test_a_step_starts_before_the_last_is_read_unless_a_text_needs_its_tokens(
     config = GenerationConfig(temperature=0, max_new_tokens=3, min_new_tokens=3)
     drive(engine, model, [Asked([5, 6], config.replace(**change)), Asked([7, 8, 9], config)])
     assert calls == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("change", [{}, {"sliding_window": 6}])
+def test_on_a_gpu_a_step_starts_without_waiting_for_the_last(
+    toy_model: Build, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """Once kernels are compiled and a graph is captured; PyTorch raises an error where it would wait."""
+    settings = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False}
+    model = toy_model(**settings, **change).cuda()
+    config = GenerationConfig(max_new_tokens=40, min_new_tokens=40, temperature=1.0, top_k=20, top_p=0.9)
+    everything = [Asked([*range(10, 16 + number)], config.replace(seed=number)) for number in range(6)]
+    texts = []
+    for steps_ahead in (0, 1):
+        engine = build_engine(model, num_blocks=99, max_tokens=64, max_sequences=8, steps_ahead=steps_ahead)
+        start, numbers = engine._start, itertools.count()
+
+        def watched(shares: list[Any], start: Any = start, numbers: Any = numbers) -> list[Update]:
+            torch.cuda.set_sync_debug_mode("error" if next(numbers) > 10 else "default")
+            try:
+                return start(shares)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        monkeypatch.setattr(engine, "_start", watched)
+        requests, _ = drive(engine, model, everything)
+        assert next(numbers) > 40
+        texts.append([request.candidates[0].token_ids for request in requests])
+    assert texts[0] == texts[1]
+    assert [len(text) for text in texts[0]] == [40] * 6
 
 
 def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_model: Build) -> None:
