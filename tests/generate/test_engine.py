@@ -466,18 +466,33 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(toy_model: Build, ste
         assert [candidate.token_ids for candidate in good.candidates] == plain(good, model)
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("kind", [0, 10, 13, 16])
+def test_blocks_that_a_failed_request_leaves_harm_nobody(toy_model: Build, kind: int, steps_ahead: int) -> None:
+    """The blocks of the first request, full of NaN, are all taken by texts of different lengths."""
+    model = toy_model(max_seq_len=64, **NETWORKS[kind]).double()
+    with torch.no_grad():
+        model.embedding.weight[99] = torch.nan
+    config = GenerationConfig(temperature=0, max_new_tokens=8, logit_bias={99: -1000.0})
+    everything = [Asked([5] * 13 + [99] * 5, config), Asked([5, 6, 7] * 4, config, 6), Asked([5, 6], config, 6)]
+    engine = build_engine(model, num_blocks=12, max_tokens=16, max_sequences=2, steps_ahead=steps_ahead)
+    (bad, *good), _ = drive(engine, model, everything)
+    assert bad.candidates[0].finish_reason == "abort"
+    assert_texts_are_plain(good, everything[1:], model)
+
+
 @pytest.mark.parametrize("kind", [0, 2, 17])
 def test_what_is_read_once_too_often_is_not_found_again(toy_model: Build, kind: int) -> None:
     """Texts that end by end tokens, stop strings and length leave the same prefixes if steps start ahead."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
     config = GenerationConfig(max_new_tokens=20, temperature=1.0, top_p=1.0, logit_bias={3: 3.0})
     everything = [
-        Asked([*range(10, 16 + number)], config.replace(seed=number, stop=("a", "e", "7") if number % 2 else ()))
-        for number in range(8)
+        Asked([*range(10, 16 + number)], config.replace(seed=number, min_new_tokens=least, stop=stop))
+        for number, (least, stop) in enumerate([(0, ()), (2, ("a", "e", "7", "s")), (20, ())] * 3)
     ]
     found, reasons = [], set()
     for steps_ahead in (0, 1):
-        engine = build_engine(model, num_blocks=99, max_tokens=64, max_sequences=8, steps_ahead=steps_ahead)
+        engine = build_engine(model, num_blocks=99, max_tokens=64, max_sequences=9, steps_ahead=steps_ahead)
         requests, _ = drive(engine, model, everything)
         reasons |= {request.candidates[0].finish_reason for request in requests}
         found.append(set(engine.scheduler.manager._contents))

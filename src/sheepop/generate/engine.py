@@ -38,7 +38,7 @@ class Update(NamedTuple):
     """
 
     request: Request
-    index: int
+    index: int  # type: ignore[assignment]
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

@@ -137,7 +137,7 @@ class StaticPass:
     def _move(self, parts: Sequence[NDArray[np.int64]]) -> None:
         """Copies the numbers to the device, and the changed rows of the tables: their indices, and those of kinds."""
         packed = np.concatenate([part.reshape(-1) for part in (self._numbers, *parts)])
-        numbers, rows, *tables = upload(torch.from_numpy(packed), self._on_device.device).split(
+        numbers, rows, *tables = upload(torch.from_numpy(packed), self._on_device.device).split(  # type: ignore[no-untyped-call]
             [self._numbers.size, *(part.size for part in parts)]
         )
         self._on_device.copy_(numbers.view(self._on_device.shape))
@@ -150,7 +150,8 @@ class StaticPass:
 class Group:
     """Tokens of a pass that attend together: its `rows`, viewed as `shape` (rows, tokens), to `num_keys` keys.
 
-    The keys are those in `blocks` (rows, blocks); None means the keys of the pass itself.
+    The keys are those in `blocks` (rows, blocks); None means the keys of the pass itself. Keys `beyond` the last token
+    of a row (rows, num_keys) are not its own.
     """
 
     rows: Tensor
@@ -158,6 +159,7 @@ class Group:
     attending: Attending
     num_keys: int
     blocks: Tensor | None
+    beyond: Tensor | None = None
 
 
 class PagedAttending:
@@ -244,7 +246,9 @@ class PagedAttending:
             shape = group.shape
             q_BHTC, k_BKSC, v_BKSC = (_as_rows(x[group.rows], *shape) for x in (q_NH1C, k_NK1C, v_NK1C))
             if group.blocks is not None:
-                k_BKSC, v_BKSC = (stored.gather(group.blocks, group.num_keys) for stored in (keys, values))
+                k_BKSC, v_BKSC = (
+                    stored.gather(group.blocks, group.num_keys, group.beyond) for stored in (keys, values)
+                )
             if attend_latents is None:
                 out_BHTC = group.attending.attend(q_BHTC, k_BKSC, v_BKSC, score)
             else:
@@ -303,8 +307,10 @@ class _Groups:
         starts = positions - firsts * size
         num_keys = int(starts.max()) + 1
         columns = (firsts[:, None] + torch.arange(-(-num_keys // size))).clamp(max=table.shape[1] - 1)
-        sight = self._kind.sight(1, num_keys, starts=upload(starts, self._current.device))
-        self._add(rows, (len(rows), 1), sight, table[self._current.sequences[rows][:, None], columns])
+        ends = upload(starts, self._current.device)
+        sight = self._kind.sight(1, num_keys, starts=ends)
+        beyond = torch.arange(num_keys, device=ends.device) > ends[:, None]
+        self._add(rows, (len(rows), 1), sight, table[self._current.sequences[rows][:, None], columns], beyond)
 
     def metadata(self, sequences: list[int]) -> AttentionMetadata:
         """The metadata of the tokens of these sequences, for a paged kernel."""
@@ -329,11 +335,18 @@ class _Groups:
         table = upload(self._current.block_table(self._number)[sequences], device)
         return replace(metadata, block_table=table, tiles=upload(torch.tensor(tiles), device))
 
-    def _add(self, rows: Tensor, shape: tuple[int, int], sight: Sight, blocks: Tensor | None) -> None:
+    def _add(
+        self,
+        rows: Tensor,
+        shape: tuple[int, int],
+        sight: Sight,
+        blocks: Tensor | None,
+        beyond: Tensor | None = None,
+    ) -> None:
         device = self._current.device
         blocks = None if blocks is None else upload(blocks, device)
         attending = prepare_attention(self._kind, sight)
-        self.found.append(Group(upload(rows, device), shape, attending, sight.num_keys, blocks))
+        self.found.append(Group(upload(rows, device), shape, attending, sight.num_keys, blocks, beyond))
 
 
 def _first_positions(lasts: Tensor, window: int | None) -> Tensor:

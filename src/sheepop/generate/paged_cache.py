@@ -237,7 +237,7 @@ class PagedCache(LatentCache):
         )
         found = torch.where(in_pass, new[rows, 0], tail[blocks, columns])
         tail[last_blocks, last_columns] = new[last, 0]
-        return found * exists
+        return torch.where(exists, found, 0)  # what belongs to no sequence may be NaN
 
     def recur(self, place: str, recurrence: Recurrence, start: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """The outputs (N, 1, ...) of a recurrence along each sequence; sequences of equal chunks run together.

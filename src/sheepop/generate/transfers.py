@@ -8,7 +8,9 @@ from torch import Tensor
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor of the host on the device; its own memory may be changed or freed at once."""
-    if device.type == "cuda":  # from memory that the system cannot move, which PyTorch keeps until it was read
+    if (
+        device.type == "cuda" and tensor.numel()
+    ):  # from memory that the system cannot move, which PyTorch keeps until it was read
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
@@ -21,7 +23,7 @@ class Download:
         if tensor.device.type == "cuda":
             self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensor.copy_(tensor, non_blocking=True)
-            self._arrival = torch.cuda.Event()
+            self._arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrival.record()
 
     def wait(self) -> Tensor:

@@ -347,7 +347,7 @@ class _WritesTogether(Transformer):
         bias = None if head.bias is None else head.bias[rows]
         found = whole(cap(nn.functional.linear(hidden_ND, head.weight[rows], bias), head.soft_cap), self.ranks.group)
         if each * size > count:
-            parts = found.split(each, dim=1)
+            parts = found.chunk(size, dim=1)
             found = torch.cat([part[:, number * each - starts[number] :] for number, part in enumerate(parts)], dim=1)
         return self.logits(found.view(len(hidden_BTD), -1, count))
 
