@@ -8,11 +8,10 @@ from torch import Tensor
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor of the host on the device; its own memory may be changed or freed at once."""
-    if (
-        device.type == "cuda" and tensor.numel()
-    ):  # from memory that the system cannot move, which PyTorch keeps until it was read
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    # From memory that the system cannot move, which PyTorch keeps until it was read.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Download:
