@@ -65,8 +65,8 @@ class Update(NamedTuple):
 class Engine:
     """Generates the texts of any number of requests at a time, in the order that `Scheduler` decides.
 
-    A `drafter` guesses tokens, which changes no text. Neither does it that `steps_ahead` steps, 0 or 1, are started
-    before the results of the one before are read, so that a GPU never waits for the host. A text that ends, then, may
+    A `drafter` guesses tokens, which changes no text. With `steps_ahead` = 1 a step starts before the results of the
+    last one are read, so that a GPU never waits for the host; that changes no text either. A text that ends may then
     have been read once too often: what was sampled there is dropped. Raises `UsageError` if a step has no room for the
     guesses.
     """
@@ -204,14 +204,15 @@ class Engine:
     def _start(self, shares: Sequence[Share]) -> list[Update]:
         """Runs the network and the sampler; returns the updates of what needs no sampling, or fails before."""
         latest = self._started[-1].sampled if self._started else None
+        for share in shares:
+            if (request := cast(Request, share.request)).is_new:
+                request.begin(share)
         logits = self._runner.run(shares, None if latest is None else latest.token_ids)
         updates: list[Update] = []
         step, used, row = _Step(), list[int](), 0
         advance = self.scheduler.manager.advance
         for share in shares:
             request, first = cast(Request, share.request), row
-            if request.is_new:
-                request.begin(share)
             for reader, (table, start, count), num_predictions in share.grants:
                 advance(table, reader.context, min(start + count, len(reader.context)))
                 row += num_predictions
