@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter as Counts
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +30,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from record import add_json_option, write_record
+from sheepop.generate import GenerationConfig, paged_attention, paged_kernels, sampling_kernels
+from sheepop.generate import sampler as sampling
 from sheepop.generate.blocks import BlockManager, Chunk
 from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.generate.runner import with_sampled
 from sheepop.model import LossTerms, ModelConfig, Transformer, blank_model, positions
+from sheepop.model import fused as fusing
 from sheepop.model import logits as chunked
 from sheepop.model import loss as losses
 from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.model.accounting.parameters import num_parameters
+from sheepop.model.attention.projections import PackedProjections
 from sheepop.train import TrainingConfig
 from sheepop.train.optimizers import build
 from sheepop.train.optimizers.build import build_optimizers
@@ -43,6 +50,10 @@ from train_large import shape
 
 PEAK, BANDWIDTH = 989.4e12, 3.35e12  # of an H100 SXM, by its data sheet
 MEMORY = 80 << 30
+_TRITON = (
+    *("attend", "combine", "store", "choose"),
+    *("rotate_heads", "multiply_by_silu", "add_and_normalise"),
+)
 _VIEWS = {"view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "split", "split_with_sizes"}
 _VIEWS |= {"unsqueeze", "squeeze", "detach", "alias", "as_strided", "unbind", "chunk", "narrow", "device", "lift_fresh"}
 _VIEWS |= {
@@ -344,19 +355,71 @@ def count_step(model: ModelConfig, rows: int, *, fused: bool) -> dict[str, Phase
     return counter.phases
 
 
-def count_token(model: ModelConfig, context: int) -> dict[str, Phase]:
-    """One decoded token for one sequence in bf16, with `context` tokens in the cache."""
+class Launches(dict[str, Any]):
+    """What Triton kernels have in their place: a launch with any grid is noted, with the tensors that it is given."""
+
+    def __init__(self, counter: Counter, name: str) -> None:
+        super().__init__()
+        self._counter, self._name = counter, name
+
+    def __missing__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*tensors: Any, **_: Any) -> None:
+            # A token is stored in one place of the cache, which is among the tensors.
+            reads, writes = (tensors[:3], tensors[0]) if self._name == "store" else (tensors, ())
+            self._counter.launch(self._name, reads, writes, kind="attention" if self._name == "attend" else "other")
+
+        return launch
+
+
+def count_decoding(model: ModelConfig, texts: int, context: int) -> dict[str, Phase]:
+    """One decoded token for each of `texts` sequences in bf16, with `context` tokens in the cache of each."""
     counter = Counter()
     network = pretended(model).to(torch.bfloat16).eval()
-    with replacing(fused_operations(counter, fused=False)), torch.no_grad():
-        reaches, blocks = reaches_of(network), context // 16 + 1
+    network.pack_projections()
+    sampler = sampling.Sampler(torch.zeros(model.vocabulary, dtype=torch.bool, device="meta"), [2])
+    vars(sampler)["_forbids"] = True  # a model reads that once
+    rows = [sampling.Row(GenerationConfig(), context, seed) for seed in range(texts)]
+
+    def upload(tensor: Tensor, device: torch.device) -> Tensor:
+        counter.launch("copy to the device", tensor, ())
+        return torch.empty_like(tensor, device=device)
+
+    def download(tensor: Tensor) -> None:
+        counter.launch("copy to the host", tensor, ())
+
+    replaced = fused_operations(counter, fused=False)
+    replaced |= {owner: {"fuses": lambda device: True} for owner in (fusing, paged_kernels, sampling_kernels)}
+    replaced[sampling_kernels]["upload"] = replaced.setdefault(paged_attention, {})["upload"] = upload
+    replaced[sampling] = {"upload": upload, "Download": download}
+    replaced[torch] = {"is_autocast_enabled": lambda device: False}
+    replaced[PackedProjections] = {"holds": lambda packed, layers: True}  # what has no contents has no address either
+    kernels = SimpleNamespace(**{name: Launches(counter, name) for name in _TRITON})
+    modules = ("generate.triton_attention", "generate.triton_sampling", "model.triton_kernels")
+    with (
+        patch.dict(sys.modules, {f"sheepop.{name}": kernels for name in modules}),
+        replacing(replaced),
+        torch.no_grad(),
+    ):
+        reaches, blocks = reaches_of(network), texts * (context // 16 + 1)
         manager = BlockManager([blocks] * len(reaches), reaches, 16)
-        cache, table = PagedCache(network, manager.num_blocks, 16), manager.open([0])
-        manager.reserve(table, context + 1)
-        manager.advance(table, [0] * context, context)
-        cache.read([Chunk(table, context, 1)])
-        with counter.phase("decoded token"):
-            network(torch.empty(1, 1, dtype=torch.long, device="meta"), cache=cache)
+        cache = PagedCache(network, manager.num_blocks, 16)
+        static, chunks = cache.static_pass(texts, model.max_seq_len), []
+        for _ in range(texts):
+            table = manager.open([0])
+            manager.reserve(table, context + 1)
+            manager.advance(table, [0] * context, context)
+            chunks.append(Chunk(table, context, 1))
+        static.fill([0] * texts, chunks)
+        sampled = torch.empty(texts, dtype=torch.long, device="meta")
+        with counter.phase("input"):
+            static.fill([-1 - row for row in range(texts)], chunks)
+            static.input_ids.copy_(with_sampled(static.input_ids, sampled))
+        cache.static = static
+        network.hidden_states(static.input_ids, cache=cache)  # makes tables that stay
+        with counter.phase("network"):
+            logits = network.read_out(network.hidden_states(static.input_ids, cache=cache))[:, 0]
+        with counter.phase("sampler"):
+            sampled = sampler.sample(logits, rows).token_ids
     return counter.phases
 
 
@@ -424,12 +487,16 @@ def main() -> None:
                 f"{part:<18}{row['kernels']:>9,}{row['bytes'] / 1e9:>9,.1f}{row['flops'] / 1e12:>9,.1f}"
                 f"{row['waits']:>7}{row['seconds'] / tokens * 1e6:>10.2f}"
             )
-    row = summary(count_token(model, options.length - 1), False, shares)["decoded token"]
-    result["token"] = row
-    print(
-        f"\na decoded token after {options.length - 1}: {row['kernels']} kernels, {row['bytes'] / 1e9:.2f} GB, "
-        f"{row['waits']} waits, {row['seconds'] * 1e3:.2f} ms at the bandwidth"
-    )
+    result["decoding"] = {}
+    for texts in (1, 32):
+        counted = count_decoding(model, texts, 1023)
+        parts = summary(counted, False, shares)
+        result["decoding"][texts] = parts
+        by_name = Counts(kernel.name for kernel in counted["network"].kernels)
+        print(f"\na token for each of {texts} texts of 1,023: {by_name.total() / model.num_layers:.1f} kernels a layer")
+        for part, row in parts.items():
+            print(f"{part:<18}{row['kernels']:>9,}{row['bytes'] / 1e9:>9,.2f} GB{row['waits']:>7} waits")
+        print(", ".join(f"{name} {count}" for name, count in by_name.most_common()))
     write_record(options.json, result)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.core.random import Permutation, derive_seed, numpy_generator, seed_torch, torch_generator
+from sheepop.core.random import Permutation, derive_seed, derive_seeds, numpy_generator, seed_torch, torch_generator
 
 sizes = st.one_of(st.integers(1, 300), st.integers(4_000, 20_000))
 
@@ -122,3 +122,9 @@ def test_torch_draws_from_the_derived_seed():
     assert torch.equal(drawn, torch.rand(4, generator=expected))
     seed_torch(5, "sample", 2)
     assert torch.equal(torch.rand(4), drawn)
+
+
+def test_many_seeds_are_those_derived_one_by_one() -> None:
+    seeds, indices = [0, 7, 2**63 - 1, 12345], [3, 0, 10**9, 41]
+    expected = [derive_seed(seed, "token", index) for seed, index in zip(seeds, indices, strict=True)]
+    assert derive_seeds(seeds, "token", indices) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.generate import GenerationConfig, Generator, runner
 from sheepop.generate.blocks import BlockTable, Chunk
+from sheepop.generate.engine import Engine
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.runner import DecodingGraphs
 from sheepop.model import Transformer
@@ -24,9 +26,9 @@ NETWORKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+@pytest.mark.parametrize(("kind", "steps_ahead"), [*((kind, 0) for kind in range(len(NETWORKS))), (0, 1), (1, 1)])
 def test_a_captured_pass_writes_what_an_ordinary_one_does(
-    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, kind: int
+    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, kind: int, steps_ahead: int
 ) -> None:
     """The captured work runs again on the buffers that it was captured with, like a CUDA graph."""
     if not has_kernels():
@@ -54,6 +56,7 @@ def test_a_captured_pass_writes_what_an_ordinary_one_does(
     def of(network: Transformer, cache: PagedCache) -> DecodingGraphs:
         return DecodingGraphs(network, cache, capture)
 
+    monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=steps_ahead))
     monkeypatch.setattr(runner, "_PASSES_BEFORE_CAPTURE", 1)
     suited = kind < 2
     if suited:

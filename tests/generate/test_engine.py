@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from sheepop.generate.engine import Engine, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.request import Candidate, Prompt, Request
-from sheepop.generate.sampler import Occurrences, Row, Sampler
+from sheepop.generate.sampler import Occurrences, Row, Sampled, Sampler
 from sheepop.generate.speculation import LookupDrafter
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
@@ -69,6 +69,8 @@ NETWORKS: list[dict[str, Any]] = [
     {"architecture": "encoder_decoder", "position_encoding": "rope", "num_kv_heads": 2},
     {"architecture": "encoder_decoder", "attention_sinks": True, "num_encoder_layers": 1},
 ]
+# Whole contexts, windows, tails, latents, states, shared keys, an encoder.
+AHEAD = [0, 2, 10, 11, 13, 16, 17, 18, 19]
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def build_engine(
 
 
 def sampler(model: Transformer) -> Sampler:
-    return Sampler(torch.zeros(model.config.vocabulary, dtype=torch.bool), [3])
+    return Sampler(torch.zeros(model.config.vocabulary, dtype=torch.bool, device=model.device), [3])
 
 
 def as_request(number: int, asked: Asked, model: Transformer) -> Request:
@@ -124,23 +126,34 @@ def as_request(number: int, asked: Asked, model: Transformer) -> Request:
 
 
 def plain(request: Request, model: Transformer) -> list[list[int]]:
-    """Every candidate of a request by definition: the network reads the whole context for each token."""
-    texts = []
+    """The tokens of every candidate of a request by definition."""
+    return [written for written, _ in plain_texts(request, model)]
+
+
+def plain_texts(request: Request, model: Transformer) -> list[tuple[list[int], list[float]]]:
+    """The tokens and their log-probabilities by definition: the network reads the whole context for each token."""
+    texts, config = [], request.config
     source, longest = request.prompt.source_ids, model.config.max_seq_len
     for candidate in request.candidates:
         written: list[int] = []
+        logprobs: list[float] = []
         context = list(request.prompt.token_ids)
-        while len(written) < request.config.max_new_tokens and 3 not in written:
+        while len(written) < config.max_new_tokens and 3 not in written:
+            shown = CharTokenizer().decode(written[max(0, config.min_new_tokens - 1) :])
+            if len(written) >= config.min_new_tokens and any(stop in shown for stop in config.stop):
+                break
             if source is not None and len(context) == longest:
                 break  # a target needs its beginning
             read = [torch.tensor([context])] if source is None else [torch.tensor([source]), torch.tensor([context])]
             occurrences = Occurrences(request.prompt.token_ids).followed_by(written)
-            row = Row(request.config, len(written), candidate.seed, occurrences if request.config.penalises else None)
-            written.append(sampler(model).choose(model(*read)[:, -1], [row]).token_ids[0])
+            row = Row(config, len(written), candidate.seed, occurrences if config.penalises else None)
+            choice = sampler(model).choose(model(*read)[:, -1], [row])
+            written += choice.token_ids
+            logprobs += choice.logprobs
             context.append(written[-1])
             if len(context) > longest:
                 context = context[-max(1, longest // 2) :]
-        texts.append(written)
+        texts.append((written, logprobs))
     return texts
 
 
@@ -174,9 +187,11 @@ def assert_texts_are_plain(requests: list[Request], everything: list[Asked], mod
     """Whole texts, or their part that was written before they were aborted."""
     with torch.inference_mode():
         for request, asked in zip(requests, everything, strict=True):
-            for candidate, expected in zip(request.candidates, plain(request, model), strict=True):
+            for candidate, (expected, logprobs) in zip(request.candidates, plain_texts(request, model), strict=True):
                 was_dropped = asked.dropped is not None and candidate.finish_reason == "abort"
-                assert candidate.token_ids == (expected[: len(candidate.token_ids)] if was_dropped else expected)
+                count = len(candidate.token_ids)
+                assert candidate.token_ids == (expected[:count] if was_dropped else expected)
+                assert candidate.logprobs == pytest.approx(logprobs[:count], abs=1e-6)
 
 
 sampled = st.builds(
@@ -237,13 +252,13 @@ def assert_mix_is_plain(
     max_tokens: int,
     max_sequences: int,
     drafts: str,
+    **options: Any,
 ) -> None:
     """Requests that arrive at any time, with preemptions, shared prefixes and guesses, get a plain loop's texts."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
     least = 3 * -(-32 // BLOCK)  # what the widest request needs alone
-    engine = build_engine(
-        model, num_blocks=least + spare_blocks, max_tokens=max_tokens, max_sequences=max_sequences, drafts=drafts
-    )
+    sizes = {"num_blocks": least + spare_blocks, "max_tokens": max_tokens, "max_sequences": max_sequences}
+    engine = build_engine(model, drafts=drafts, **sizes, **options)
     requests, updates = drive(engine, model, everything)
     assert_texts_are_plain(requests, everything, model)
     for request in requests:
@@ -253,6 +268,45 @@ def assert_mix_is_plain(
             assert [token_id for update in own for token_id in update.token_ids] == done.token_ids
             assert [update.finish_reason for update in own if update.finish_reason] == [done.finish_reason]
     assert engine.scheduler.manager.num_free == engine.scheduler.manager.num_blocks
+
+
+asked_ahead = st.builds(
+    lambda asked, stop, least, count, biased: replace(
+        asked,
+        config=asked.config.replace(
+            stop=stop,
+            min_new_tokens=min(least, asked.config.max_new_tokens),
+            top_logprobs=count,
+            logit_bias=dict.fromkeys(biased, 3.0),
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+        ),
+    ),
+    asked_for,
+    st.lists(st.sampled_from(["a", "e", "st", "(", "7"]), max_size=2).map(tuple),
+    st.integers(0, 6),
+    st.sampled_from([None, 2]),
+    st.lists(st.integers(3, 127), max_size=3),
+)
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+@settings(max_examples=2, deadline=None)
+@given(**{**MIXES, "drafts": st.just("none"), "everything": st.lists(asked_ahead, min_size=2, max_size=5)})
+def test_texts_are_plain_if_steps_start_before_the_last_is_read(toy_model: Build, kind: int, **mix: Any) -> None:
+    """Texts that end by stop strings and end tokens, slide, share prefixes, are preempted and dropped meanwhile."""
+    assert_mix_is_plain(toy_model, kind, steps_ahead=1, **mix)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+@settings(max_examples=100, deadline=None)
+@given(
+    **{**MIXES, "everything": st.lists(st.one_of(asked_ahead, asked_ahead, asked_for), min_size=2, max_size=6)},
+    steps_ahead=st.sampled_from([0, 1, 1]),
+)
+def test_many_texts_are_plain_if_steps_start_before_the_last_is_read(toy_model: Build, kind: int, **mix: Any) -> None:
+    assert_mix_is_plain(toy_model, kind, **mix)
 
 
 @pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
@@ -289,10 +343,10 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
             assert one.logprobs[:written] == other.logprobs
 
 
-def fewest_blocks(model: Transformer, requests: list[Request]) -> Engine:
+def fewest_blocks(model: Transformer, requests: list[Request], steps_ahead: int) -> Engine:
     """The smallest engine that accepts each of these requests."""
     for num_blocks in itertools.count(4):
-        engine = build_engine(model, num_blocks=num_blocks, max_tokens=12, max_sequences=6)
+        engine = build_engine(model, num_blocks=num_blocks, max_tokens=12, max_sequences=6, steps_ahead=steps_ahead)
         with suppress(UsageError):
             for request in requests:
                 engine.scheduler.require_room(request, request.longest)
@@ -300,9 +354,11 @@ def fewest_blocks(model: Transformer, requests: list[Request]) -> Engine:
     raise AssertionError
 
 
-@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+@pytest.mark.parametrize(
+    ("kind", "steps_ahead"), [*((kind, 0) for kind in range(len(NETWORKS))), *((kind, 1) for kind in AHEAD)]
+)
 def test_texts_are_plain_where_requests_are_preempted_dropped_and_share_prefixes(
-    toy_model: Build, kind: int, monkeypatch: pytest.MonkeyPatch
+    toy_model: Build, kind: int, steps_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One batch that certainly contains every feature that the random examples may have."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
@@ -316,7 +372,7 @@ def test_texts_are_plain_where_requests_are_preempted_dropped_and_share_prefixes
         Asked([*range(10, 30)], long, 11, 0, dropped=0),
         Asked([*range(10, 22), 5, 6], long, 30),
     ]
-    engine = fewest_blocks(model, [as_request(0, asked, model) for asked in everything])
+    engine = fewest_blocks(model, [as_request(0, asked, model) for asked in everything], steps_ahead)
     found: list[int] = []
     opened = engine.scheduler.manager.open
 
@@ -395,11 +451,12 @@ def test_a_request_that_can_never_run_is_refused(toy_model: Build) -> None:
     assert engine.is_idle
 
 
-def test_a_request_whose_logits_are_not_finite_fails_alone(toy_model: Build) -> None:
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_request_whose_logits_are_not_finite_fails_alone(toy_model: Build, steps_ahead: int) -> None:
     model = toy_model()
     with torch.no_grad():
         model.embedding.weight[99] = torch.nan
-    engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4)
+    engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4, steps_ahead=steps_ahead)
     config = GenerationConfig(temperature=0, max_new_tokens=8)
     (bad, good), updates = drive(
         engine, model, [Asked([5, 99], config, 1, 0), Asked([5, 6], config.replace(num_completions=2), 0, 0)]
@@ -410,6 +467,92 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(toy_model: Build) -> 
     assert bad.candidates[0].finish_reason == "abort"
     with torch.inference_mode():
         assert [candidate.token_ids for candidate in good.candidates] == plain(good, model)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("kind", [0, 10, 13, 16])
+def test_blocks_that_a_failed_request_leaves_harm_nobody(toy_model: Build, kind: int, steps_ahead: int) -> None:
+    """The blocks of the first request, full of NaN, are all taken by texts of different lengths."""
+    model = toy_model(max_seq_len=64, **NETWORKS[kind]).double()
+    with torch.no_grad():
+        model.embedding.weight[99] = torch.nan
+    config = GenerationConfig(temperature=0, max_new_tokens=8, logit_bias={99: -1000.0})
+    everything = [Asked([5] * 13 + [99] * 5, config), Asked([5, 6, 7] * 4, config, 6), Asked([5, 6], config, 6)]
+    engine = build_engine(model, num_blocks=12, max_tokens=16, max_sequences=2, steps_ahead=steps_ahead)
+    (bad, *good), _ = drive(engine, model, everything)
+    assert bad.candidates[0].finish_reason == "abort"
+    assert_texts_are_plain(good, everything[1:], model)
+
+
+@pytest.mark.parametrize("kind", [0, 2, 17])
+def test_what_is_read_once_too_often_is_not_found_again(toy_model: Build, kind: int) -> None:
+    """Texts that end by end tokens, stop strings and length leave the same prefixes if steps start ahead."""
+    model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
+    config = GenerationConfig(max_new_tokens=20, temperature=1.0, top_p=1.0, logit_bias={3: 3.0})
+    everything = [
+        Asked([*range(10, 16 + number)], config.replace(seed=number, min_new_tokens=least, stop=stop))
+        for number, (least, stop) in enumerate([(0, ()), (2, ("a", "e", "7", "s")), (20, ())] * 3)
+    ]
+    found, reasons = [], set()
+    for steps_ahead in (0, 1):
+        engine = build_engine(model, num_blocks=99, max_tokens=64, max_sequences=9, steps_ahead=steps_ahead)
+        requests, _ = drive(engine, model, everything)
+        reasons |= {request.candidates[0].finish_reason for request in requests}
+        found.append(set(engine.scheduler.manager._contents))
+    assert found[0] == found[1]
+    assert reasons == {"stop", "length"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [({}, ["run", "run", "read", "run", "read", "read"]), ({"presence_penalty": 0.5}, ["run", "read"] * 3)],
+)
+def test_a_step_starts_before_the_last_is_read_unless_a_text_needs_its_tokens(
+    toy_model: Build, monkeypatch: pytest.MonkeyPatch, change: dict[str, float], expected: list[str]
+) -> None:
+    model, calls = toy_model(), list[str]()
+    engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4, steps_ahead=1)
+    for owner, name, word in ((engine._runner, "run", "run"), (Sampled, "choice", "read")):
+
+        def noted(*given: Any, work: Any = getattr(owner, name), word: str = word) -> Any:
+            calls.append(word)
+            return work(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+    config = GenerationConfig(temperature=0, max_new_tokens=3, min_new_tokens=3)
+    drive(engine, model, [Asked([5, 6], config.replace(**change)), Asked([7, 8, 9], config)])
+    assert calls == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("change", [{}, {"sliding_window": 6}])
+def test_on_a_gpu_a_step_starts_without_waiting_for_the_last(
+    toy_model: Build, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """Once kernels are compiled and a graph is captured; PyTorch raises an error where it would wait."""
+    settings = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False}
+    model = toy_model(**settings, **change).cuda()
+    config = GenerationConfig(max_new_tokens=40, min_new_tokens=40, temperature=1.0, top_k=20, top_p=0.9)
+    everything = [Asked([*range(10, 16 + number)], config.replace(seed=number)) for number in range(6)]
+    texts = []
+    for steps_ahead in (0, 1):
+        engine = build_engine(model, num_blocks=99, max_tokens=64, max_sequences=8, steps_ahead=steps_ahead)
+        start, numbers = engine._start, itertools.count()
+
+        def watched(shares: list[Any], start: Any = start, numbers: Any = numbers) -> list[Update]:
+            torch.cuda.set_sync_debug_mode("error" if next(numbers) > 10 else "default")
+            try:
+                return start(shares)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        monkeypatch.setattr(engine, "_start", watched)
+        requests, _ = drive(engine, model, everything)
+        assert next(numbers) > 40
+        texts.append([request.candidates[0].token_ids for request in requests])
+    assert texts[0] == texts[1]
+    assert [len(text) for text in texts[0]] == [40] * 6
 
 
 def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_model: Build) -> None:

@@ -43,7 +43,7 @@ class Job:
 def take_step(scheduler: Scheduler, shares: list[Share]) -> None:
     """Does the work of the engine: every text that was read to its end grows by a token."""
     for share in shares:
-        for reader, chunk in share.grants:
+        for reader, chunk, _ in share.grants:
             assert isinstance(reader, Text)
             scheduler.manager.advance(chunk.table, reader.context, chunk.end)
         job = share.request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_directory import save_model
 from sheepop.core.errors import ConfigError, RanksError, UsageError
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.engine import Engine
 from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.generate.split_model import Followers
 from sheepop.model import Transformer
@@ -39,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "position_encoding": "rope",
         "latent_attention": {"kv_rank": 6, "q_rank": 10, "rope_head_dim": 4},
         "value_head_dim": 6,
+        "vocab_size": 131,
         "attention_sinks": True,
         "experts": {"count": 6, "groups": 3, "groups_per_token": 2, "scale": 2.0, "scores": "sigmoid"},
     },
@@ -59,7 +62,12 @@ def followers() -> Iterator[Followers]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_write_what_one_writes(
-    kind: str, followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path
+    kind: str,
+    followers: Followers,
+    toy_model: ToyModel,
+    characters: CharTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     save_model(tmp_path / "model", toy_model(**KINDS[kind]), characters, {})
     generators = [
@@ -84,6 +92,12 @@ def test_two_processes_write_what_one_writes(
         )
         assert split == alone, each
         assert len({text for text, _ in alone}) > 1
+    # The followers too get the tokens of the last step from the device.
+    config = GenerationConfig(max_new_tokens=24, seed=3, top_p=0.9)
+    expected = generators[0].generate(PROMPTS, config)
+    monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=1))
+    generators[1].close()
+    assert [each.token_ids for each in generators[1].generate(PROMPTS, config)] == [each.token_ids for each in expected]
     with pytest.raises(UsageError, match="needs the cache"):
         generators[1].generate(PROMPTS, GenerationConfig(use_cache=False))
     with pytest.raises(UsageError, match="batch_invariant does not work with a model that is split"):

@@ -16,6 +16,9 @@ from sheepop.model.attention.kernel import Score
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZE = 4
+NEEDS_FP8 = pytest.mark.skipif(
+    DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 9), reason="this GPU has no 8-bit floats"
+)
 
 
 def by_hand(
@@ -45,7 +48,7 @@ def by_hand(
     return out
 
 
-@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("stored", [torch.float32, torch.int8, pytest.param(torch.float8_e4m3fn, marks=NEEDS_FP8)])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -55,7 +58,7 @@ def by_hand(
         {"heads": 2, "kv_heads": 2, "width": 8, "value_width": 8, "sinks": True, "scale": 0.7},
     ],
 )
-def test_every_token_attends_to_its_positions(kind: dict[str, int], in_int8: bool) -> None:
+def test_every_token_attends_to_its_positions(kind: dict[str, int], stored: torch.dtype) -> None:
     draws = torch.Generator().manual_seed(2)
     heads, kv_heads = kind["heads"], kind["kv_heads"]
     lasts = torch.tensor([0, 5, 70, 211])
@@ -63,7 +66,8 @@ def test_every_token_attends_to_its_positions(kind: dict[str, int], in_int8: boo
     table = torch.randperm(4 * 80, generator=draws).view(4, 80)
 
     def drawn(width: int) -> KVBlocks:
-        made = KVBlocks((320, kv_heads, SIZE, width), torch.float32, DEVICE, in_int8=in_int8)
+        shape = 320, kv_heads, SIZE, width
+        made = KVBlocks(shape, torch.float32, DEVICE, in_int8=stored == torch.int8, stored=stored)
         blocks, offsets = torch.arange(320).repeat_interleave(SIZE), torch.arange(SIZE).repeat(320)
         x_NKC = torch.randn(320 * SIZE, kv_heads, width, generator=draws)
         made.store((blocks.to(DEVICE), offsets.to(DEVICE)), x_NKC.to(DEVICE))

@@ -8,13 +8,14 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.model import LossTerms, ModelConfig, build_model
 from sheepop.model import loss as losses
 from sheepop.model.fused import fused, fuses
 from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
+from sheepop.model.norms import add_and_normalise, build_norm, scaling_of
 from sheepop.model.positions import rotary_tables, rotate, rotate_by_triton
 
 N, D, V = 24, 8, 50
@@ -149,6 +150,42 @@ def test_rotation_in_triton_is_that_in_torch(dtype: torch.dtype, heads: int, wid
         torch.testing.assert_close(rotate_by_triton(x, cos, sin), rotate(x.cpu(), cos.cpu(), sin.cpu()).to(device))
 
 
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["rmsnorm", "rmsnorm_zero_centered"])
+@pytest.mark.parametrize("width", [24, 100])
+@pytest.mark.parametrize("of_found", [False, True])
+def test_a_sum_and_its_norm_in_triton_are_exact_up_to_rounding(
+    dtype: torch.dtype, kind: str, width: int, of_found: bool
+) -> None:
+    """The sum is that of PyTorch; the norm of the rounded sum, in float64, is hit within one rounding."""
+    device, draws = "cuda" if torch.cuda.is_available() else "cpu", torch.Generator().manual_seed(5)
+    config = ModelConfig(norm=kind, norm_eps=1e-3, d_model=width, num_heads=1)
+    norm, found_norm = (build_norm(config).to(device, dtype) for _ in range(2))
+    for each in (norm, found_norm):
+        each.weight.data += torch.randn(width, generator=draws).to(device, dtype)
+    x, found = (torch.randn(2, 3, width, generator=draws).to(device, dtype) for _ in range(2))
+    with torch.no_grad():
+        kernel = add_and_normalise(x, found, norm, found_norm if of_found else None)
+        assert kernel is not None
+        exact = by_hand(found, found_norm) if of_found else found.double()
+    total, normed = kernel
+    epsilon = torch.finfo(dtype).eps
+    torch.testing.assert_close(total.double(), x.double() + exact, rtol=2 * epsilon, atol=2 * epsilon)
+    torch.testing.assert_close(normed.double(), by_hand(total, norm), rtol=epsilon, atol=1e-6)
+    if not of_found and (dtype == torch.float32 or device == "cuda"):  # the interpreter truncates to bf16
+        assert torch.equal(total, x + found)
+    norm.register_forward_hook(lambda *_: None)
+    assert add_and_normalise(x, found, norm) is None
+
+
+def by_hand(x: Tensor, norm: nn.Module) -> Tensor:
+    scaling = scaling_of(norm)
+    assert scaling is not None
+    weight, added, eps = scaling
+    return x.double() / (x.double().square().mean(-1, keepdim=True) + eps).sqrt() * (weight.double() + added)
+
+
 @pytest.mark.gpu
 @NO_CUDA
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -168,15 +205,16 @@ def test_rotation_on_a_gpu_is_exact_up_to_rounding(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("norm", ["rmsnorm", "rmsnorm_zero_centered"])
-@pytest.mark.parametrize("rotary_fraction", [1.0, 0.5])
+@pytest.mark.parametrize(("rotary_fraction", "norm_position"), [(1.0, "pre"), (0.5, "sandwich")])
 def test_a_network_with_kernels_in_triton_is_that_without(
-    norm: str, rotary_fraction: float, monkeypatch: pytest.MonkeyPatch
+    norm: str, rotary_fraction: float, norm_position: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Norms of heads with rotation, and SwiGLU; without a GPU, Triton's interpreter runs the kernels."""
+    """Heads' norms with rotation, sums with norms, and SwiGLU; without a GPU, Triton's interpreter runs the kernels."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = ModelConfig(
         vocab_size=40, d_model=24, num_layers=2, num_heads=3, num_kv_heads=1, head_dim=8, max_seq_len=16, norm=norm,
-        qk_norm="head", position_encoding="rope", rotary_fraction=rotary_fraction, activation="swiglu", bias=False,
+        qk_norm="head", norm_position=norm_position,
+        position_encoding="rope", rotary_fraction=rotary_fraction, activation="swiglu", bias=False,
     )  # fmt: skip
     model = build_model(config, seed=1).to(device).eval()
     for parameter in model.parameters():
@@ -184,7 +222,7 @@ def test_a_network_with_kernels_in_triton_is_that_without(
     input_ids = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(3)).to(device)
     found = []
     for uses in (True, False):
-        for module in ("attention.layer", "positions", "feedforward"):
+        for module in ("attention.layer", "block", "positions", "feedforward"):
             monkeypatch.setattr(f"sheepop.model.{module}.uses_triton", lambda x, uses=uses: uses)
         with torch.no_grad():
             found.append(model(input_ids))

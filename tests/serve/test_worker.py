@@ -75,7 +75,7 @@ def test_a_fault_of_the_engine_ends_those_that_run_and_not_the_engine(
     runner = model.worker._engine._runner
     working = runner.run
 
-    def failing(shares: object) -> torch.Tensor:
+    def failing(*_: object) -> torch.Tensor:
         monkeypatch.setattr(runner, "run", working)
         raise RuntimeError("out of memory")
 

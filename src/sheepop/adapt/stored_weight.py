@@ -9,7 +9,6 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from sheepop.core.native import Loaded, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
+from sheepop.model.fused import fuses
 from sheepop.model.native_scoring import matrix_rows
 
 Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
@@ -192,7 +192,7 @@ class StoredWeight(Tensor):
         if self.group != (GROUP if self.stored == "int4" else None):
             return False
         known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
-        return self.scales is not None and known and _has_triton()
+        return self.scales is not None and known and fuses(self.device.type)
 
     @property
     def kernel(self) -> tuple[int | None, int] | None:
@@ -266,11 +266,6 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         return gradient @ ctx.weight.rows().to(gradient.dtype), None
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> bool:

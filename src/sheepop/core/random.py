@@ -7,6 +7,7 @@ remembered.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,15 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
     parts = tuple(str(part) if isinstance(part, str) else int(part) for part in purpose)
     encoded = repr((int(seed), *parts)).encode("utf-8")
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") >> 1
+
+
+def derive_seeds(seeds: Iterable[int], purpose: str, indices: Iterable[int]) -> list[int]:
+    """Returns ``derive_seed(seed, purpose, index)`` of every pair, for loops in which each call counts."""
+    name, blake2b, read = repr(purpose).encode("utf-8"), hashlib.blake2b, int.from_bytes
+    return [
+        read(blake2b(b"(%d, %b, %d)" % (seed, name, index), digest_size=8).digest(), "little") >> 1
+        for seed, index in zip(seeds, indices, strict=True)
+    ]
 
 
 def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:

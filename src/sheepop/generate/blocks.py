@@ -29,8 +29,9 @@ class Copy(NamedTuple):
 class BlockTable:
     """The blocks of one sequence: `blocks[kind][i]` holds its tokens from i * block_size on; None if no longer needed.
 
-    `num_tokens` tokens are stored. `chain` has the content number of each full block, from the first on. The first
-    `released[kind]` blocks are no longer needed. `version` grows when `blocks` changes.
+    `num_tokens` tokens are stored, and up to `room` can be without another call of `BlockManager.reserve`. `chain` has
+    the content number of each full block, from the first on. The first `released[kind]` blocks are no longer needed.
+    `version` grows when `blocks` changes.
     """
 
     salt: str
@@ -39,15 +40,15 @@ class BlockTable:
     chain: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     version: int = 0
+    room: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The next `count` tokens of a sequence, after the `start` tokens that are stored in the blocks of its table."""
 
     table: BlockTable
     start: int
-    count: int
+    count: int  # type: ignore[assignment]
 
     @property
     def end(self) -> int:
@@ -150,19 +151,6 @@ class BlockManager:
                 pool.retain(block)
         return table
 
-    def has_room(self, table: BlockTable, num_tokens: int) -> bool:
-        """Whether the blocks of the table, all its own where new tokens begin, have room for `num_tokens` more."""
-        size, end = self.block_size, table.num_tokens + num_tokens
-        index = table.num_tokens // size
-        for pool, blocks in zip(self._pools, table.blocks, strict=True):
-            if len(blocks) * size < end:
-                return False
-            if index * size < table.num_tokens:
-                block = blocks[index]
-                if block is not None and pool.references[block] > 1:
-                    return False
-        return True
-
     def num_missing(self, table: BlockTable, num_tokens: int) -> tuple[int, ...]:
         """The number of blocks of each kind that `reserve` would take."""
         total = self.num_blocks_for(table.num_tokens + num_tokens)
@@ -193,12 +181,19 @@ class BlockManager:
                 count -= 1
             blocks += [None] * (self._first_new(kind, table, num_tokens) - len(blocks))
             blocks += [self._take(kind) for _ in range(count)]
+        if num_tokens > 0:
+            table.room = self.num_blocks_for(table.num_tokens + num_tokens) * self.block_size
         return copies
 
     def advance(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
-        """Records that the first `num_tokens` of `tokens` are stored; releases blocks that no layer needs any more."""
+        """Records that the first `num_tokens` of `tokens` are stored; releases blocks that no layer needs any more.
+
+        The last tokens may be negative, which means that they are not known yet: their block is not shared before.
+        """
         table.num_tokens = num_tokens
         for index in range(len(table.chain), num_tokens // self.block_size):
+            if tokens[(index + 1) * self.block_size - 1] < 0:
+                break
             content = self._content(table, tuple(tokens[index * self.block_size : (index + 1) * self.block_size]))
             table.chain.append(content)
             for pool, blocks in zip(self._pools, table.blocks, strict=True):
@@ -217,6 +212,7 @@ class BlockManager:
 
     def fork(self, table: BlockTable) -> BlockTable:
         """Returns a second table of the same tokens in the same blocks."""
+        table.room = 0
         filled = self.num_blocks_for(table.num_tokens)
         copied = [blocks[:filled] for blocks in table.blocks]
         for pool, blocks in zip(self._pools, copied, strict=True):
@@ -233,7 +229,7 @@ class BlockManager:
                     pool.release(block)
         table.blocks, table.num_tokens, table.chain = [[] for _ in self._pools], 0, []
         table.version += 1
-        table.released = [0] * len(self._pools)
+        table.released, table.room = [0] * len(self._pools), 0
 
     def _take(self, kind: int) -> int:
         block, lost = self._pools[kind].take()

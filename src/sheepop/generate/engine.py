@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
-from sheepop.generate.blocks import BlockManager, BlockTable
+from sheepop.generate.blocks import BlockManager
 from sheepop.generate.paged_cache import block_manager
 from sheepop.generate.request import Candidate, Completion, FinishReason, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
-from sheepop.generate.sampler import Choice, Likeliest, Row, Sampler
+from sheepop.generate.sampler import Choice, Likeliest, Row, Sampled, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
+from sheepop.generate.transfers import upload
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
@@ -28,8 +30,7 @@ def tokens_per_step(device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 512
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """The result of a step for one text, `index` of its request; a snapshot, which stays as it is while the text grows.
 
     It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text,
@@ -37,7 +38,7 @@ class Update:
     """
 
     request: Request
-    index: int
+    index: int  # type: ignore[assignment]
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -64,11 +65,24 @@ class Update:
 class Engine:
     """Generates the texts of any number of requests at a time, in the order that `Scheduler` decides.
 
-    A `drafter` guesses tokens, which changes no text. Raises `UsageError` if a step has no room for its guesses.
+    A `drafter` guesses tokens, which changes no text. With `steps_ahead` = 1 a step starts before the results of the
+    last one are read, so that a GPU never waits for the host; that changes no text either. A text that ends may then
+    have been read once too often: what was sampled there is dropped. Raises `UsageError` if a step has no room for the
+    guesses.
     """
 
-    def __init__(self, runner: Runner, sampler: Sampler, scheduler: Scheduler, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        scheduler: Scheduler,
+        drafter: Drafter | None = None,
+        *,
+        steps_ahead: int = 0,
+    ) -> None:
         self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
+        self._steps_ahead = steps_ahead
+        self._started: deque[_Step] = deque()  # whose results were not read yet
         if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
             raise UsageError(
                 f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses for each of "
@@ -91,12 +105,13 @@ class Engine:
         batch_invariant: bool = False,
         guesses: int = 0,
         draft: tuple[Transformer, Sampler] | None = None,
+        steps_ahead: int | None = None,
     ) -> Engine:
         """Builds an engine whose cache has `num_blocks` blocks of `block_size` tokens.
 
         It guesses `guesses` tokens ahead, with the smaller model in `draft` or by lookup. Without `use_cache` it runs
         the network on whole texts. `max_tokens` per step, by default those of `tokens_per_step`, is raised to the
-        minimum that `max_sequences` texts need.
+        minimum that `max_sequences` texts need. `steps_ahead` is 1 on a GPU, by default, and 0 elsewhere.
         """
         max_tokens = max(max_tokens or tokens_per_step(model.device), max_sequences * (1 + guesses))
 
@@ -123,7 +138,9 @@ class Engine:
             blocks, small = prepared(draft[0])
             drafter = ModelDrafter(small, draft[1], blocks, guesses)
         scheduler = Scheduler(manager, max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=max_waiting)
-        return cls(runner, sampler, scheduler, drafter)
+        if steps_ahead is None:
+            steps_ahead = int(model.device.type == "cuda")
+        return cls(runner, sampler, scheduler, drafter, steps_ahead=steps_ahead)
 
     @property
     def is_idle(self) -> bool:
@@ -153,30 +170,23 @@ class Engine:
         return [update for request in unfinished for update in self.abort(request)]
 
     def step(self) -> list[Update]:
-        """Runs the network on the scheduled tokens, and samples a token for every text that was read to its end."""
+        """Starts a step, and returns the updates of the steps whose results are due.
+
+        A step reads the scheduled tokens and samples one for every text that was read to its end. The results of the
+        newest `steps_ahead` steps are not waited for: the next step reads their tokens on the device.
+        """
         self._guess()
         shares = self.scheduler.schedule()
-        if not shares:
-            return []
-        for share in shares:
-            cast(Request, share.request).begin(share)
-        logits = self._runner.run(shares)
-        for grant in (grant for share in shares for grant in share.grants):
-            context = grant.reader.context
-            self.scheduler.manager.advance(grant.chunk.table, context, min(grant.chunk.end, len(context)))
-        spans: list[_LogitSpan] = []
-        updates: list[Update] = []
-        row = 0
-        for share in shares:
-            first, row = row, row + sum(grant.num_predictions for grant in share.grants)
-            if row == first:
-                continue
-            request = cast(Request, share.request)
-            if request.beam is not None:
-                updates += self._extend(request, logits[first:row])
-            else:
-                spans += self._spans(request, share, first)
-        return updates + self._sample(logits, spans)
+        updates, num_ahead = self._start(shares) if shares else [], self._num_ahead(shares)
+        while len(self._started) > num_ahead:
+            updates += self._finish(self._started.popleft())
+        return updates
+
+    def _num_ahead(self, shares: Sequence[Share]) -> int:
+        """How many results are not waited for: none if nothing was started, or if something needs them to go on."""
+        if not shares or self._drafter is not None:
+            return 0
+        return self._steps_ahead if all(cast(Request, share.request).can_run_ahead for share in shares) else 0
 
     def _guess(self) -> None:
         """Drafts tokens for the texts whose only unread token is the newest."""
@@ -191,90 +201,109 @@ class Engine:
         for candidate, drafts in zip(ready, self._drafter.propose(ready), strict=True):
             candidate.drafts = drafts
 
-    def _spans(self, request: Request, share: Share, first: int) -> list[_LogitSpan]:
-        """The spans of logits of the request's texts, from row `first` on; new candidates share the first span."""
-        spans = []
-        for reader, chunk in share.grants:
-            candidate = cast(Candidate, reader)
-            count = chunk.end - len(candidate.context) + 1
-            spans.append(_LogitSpan(candidate, chunk.end, first, count))
-            first += count
-        if len(request.candidates) < request.num_candidates:
-            for other in request.fork():
-                other.table = self.scheduler.manager.fork(spans[0].table)
-                spans.append(replace(spans[0], candidate=other))
-        return spans
-
-    def _sample(self, logits: Tensor, spans: list[_LogitSpan]) -> list[Update]:
-        """Samples a token after each text and each of its guesses; tokens after a wrong guess are dropped."""
+    def _start(self, shares: Sequence[Share]) -> list[Update]:
+        """Runs the network and the sampler; returns the updates of what needs no sampling, or fails before."""
+        latest = self._started[-1].sampled if self._started else None
+        for share in shares:
+            if (request := cast(Request, share.request)).is_new:
+                request.begin(share)
+        logits = self._runner.run(shares, None if latest is None else latest.token_ids)
         updates: list[Update] = []
-        rows: list[Row] = []
-        sampled: list[_LogitSpan] = []
-        for span in spans:
-            try:
-                rows += span.rows()
-                sampled.append(span)
-            except UsageError as error:
-                updates += self._fail(span.candidate, error)
-        if not rows:
-            return updates
-        used = [span.first + number for span in sampled for number in range(span.count)]
-        if used != list(range(len(logits))):
-            logits = logits[torch.tensor(used, device=logits.device)]
-        choice = self._sampler.choose(logits, rows)
-        begin = 0
-        for span in sampled:
-            chosen = range(begin, begin := begin + span.count)
-            if span.candidate.finish_reason is not None:
-                continue  # another text of its request has failed
-            if not all(choice.usable[row] for row in chosen):
-                updates += self._fail(span.candidate, _not_finite(span.candidate))
+        step, used, row = _Step(), list[int](), 0
+        advance = self.scheduler.manager.advance
+        for share in shares:
+            request, first = cast(Request, share.request), row
+            for reader, (table, start, count), num_predictions in share.grants:
+                advance(table, reader.context, min(start + count, len(reader.context)))
+                row += num_predictions
+            if row == first:
                 continue
-            written = len(span.candidate.token_ids)
-            updates.append(Update.of(span.candidate, self._accept(span, choice, chosen), written))
-            self._settle(span)
+            if request.beam is not None:
+                updates += self._extend(request, logits[first:row])
+                continue
+            try:
+                self._add(step, used, request, share, first)
+            except UsageError as error:
+                updates += self._fail(request, error)
+        if step.rows:
+            if used != list(range(len(logits))):
+                logits = logits[upload(torch.tensor(used), logits.device)]
+            step.sampled = self._sampler.sample(logits, step.rows)
+        self._started.append(step)
         return updates
 
-    def _accept(self, span: _LogitSpan, choice: Choice, rows: range) -> str:
-        """Adds the sampled tokens up to the first that differs from its guess; returns the text to show."""
-        candidate, drafts = span.candidate, span.candidate.drafts
-        candidate.drafts = []
-        shown = ""
-        for number, row in enumerate(rows):
-            token_id = choice.token_ids[row]
-            candidate.near_ties += choice.near_ties[row] and not candidate.request.config.batch_invariant
-            shown += candidate.accept(token_id, choice.logprobs[row], choice.likeliest(row, candidate.request.config))
-            if candidate.finish_reason is not None or token_id != next(iter(drafts[number : number + 1]), None):
-                break
-        return shown
+    def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:
+        """Adds the request's texts to a step, with their logits from row `first` on to those that are `used`.
 
-    def _settle(self, span: _LogitSpan) -> None:
-        """Records which tokens of a text are stored, or frees the blocks of a text that ended or must slide."""
-        candidate, manager = span.candidate, self.scheduler.manager
-        if candidate.finish_reason is not None or len(candidate.context) > candidate.request.max_seq_len:
-            manager.close(span.table)
-            candidate.table = None
-            if candidate.finish_reason is None:
+        New candidates share those of the first.
+        """
+        others = request.fork() if len(request.candidates) < request.num_candidates else []
+        for reader, chunk, count in share.grants:
+            for other in others:
+                other.table = self.scheduler.manager.fork(chunk.table)
+            places = range(first, first + count)
+            for candidate in (cast(Candidate, reader), *others) if count else ():
+                rows = _rows(candidate, count)
+                begin = len(step.rows)
+                step.spans.append((candidate, chunk.table.num_tokens, begin, begin + count))
+                candidate.expect(begin)
+                step.rows += rows
+                used += places
+            first += count
+
+    def _finish(self, step: _Step) -> list[Update]:
+        """Adds the sampled tokens to their texts; those of a text that has ended meanwhile are dropped."""
+        updates: list[Update] = []
+        if step.sampled is None:
+            return updates
+        choice = step.sampled.choice()
+        for candidate, end, begin, stop in step.spans:
+            if candidate.finish_reason is not None:
+                continue
+            candidate.num_expected -= 1
+            if not all(choice.usable[begin:stop]):
+                updates += self._fail(candidate.request, _not_finite(candidate))
+                continue
+            written = len(candidate.token_ids)
+            updates.append(Update.of(candidate, _accept(candidate, choice, begin, stop), written))
+            num_new = len(candidate.token_ids) - written
+            if num_new > 1 or candidate.finish_reason is not None or candidate.is_full:
+                self._settle(candidate, end, num_new)
+        return updates
+
+    def _settle(self, candidate: Candidate, end: int, num_new: int) -> None:
+        """Records that new tokens, behind the first `end`, are stored, or frees the blocks of a text.
+
+        A text that has ended needs none, and one that slides is read again.
+        """
+        manager, table, has_ended = self.scheduler.manager, candidate.table, candidate.finish_reason is not None
+        if has_ended or candidate.is_full:
+            if table is not None:
+                # What a later step has stored meanwhile is not shared.
+                manager.advance(table, candidate.context, end)
+                manager.close(table)
+                candidate.table = None
+            if not has_ended:
                 candidate.slide()
         else:
-            stored = min(span.end, len(candidate.context) - 1)
-            if stored != span.table.num_tokens:
-                manager.advance(span.table, candidate.context, stored)
-        if candidate.finish_reason is not None and self._drafter is not None:
-            self._drafter.forget(candidate)
-        if not candidate.request.writing:
-            self.scheduler.remove(candidate.request)
+            assert table is not None
+            manager.advance(table, candidate.context, end + num_new - 1)
+        if has_ended:
+            if self._drafter is not None:
+                self._drafter.forget(candidate)
+            if not candidate.request.writing:
+                self.scheduler.remove(candidate.request)
 
-    def _fail(self, candidate: Candidate, error: SheepOpError) -> list[Update]:
-        """Ends the request of a text that cannot be continued, with `error`."""
-        return [replace(update, error=error) for update in self.abort(candidate.request)]
+    def _fail(self, request: Request, error: SheepOpError) -> list[Update]:
+        """Ends a request whose texts cannot be continued, with `error`."""
+        return [update._replace(error=error) for update in self.abort(request)]
 
     def _extend(self, request: Request, logits: Tensor) -> list[Update]:
         """Extends the branches of a beam search by one token."""
         beam, manager = request.beam, self.scheduler.manager
         assert beam is not None
         if not self._sampler.are_usable(logits).all():
-            return self._fail(request.candidates[0], _not_finite(request.candidates[0]))
+            return self._fail(request, _not_finite(request.candidates[0]))
         before, prompt = request.branches, request.candidates[0].context
         parents = beam.extend(self._sampler.log_probabilities(logits))
         request.branches = []
@@ -324,28 +353,39 @@ def _not_finite(candidate: Candidate) -> CheckpointError:
 
 
 @dataclass(slots=True)
-class _LogitSpan:
-    """The `count` rows of the logits from `first` on that continue a text whose first `end` tokens were read."""
+class _Step:
+    """A step whose results were not read yet.
 
-    candidate: Candidate
-    end: int
-    first: int
-    count: int
+    `spans` are the texts that it continues: how many of their tokens are stored, and from which to which of the `rows`
+    what was `sampled` is theirs.
+    """
 
-    @property
-    def table(self) -> BlockTable:
-        """The blocks of the text."""
-        assert self.candidate.table is not None
-        return self.candidate.table
+    spans: list[tuple[Candidate, int, int, int]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    sampled: Sampled | None = None
 
-    def rows(self) -> Iterator[Row]:
-        """The sampler's rows: the text, and the text followed by each of its guesses that was read."""
-        candidate = self.candidate
-        guesses = candidate.drafts[: self.count - 1]
-        allowed: list[Tensor | None] = [None] * self.count
-        if candidate.matcher is not None:
-            # Tokens after a guess that is not allowed are dropped, so any mask will do for them.
-            found = candidate.matcher.allowed_after(guesses)
-            allowed = [*found, *[found[-1]] * (self.count - len(found))]
-        for number in range(self.count):
-            yield candidate.row(guesses[:number], allowed[number])
+
+def _accept(candidate: Candidate, choice: Choice, begin: int, end: int) -> str:
+    """Adds the tokens of these rows up to the first that differs from its guess; returns the text to show."""
+    drafts, candidate.drafts = candidate.drafts, []
+    config, shown = candidate.request.config, ""
+    for number, row in enumerate(range(begin, end)):
+        token_id = choice.token_ids[row]
+        candidate.near_ties += choice.near_ties[row] and not config.batch_invariant
+        shown += candidate.accept(token_id, choice.logprobs[row], choice.likeliest(row, config))
+        if candidate.finish_reason is not None or number >= len(drafts) or token_id != drafts[number]:
+            break
+    return shown
+
+
+def _rows(candidate: Candidate, count: int) -> list[Row]:
+    """The sampler's rows: the text, and the text followed by each of its guesses that was read, `count` in all."""
+    if count == 1 and candidate.matcher is None:
+        return [candidate.row()]
+    guesses = candidate.drafts[: count - 1]
+    allowed: list[Tensor | None] = [None] * count
+    if candidate.matcher is not None:
+        # Tokens after a guess that is not allowed are dropped, so any mask will do for them.
+        found = candidate.matcher.allowed_after(guesses)
+        allowed = [*found, *[found[-1]] * (count - len(found))]
+    return [candidate.row(guesses[:number], allowed[number]) for number in range(count)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheepop.core.errors import UsageError
-from sheepop.generate.blocks import BlockTable, Chunk, Copy
+from sheepop.generate.blocks import BlockTable, Copy
 from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
 from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
@@ -257,7 +257,7 @@ class _Reading:
 
 def _share(text: _Text, count: int, copies: list[Copy]) -> Share:
     assert text.table is not None
-    return Share(text, [Grant(text, Chunk(text.table, text.table.num_tokens, count))], copies)
+    return Share(text, [Grant.of(text, text.table, count)], copies)
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sheepop.generate.blocks import BlockTable, Chunk
@@ -22,6 +20,7 @@ from sheepop.generate.paged_kernels import (
     attends_natively,
     tokens_per_tile,
 )
+from sheepop.generate.transfers import upload
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
 from sheepop.model.attention.sight import Sight
@@ -44,7 +43,7 @@ class Pass:
         self.sequences = torch.arange(len(chunks)).repeat_interleave(counts)
         self.starts = starts[self.sequences]
         self.positions = self.starts + torch.arange(len(self.sequences)) - (counts.cumsum(0) - counts)[self.sequences]
-        self.device_positions = self.positions.to(device)
+        self.device_positions = upload(self.positions, device)
         self._ends: list[int] = counts.cumsum(0).tolist()
         self._block_tables: dict[int, Tensor] = {}
 
@@ -77,7 +76,8 @@ class StaticPass:
     """The static buffers that a CUDA graph reads in passes of `count` single tokens.
 
     `fill` writes the tokens of a pass there. No sequence is longer than `longest` tokens. `spare_blocks[kind]` is a
-    block that belongs to no sequence. All numbers reach the device in one copy, which does not wait.
+    block that belongs to no sequence. All numbers reach the device in one copy, which does not wait; of the block
+    tables these are only the rows that have changed.
     """
 
     def __init__(
@@ -92,71 +92,66 @@ class StaticPass:
         self.count, self.longest = count, longest
         self._block_size, self._windows, self._spare_blocks = block_size, windows, spare_blocks
         width = -(-longest // block_size)
-        # Token ids and positions, which are also the last ones that tokens see; for each kind the block tables, the
-        # first positions, and the blocks and offsets of the slots.
-        shapes = [(count, 1), (count,), *[(count, width), (count,), (count,), (count,)] * len(windows)]
-        sizes = [math.prod(shape) for shape in shapes]
-        on_gpu = device.type == "cuda"
-        self._host = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=on_gpu)
-        self._device = torch.zeros(sum(sizes), dtype=torch.long, device=device) if on_gpu else self._host
-        self._ids, self._positions, *of_kinds = self._views(self._host.numpy(), sizes, shapes)
-        self._kinds = _fours(of_kinds)
-        self.input_ids, self.device_positions, *of_kinds = self._views(self._device, sizes, shapes)
+        # Token ids and positions, which are also the last ones that tokens see; for each kind the first positions, and
+        # the blocks and offsets of the slots.
+        self._numbers = np.zeros((2 + 3 * len(windows), count), np.int64)
+        self._tables = [np.full((count, width), spare, np.int64) for spare in spare_blocks]
+        self._on_device = torch.zeros(self._numbers.shape, dtype=torch.long, device=device)
+        self.input_ids, self.device_positions = self._on_device[0][:, None], self._on_device[1]
         rows = torch.arange(count, device=device)
-        self.metadata = [
-            AttentionMetadata(rows, table, firsts, self.device_positions, (blocks, offsets), window)
-            for (table, firsts, blocks, offsets), window in zip(_fours(of_kinds), windows, strict=True)
-        ]
-        for (table, *_), spare in zip(self._kinds, spare_blocks, strict=True):
-            table[:] = spare
-        # The block tables that the rows have now; None is padding.
-        self._tables: list[tuple[BlockTable, int] | None] = [None] * count
-
-    @staticmethod
-    def _views(numbers: Any, sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        ends = list(accumulate(sizes))
-        return [numbers[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
+        self.metadata = []
+        for kind, (window, spare) in enumerate(zip(windows, spare_blocks, strict=True)):
+            table = torch.full((count, width), spare, dtype=torch.long, device=device)
+            firsts, blocks, offsets = self._on_device[2 + 3 * kind : 5 + 3 * kind]
+            slots = blocks, offsets
+            self.metadata.append(AttentionMetadata(rows, table, firsts, self.device_positions, slots, window))
+        # The block tables that the rows have now, with their versions; None is padding.
+        self._states: list[tuple[BlockTable, int] | None] = [None] * count
 
     def fill(self, token_ids: Sequence[int], chunks: Sequence[Chunk]) -> None:
         """Writes single tokens of `count` or fewer sequences; padding tokens are at the beginning of a spare block."""
         used, size = len(chunks), self._block_size
-        self._ids[:used, 0], self._ids[used:, 0] = token_ids, 0
-        positions = self._positions
-        positions[:used], positions[used:] = [chunk.start for chunk in chunks], 0
-        changed = [(row, chunk.table) for row, chunk in enumerate(chunks) if self._tables[row] != _state(chunk.table)]
-        removed = [row for row in range(used, self.count) if self._tables[row] is not None]
-        indices = (positions[:used] // size).tolist()
-        for kind, (tables, firsts, blocks, offsets) in enumerate(self._kinds):
-            spare, window = self._spare_blocks[kind], self._windows[kind]
-            for row, table in changed:
-                found = [0 if block is None else block for block in table.blocks[kind]]
-                tables[row, : len(found)] = found
-            tables[removed] = spare
+        states = [(chunk.table, chunk.table.version) for chunk in chunks] + [None] * (self.count - used)
+        changed = [row for row, pair in enumerate(zip(states, self._states, strict=True)) if pair[0] != pair[1]]
+        self._states = states
+        self._numbers[:, used:] = 0
+        self._numbers[0, :used], self._numbers[1, :used] = token_ids, [chunk.start for chunk in chunks]
+        positions = self._numbers[1]
+        moved = [np.array(changed, np.int64)]
+        for kind, (table, spare, window) in enumerate(
+            zip(self._tables, self._spare_blocks, self._windows, strict=True)
+        ):
+            longest = 0
+            for row in changed:
+                found = chunks[row].table.blocks[kind] if row < used else ()
+                table[row, : len(found)] = [0 if block is None else block for block in found]
+                table[row, len(found) :] = spare
+                longest = max(longest, len(found))
+            firsts, blocks, offsets = self._numbers[2 + 3 * kind : 5 + 3 * kind]
             firsts[:] = 0 if window is None else np.maximum(positions - window + 1, 0)
-            blocks[:used] = tables[np.arange(used), indices]
-            blocks[used:] = spare
+            blocks[:] = table[np.arange(self.count), positions // size]
             offsets[:] = positions % size
-        for row, table in changed:
-            self._tables[row] = _state(table)
-        for row in removed:
-            self._tables[row] = None
-        if self._device is not self._host:
-            self._device.copy_(self._host, non_blocking=True)
+            moved.append(table[changed, : max(1, longest)])
+        self._move(moved)
 
-
-def _fours(parts: Sequence[Any]) -> list[Sequence[Any]]:
-    return [parts[first : first + 4] for first in range(0, len(parts), 4)]
-
-
-def _state(table: BlockTable) -> tuple[BlockTable, int]:
-    return table, table.version
+    def _move(self, parts: Sequence[NDArray[np.int64]]) -> None:
+        """Copies the numbers to the device, and the changed rows of the tables: their indices, and those of kinds."""
+        packed = np.concatenate([part.reshape(-1) for part in (self._numbers, *parts)])
+        numbers, rows, *tables = upload(torch.from_numpy(packed), self._on_device.device).split(  # type: ignore[no-untyped-call]
+            [self._numbers.size, *(part.size for part in parts)]
+        )
+        self._on_device.copy_(numbers.view(self._on_device.shape))
+        if len(rows):
+            for metadata, table, part in zip(self.metadata, tables, parts[1:], strict=True):
+                metadata.block_table[:, : part.shape[1]].index_copy_(0, rows, table.view(part.shape))
 
 
 @dataclass(frozen=True)
 class Group:
     """Tokens of a pass that attend together: its `rows`, viewed as `shape` (rows, tokens), to `num_keys` keys.
 
-    The keys are those in `blocks` (rows, blocks); None means the keys of the pass itself.
+    The keys are those in `blocks` (rows, blocks); None means the keys of the pass itself. Keys `beyond` the last token
+    of a row (rows, num_keys) are not its own.
     """
 
     rows: Tensor
@@ -164,6 +159,7 @@ class Group:
     attending: Attending
     num_keys: int
     blocks: Tensor | None
+    beyond: Tensor | None = None
 
 
 class PagedAttending:
@@ -250,7 +246,9 @@ class PagedAttending:
             shape = group.shape
             q_BHTC, k_BKSC, v_BKSC = (_as_rows(x[group.rows], *shape) for x in (q_NH1C, k_NK1C, v_NK1C))
             if group.blocks is not None:
-                k_BKSC, v_BKSC = (stored.gather(group.blocks, group.num_keys) for stored in (keys, values))
+                k_BKSC, v_BKSC = (
+                    stored.gather(group.blocks, group.num_keys, group.beyond) for stored in (keys, values)
+                )
             if attend_latents is None:
                 out_BHTC = group.attending.attend(q_BHTC, k_BKSC, v_BKSC, score)
             else:
@@ -278,7 +276,8 @@ class _Groups:
     def __init__(self, kind: AttentionKind, current: Pass, number: int) -> None:
         self._kind, self._current, self._number = kind, current, number
         blocks = current.blocks(number, current.sequences, current.positions)
-        self.slot_mapping = blocks.to(current.device), (current.positions % current.block_size).to(current.device)
+        offsets = current.positions % current.block_size
+        self.slot_mapping = upload(blocks, current.device), upload(offsets, current.device)
         self.found: list[Group] = []
 
     def add_beginnings(self, sequences: list[int]) -> None:
@@ -286,7 +285,9 @@ class _Groups:
         if not sequences:
             return
         rows = self._current.rows(sequences)
-        documents = None if len(sequences) == 1 else self._current.sequences[rows][None].to(self._current.device)
+        documents = None
+        if len(sequences) > 1:
+            documents = upload(self._current.sequences[rows][None], self._current.device)
         self._add(rows, (1, len(rows)), self._kind.sight(len(rows), document_ids=documents), None)
 
     def add_chunk(self, sequence: int) -> None:
@@ -306,8 +307,10 @@ class _Groups:
         starts = positions - firsts * size
         num_keys = int(starts.max()) + 1
         columns = (firsts[:, None] + torch.arange(-(-num_keys // size))).clamp(max=table.shape[1] - 1)
-        sight = self._kind.sight(1, num_keys, starts=starts.to(self._current.device))
-        self._add(rows, (len(rows), 1), sight, table[self._current.sequences[rows][:, None], columns])
+        ends = upload(starts, self._current.device)
+        sight = self._kind.sight(1, num_keys, starts=ends)
+        beyond = torch.arange(num_keys, device=ends.device) > ends[:, None]
+        self._add(rows, (len(rows), 1), sight, table[self._current.sequences[rows][:, None], columns], beyond)
 
     def metadata(self, sequences: list[int]) -> AttentionMetadata:
         """The metadata of the tokens of these sequences, for a paged kernel."""
@@ -315,7 +318,7 @@ class _Groups:
         lasts = self._current.positions[rows]
         firsts = _first_positions(lasts, self._kind.window)
         table = self._current.block_table(self._number)[self._current.sequences[rows]].contiguous()
-        rows, table, firsts, lasts = (found.to(device) for found in (rows, table, firsts, lasts))
+        rows, table, firsts, lasts = (upload(found, device) for found in (rows, table, firsts, lasts))
         blocks, offsets = self.slot_mapping
         return AttentionMetadata(rows, table, firsts, lasts, (blocks[rows], offsets[rows]), self._kind.window)
 
@@ -328,14 +331,22 @@ class _Groups:
             tiles += [(row + at, min(size, chunk.count - at), chunk.start + at, number) for at in starts]
             row += chunk.count
         metadata = self.metadata(sequences)
-        table = self._current.block_table(self._number)[sequences].to(self._current.device)
-        return replace(metadata, block_table=table, tiles=torch.tensor(tiles).to(self._current.device))
-
-    def _add(self, rows: Tensor, shape: tuple[int, int], sight: Sight, blocks: Tensor | None) -> None:
         device = self._current.device
-        blocks = None if blocks is None else blocks.to(device)
+        table = upload(self._current.block_table(self._number)[sequences], device)
+        return replace(metadata, block_table=table, tiles=upload(torch.tensor(tiles), device))
+
+    def _add(
+        self,
+        rows: Tensor,
+        shape: tuple[int, int],
+        sight: Sight,
+        blocks: Tensor | None,
+        beyond: Tensor | None = None,
+    ) -> None:
+        device = self._current.device
+        blocks = None if blocks is None else upload(blocks, device)
         attending = prepare_attention(self._kind, sight)
-        self.found.append(Group(rows.to(device), shape, attending, sight.num_keys, blocks))
+        self.found.append(Group(upload(rows, device), shape, attending, sight.num_keys, blocks, beyond))
 
 
 def _first_positions(lasts: Tensor, window: int | None) -> Tensor:

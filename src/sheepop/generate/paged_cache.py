@@ -15,6 +15,7 @@ from sheepop.adapt.native_products import wants_native_kernels
 from sheepop.generate.blocks import BlockManager, Chunk, Copy, blocks_held
 from sheepop.generate.paged_attention import PagedAttending, Pass, StaticPass
 from sheepop.generate.paged_kernels import AttentionMetadata, KVBlocks
+from sheepop.generate.transfers import upload
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
 from sheepop.model.cache import AttendLatents, LatentCache, Recurrence
@@ -156,7 +157,7 @@ class PagedCache(LatentCache):
         """Makes the copies of blocks that `BlockManager.reserve` returned."""
         for kind in {copy.kind for copy in copies}:
             source, target = (
-                torch.tensor([getattr(copy, end) for copy in copies if copy.kind == kind], device=self.device)
+                upload(torch.tensor([getattr(copy, end) for copy in copies if copy.kind == kind]), self.device)
                 for end in ("source", "target")
             )
             for layer, of_layer in enumerate(self._kind_of_layer):
@@ -180,7 +181,7 @@ class PagedCache(LatentCache):
         self._sources = [source for source, chunk in zip(numbers, chunks, strict=True) for _ in range(chunk.count)]
         if set(self._sources) <= set(before):
             if self._sources != before:
-                rows = torch.tensor([before.index(source) for source in self._sources], device=self.device)
+                rows = upload(torch.tensor([before.index(source) for source in self._sources]), self.device)
                 # The longest source may have been that of a request that has ended.
                 self._memory = {
                     layer: (keys_BKSC[rows, :, :longest_source], values_BKSC[rows, :, :longest_source])
@@ -224,12 +225,19 @@ class PagedCache(LatentCache):
         rows = (torch.arange(len(new))[:, None] + steps).clamp(min=0)
         in_pass, exists = positions >= current.starts[:, None], positions >= 0
         shape = (*exists.shape, *(1 for _ in new.shape[2:]))
-        found = torch.where(in_pass.view(shape), new[rows, 0], tail[blocks, earlier % width])
         last = current.last_of_blocks(width)
         last_positions = current.positions[last]
-        blocks = current.blocks(kind, current.sequences[last], last_positions, _NO_BLOCK)
-        tail[blocks, last_positions % width] = new[last, 0]
-        return found * exists.view(shape)
+        last_blocks = current.blocks(kind, current.sequences[last], last_positions, _NO_BLOCK)
+        in_pass, exists, rows, blocks, columns, last, last_blocks, last_columns = (
+            upload(index, self.device)
+            for index in (
+                *(in_pass.view(shape), exists.view(shape), rows, blocks, earlier % width),
+                *(last, last_blocks, last_positions % width),
+            )
+        )
+        found = torch.where(in_pass, new[rows, 0], tail[blocks, columns])
+        tail[last_blocks, last_columns] = new[last, 0]
+        return torch.where(exists, found, 0)  # what belongs to no sequence may be NaN
 
     def recur(self, place: str, recurrence: Recurrence, start: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """The outputs (N, 1, ...) of a recurrence along each sequence; sequences of equal chunks run together.
@@ -244,7 +252,7 @@ class PagedCache(LatentCache):
         found = None
         for stops, numbers in alike.items():
             chunks = [current.chunks[number] for number in numbers]
-            rows = current.rows(numbers).view(len(chunks), -1).to(self.device)
+            rows = upload(current.rows(numbers).view(len(chunks), -1), self.device)
             kept = [states_of[self._slot(chunk, chunk.start - 1)] if chunk.start > 0 else start for chunk in chunks]
             states, begin = torch.stack(kept), 0
             for stop in stops:

@@ -82,13 +82,17 @@ class KVBlocks:
             COLUMNS=power_of_two(width),
         )
 
-    def gather(self, block_table: Tensor, num_keys: int) -> Tensor:
-        """The first `num_keys` entries of the blocks of each row of `block_table` (B, M), as (B, K, num_keys, C)."""
+    def gather(self, block_table: Tensor, num_keys: int, beyond: Tensor | None = None) -> Tensor:
+        """The first `num_keys` entries of the blocks of each row of `block_table` (B, M), as (B, K, num_keys, C).
+
+        Those `beyond` the end of a row (B, num_keys) become 0: NaN in them would pass any mask of attention.
+        """
         heads = torch.arange(self.numbers.shape[1], device=self.numbers.device)[:, None]
         found, *scales = (
             stored[block_table[:, None, :], heads].flatten(2, 3)[:, :, :num_keys] for stored in self.tensors
         )
-        return (found * scales[0][..., None] if scales else found).to(self.dtype)
+        found = (found * scales[0][..., None] if scales else found).to(self.dtype)
+        return found if beyond is None else found.masked_fill_(beyond[:, None, :, None], 0)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copies whole blocks."""

@@ -160,7 +160,8 @@ class Candidate:
 
     When the context is full and `on_overflow` is ``slide`` or ``window``, only its last half is kept, so the network
     never sees more than `max_seq_len` positions. A prompt that fills the context loses its first tokens, to make room
-    for `max_new_tokens` or half a context, whichever is less.
+    for `max_new_tokens` or half a context, whichever is less. `num_expected` tokens are sampled, but not known yet; if
+    they are read before, the context has numbers in their place that `runner.Reading` explains.
     """
 
     def __init__(self, request: Request, index: int) -> None:
@@ -173,6 +174,7 @@ class Candidate:
         self.matcher = None if request.matcher is None else request.matcher.fork()
         self.finish_reason: FinishReason | None = None
         self.drafts: list[int] = []
+        self.num_expected, self._num_unknown = 0, 0
         self.salt = request.salt
         self.table: BlockTable | None = None
         prompt_ids, longest = request.prompt.token_ids, request.max_seq_len
@@ -180,6 +182,10 @@ class Candidate:
         if len(prompt_ids) >= longest:
             self.context = prompt_ids[-(longest - min(request.config.max_new_tokens, longest // 2)) :]
         self.num_dropped = len(prompt_ids) - len(self.context)
+        self._most = request.config.max_new_tokens
+        # A target never slides, whatever `on_overflow` is, because it needs its beginning.
+        if request.config.on_overflow == "refuse" or request.prompt.source_ids is not None:
+            self._most = min(self._most, longest - len(prompt_ids))
         self._occurrences = Occurrences(prompt_ids) if request.config.penalises else None
         self._stop = StopMatcher(request.config.stop)
         self._decoder = StreamDecoder(request.tokenizer, shown_ids=request.shown_ids, continues=request.continues)
@@ -188,12 +194,7 @@ class Candidate:
     @property
     def num_remaining(self) -> int:
         """The number of tokens that may still be written."""
-        request = self.request
-        remaining = request.config.max_new_tokens - len(self.token_ids)
-        # A target never slides, whatever `on_overflow` is, because it needs its beginning.
-        if request.config.on_overflow == "refuse" or request.prompt.source_ids is not None:
-            remaining = min(remaining, request.max_seq_len - self.position)
-        return remaining
+        return self._most - len(self.token_ids)
 
     @property
     def num_guessable(self) -> int:
@@ -209,7 +210,23 @@ class Candidate:
     def row(self, guesses: Sequence[int] = (), allowed: Tensor | None = None) -> Row:
         """The sampler's row for the token after the text and `guesses`."""
         occurrences = None if self._occurrences is None else self._occurrences.followed_by(guesses)
-        return Row(self.request.config, len(self.token_ids) + len(guesses), self.seed, occurrences, allowed)
+        num_written = len(self.token_ids) + self.num_expected + len(guesses)
+        return Row(self.request.config, num_written, self.seed, occurrences, allowed)
+
+    def expect(self, row: int) -> None:
+        """Counts on the token that is sampled in `row` of a step, which the next step may read before it is known.
+
+        No step reads the last token of a text, nor one that makes the context slide.
+        """
+        self.num_expected += 1
+        if self.num_expected + len(self.token_ids) < self._most and len(self.context) < self.request.max_seq_len:
+            self.context.append(-1 - row)
+            self._num_unknown += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the context has more tokens than the network can read."""
+        return len(self.context) > self.request.max_seq_len
 
     def slide(self) -> None:
         """Drops the first half of the context."""
@@ -227,11 +244,15 @@ class Candidate:
             return self.finish("stop")
         if self.matcher is not None:
             self.matcher.accept(token_id)
-        self.context.append(token_id)
+        if self._num_unknown:
+            self.context[-self._num_unknown] = token_id
+            self._num_unknown -= 1
+        else:
+            self.context.append(token_id)
         text, may_end = self._decoder.push(token_id), len(self.token_ids) >= self.request.config.min_new_tokens
         shown = self._show(self._stop.push(text) if may_end else text)
         if self._stop.matched is not None:
-            self.finish_reason = "stop"
+            self._end("stop")
         elif self.num_remaining == 0:
             shown += self.finish("length")
         return shown
@@ -240,8 +261,15 @@ class Candidate:
         """Ends the text; returns the rest, withheld so far as part of a possible character or stop string."""
         shown = self._stop.push(self._decoder.finish())
         found = self._stop.matched is not None
-        self.finish_reason = "stop" if found else reason
+        self._end("stop" if found else reason)
         return self._show(shown if found else shown + self._stop.finish())
+
+    def _end(self, reason: FinishReason) -> None:
+        """Ends the text without the tokens that are not known yet, which nobody will see."""
+        self.finish_reason = reason
+        del self.context[len(self.context) - self._num_unknown :]
+        self._num_unknown = 0
+        self.request.writing = [other for other in self.request.writing if other is not self]
 
     def completion(self) -> Completion:
         """The result; the text must have ended."""
@@ -281,7 +309,9 @@ class Request:
 
     The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
     a grammar. A token of `end_ids` ends a text. Requests run in order of `priority`, smaller first, then of `number`.
-    Only requests of the same `tenant` share cached prefixes. The text has the special tokens of `shown_ids`.
+    Only requests of the same `tenant` share cached prefixes. The text has the special tokens of `shown_ids`. `writing`
+    are the texts that have not ended. If a request `can_run_ahead`, the network can read a token that the host does not
+    know yet, and sample the next one.
     """
 
     def __init__(
@@ -310,8 +340,10 @@ class Request:
         self.tokenizer = tokenizer
         self.continues = not set(tokenizer.special_tokens.values()).issuperset(prompt.token_ids)
         self.candidates = [Candidate(self, 0)]
+        self.writing = list(self.candidates)
         self.num_cached, self.seconds_waited = 0, 0.0
-        self._made: float | None = time.monotonic()
+        self.is_new, self._made = True, time.monotonic()
+        self.can_run_ahead = matcher is None and config.num_beams == 1 and not config.penalises
         self.beam: Beam | None = None
         self.branches: list[Branch] = []
         if config.num_beams > 1:
@@ -326,14 +358,8 @@ class Request:
 
     def begin(self, share: Share) -> None:
         """Keeps of the first step how long the request waited, and how many tokens of its prompt were in the cache."""
-        if self._made is not None:
-            self.num_cached = sum(grant.chunk.start for grant in share.grants)
-            self.seconds_waited, self._made = time.monotonic() - self._made, None
-
-    @property
-    def writing(self) -> list[Candidate]:
-        """The texts that have not ended."""
-        return [candidate for candidate in self.candidates if candidate.finish_reason is None]
+        self.num_cached = sum(grant.chunk.start for grant in share.grants)
+        self.seconds_waited, self.is_new = time.monotonic() - self._made, False
 
     @property
     def readers(self) -> Sequence[Reader]:
@@ -359,6 +385,7 @@ class Request:
         """Creates and returns the other candidates, which share the prompt of the first."""
         others = [Candidate(self, index) for index in range(1, self.num_candidates)]
         self.candidates += others
+        self.writing = [*self.writing, *others]
         return others
 
     def chosen(self) -> list[Candidate]:

@@ -16,6 +16,7 @@ from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attends_by_triton
 from sheepop.generate.scheduler import Share
+from sheepop.generate.transfers import upload
 from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.probe import someone_watches
 
@@ -31,13 +32,19 @@ _CAPTURING: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by
 class Runner(Protocol):
     """The network as the engine sees it."""
 
-    def run(self, shares: Sequence[Share]) -> Tensor:
-        """Reads the scheduled tokens; returns the logits (R, V) after each text and each guess that was read."""
+    def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
+        """Reads the scheduled tokens; returns the logits (R, V) after each text and each guess that was read.
+
+        `sampled` are the tokens of the last step on the device; see `Reading`.
+        """
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The input of a pass: blocks to copy first, chunks, their `token_ids`, and the rows to compute logits for."""
+    """The input of a pass: blocks to copy first, chunks, their `token_ids`, and the rows to compute logits for.
+
+    A negative token id -1 - r stands for number r of the tokens of the last step, which only the device knows so far.
+    """
 
     copies: Sequence[Copy]
     chunks: Sequence[Chunk]
@@ -50,10 +57,12 @@ class Reading:
         grants = [grant for share in shares for grant in share.grants]
         read: list[int] = []
         predicting: list[int] = []
-        for grant in grants:
-            reader, chunk = grant
-            read += (reader.context + reader.drafts)[chunk.start : chunk.end]
-            predicting += range(len(read) - grant.num_predictions, len(read))
+        for reader, (_, start, count), num_predictions in grants:
+            context = reader.context
+            read += context[start : start + count]
+            if start + count > len(context):
+                read += reader.drafts[max(0, start - len(context)) : start + count - len(context)]
+            predicting += range(len(read) - num_predictions, len(read))
         return cls(
             [copy for share in shares for copy in share.copies], [grant.chunk for grant in grants], read, predicting
         )
@@ -67,25 +76,35 @@ class PagedRunner:
         self._graphs = DecodingGraphs.of(model, cache)
         self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
-    def run(self, shares: Sequence[Share]) -> Tensor:
+    def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
         """Reads the new tokens, each as its own row."""
         sources = None
         if self._sources is not None:
             sources = [share.request.source_ids for share in shares for _ in share.grants]
-        return self.read(Reading.of(shares), sources)
+        return self.read(Reading.of(shares), sources, sampled)
 
-    def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
+    def read(
+        self,
+        reading: Reading,
+        sources: Sequence[Sequence[int] | None] | None = None,
+        sampled: Tensor | None = None,
+    ) -> Tensor:
         """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
         if self._graphs is not None and self._graphs.suits(reading.chunks):
             self._cache.copy(reading.copies)
-            return self._graphs.run(reading.token_ids, reading.chunks)
-        return self._model.read_out(self._states(reading, sources)[:, None])[:, 0]
+            return self._graphs.run(reading.token_ids, reading.chunks, sampled)
+        return self._model.read_out(self._states(reading, sources, sampled)[:, None])[:, 0]
 
     def states(self, reading: Reading) -> Tensor:
         """The hidden states (R, D) of one pass, from which `read` computes logits."""
-        return self._states(reading, None)
+        return self._states(reading)
 
-    def _states(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None) -> Tensor:
+    def _states(
+        self,
+        reading: Reading,
+        sources: Sequence[Sequence[int] | None] | None = None,
+        sampled: Tensor | None = None,
+    ) -> Tensor:
         chunks, read, predicting = reading.chunks, reading.token_ids, reading.predicting
         self._cache.copy(reading.copies)
         inputs: dict[str, Any] = {}
@@ -95,11 +114,18 @@ class PagedRunner:
             longest = inputs["memory"].states.shape[1]
         self._cache.read(chunks, numbers, longest)
         device = self._model.device
-        input_ids = torch.tensor(read, device=device)[:, None]
+        input_ids = with_sampled(upload(torch.tensor(read), device), sampled)[:, None]
         hidden_N1D = self._model.hidden_states(input_ids, cache=self._cache, **inputs)
         if len(predicting) < len(read):
-            hidden_N1D = hidden_N1D[torch.tensor(predicting, dtype=torch.long, device=device)]
+            hidden_N1D = hidden_N1D[upload(torch.tensor(predicting, dtype=torch.long), device)]
         return hidden_N1D[:, 0]
+
+
+def with_sampled(token_ids: Tensor, sampled: Tensor | None) -> Tensor:
+    """Puts tokens of the last step in the place of the negative ids that stand for them; see `Reading`."""
+    if sampled is None:
+        return token_ids
+    return torch.where(token_ids < 0, sampled[(-1 - token_ids).clamp(min=0)], token_ids)
 
 
 def is_led(model: Transformer) -> bool:
@@ -136,7 +162,7 @@ class RecomputingRunner:
         self._model = model
         self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
-    def run(self, shares: Sequence[Share]) -> Tensor:
+    def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
         """Reads every text whose next token is needed, from its beginning."""
         grants = [(share, grant) for share in shares for grant in share.grants if grant.num_predictions]
         device = self._model.device
@@ -145,6 +171,7 @@ class RecomputingRunner:
         texts = [[*grant.reader.context, *grant.reader.drafts][: grant.chunk.end] for _, grant in grants]
         longest = max(map(len, texts))
         input_ids = torch.tensor([[*text, *[_PADDING_ID] * (longest - len(text))] for text in texts], device=device)
+        input_ids = with_sampled(input_ids, sampled)
         lengths = torch.tensor(list(map(len, texts)), device=device)[:, None]
         # Padding has the position of the row's last token, so that no position beyond the row's length is looked up.
         inputs: dict[str, Any] = {"positions": torch.arange(longest, device=device).minimum(lengths - 1)}
@@ -181,10 +208,10 @@ class _Sources:
             del self._states[self._numbers.pop(key)]
         numbers = [self._numbers[key] for key in keys]
         device = self._model.device
-        lengths = torch.tensor([len(key) for key in keys], device=device)
+        lengths = upload(torch.tensor([len(key) for key in keys]), device)
         states = torch.nn.utils.rnn.pad_sequence([self._states[number] for number in numbers], batch_first=True)
         mask = torch.arange(states.shape[1], device=device) < lengths[:, None]
-        rows = torch.arange(len(keys), device=device).repeat_interleave(torch.tensor(counts, device=device))
+        rows = upload(torch.arange(len(keys)).repeat_interleave(torch.tensor(counts)), device)
         return Memory(states[rows], mask[rows]), numbers
 
 
@@ -219,13 +246,15 @@ class DecodingGraphs:
         self._seen[size] += 1
         return self._seen[size] > _PASSES_BEFORE_CAPTURE
 
-    def run(self, token_ids: Sequence[int], chunks: Sequence[Chunk]) -> Tensor:
+    def run(self, token_ids: Sequence[int], chunks: Sequence[Chunk], sampled: Tensor | None = None) -> Tensor:
         """The logits (R, V) after one token of each text."""
         size = _size(len(chunks))
         if size not in self._captured:
             self._captured[size] = self._capture_pass(size)
         static, logits, replay = self._captured[size]
         static.fill(token_ids, chunks)
+        if sampled is not None:
+            static.input_ids.copy_(with_sampled(static.input_ids, sampled))
         replay()
         return logits[: len(chunks)].clone()
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sheepop.core.random import derive_seed
+from sheepop.core.random import derive_seeds
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.sampling_kernels import (
     choose_by_triton,
@@ -24,6 +24,7 @@ from sheepop.generate.sampling_kernels import (
     suits_native_sampling,
     suits_triton_sampling,
 )
+from sheepop.generate.transfers import Download, upload
 from sheepop.generate.warping import draw, likeliest, warped
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
@@ -103,6 +104,33 @@ class Choice:
         return None if count is None else Likeliest(self.top_ids[row][:count], self.top_logprobs[row][:count])
 
 
+class Sampled:
+    """The choices of a batch, which the device may still be computing; all of them reach the host in one copy."""
+
+    def __init__(self, packed: Tensor, num_likeliest: int, rounding: float) -> None:
+        self._packed, self._arriving = packed, Download(packed)
+        self._num_likeliest, self._rounding = num_likeliest, rounding
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The chosen tokens (B,) on the device."""
+        return self._packed[:, 0].long()
+
+    def choice(self) -> Choice:
+        """The choices on the host, which waits for them."""
+        packed, count = self._arriving.wait(), self._num_likeliest
+        token_ids, lead, best, log_sum, logit, usable, *_ = packed.unbind(1)
+        top_ids, top_values = packed[:, 6 : 6 + count], packed[:, 6 + count :]
+        return Choice(
+            token_ids.long().tolist(),
+            (logit - log_sum).tolist(),
+            top_ids.long().tolist(),
+            (top_values - log_sum[:, None]).tolist(),
+            (usable == 1).tolist(),
+            (lead < self._rounding * best.abs().clamp(min=1)).tolist(),
+        )
+
+
 class Sampler:
     """Chooses tokens; never `forbidden` ones (V,), and no `end_ids` before a text has `min_new_tokens`."""
 
@@ -125,20 +153,17 @@ class Sampler:
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> Choice:
         """Chooses the next token of every row of `logits` (B, V): the best of `scores` if greedy, else one drawn."""
+        return self.sample(logits, rows).choice()
+
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> Sampled:
+        """Does what `choose` does, without waiting for the device."""
         rounding = _NEAR * torch.finfo(logits.dtype).eps
         logits = logits.float() if logits.dtype.itemsize < 4 else logits
-        count = min(max(row.config.top_logprobs or 0 for row in rows), logits.shape[-1])
-        # All results of a step reach the host in one copy.
-        top = logits.topk(count, dim=-1)
-        packed = torch.cat([self._choices(logits, rows), top.indices.double(), top.values.double()], dim=-1).tolist()
-        return Choice(
-            [int(found[0]) for found in packed],
-            [found[4] - found[3] for found in packed],
-            [list(map(int, found[6 : 6 + count])) for found in packed],
-            [[value - found[3] for value in found[6 + count :]] for found in packed],
-            [found[5] == 1 for found in packed],
-            [found[1] < rounding * max(abs(found[2]), 1) for found in packed],
-        )
+        packed = self._choices(logits, rows)
+        if count := min(max(row.config.top_logprobs or 0 for row in rows), logits.shape[-1]):
+            top = logits.topk(count, dim=-1)
+            packed = torch.cat([packed, top.indices.double(), top.values.double()], dim=-1)
+        return Sampled(packed, count, rounding)
 
     def _choices(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """The choices (B, 6) in float64.
@@ -147,7 +172,7 @@ class Sampler:
         token's logit, and whether the logits are finite (1 or 0).
         """
         scores, configs = self.scores(logits, rows), [row.config for row in rows]
-        seeds = [0 if row.config.greedy else derive_seed(row.seed, "token", row.num_written) for row in rows]
+        seeds = derive_seeds((row.seed for row in rows), "token", (row.num_written for row in rows))
         if suits_native_sampling(logits):
             return choose_natively(logits, scores, configs, seeds)
         if suits_triton_sampling(logits, configs):
@@ -157,11 +182,16 @@ class Sampler:
         if not greedy.all():
             numbers = (~greedy).nonzero()[:, 0]
             drawn = [configs[number] for number in numbers.tolist()]
-            drawing, heat = numbers.to(logits.device), torch.tensor([config.temperature for config in drawn])
-            winners, leads = draw(
-                warped(scores[drawing], drawn), torch.tensor([seeds[number] for number in numbers]).to(logits.device)
+            drawing, drawing_seeds, heat = (
+                upload(values, logits.device)
+                for values in (
+                    numbers,
+                    torch.tensor([seeds[number] for number in numbers]),
+                    torch.tensor([config.temperature for config in drawn], dtype=lead.dtype),
+                )
             )
-            chosen[drawing], lead[drawing] = winners, leads * heat.to(leads)
+            winners, leads = draw(warped(scores[drawing], drawn), drawing_seeds)
+            chosen[drawing], lead[drawing] = winners, leads * heat
         columns = (chosen, lead, best, logits.logsumexp(dim=-1), logits.gather(-1, chosen[:, None])[:, 0])
         return torch.stack([column.double() for column in (*columns, self.are_usable(logits))], dim=-1)
 
@@ -197,11 +227,11 @@ class Sampler:
             scores[_index(ending, scores)] = -torch.inf
         if biases:
             index, values = _index(biases, scores), torch.tensor([bias[2] for bias in biases], dtype=scores.dtype)
-            scores[index] += values.to(scores.device)
+            scores[index] += upload(values, scores.device)
         if penalised:
             _penalise(scores, penalised)
         for number, allowed in masked:
-            scores[number].masked_fill_(~allowed.to(scores.device), -torch.inf)
+            scores[number].masked_fill_(~upload(allowed, scores.device), -torch.inf)
         return scores
 
     def _must_end(self, row: Row) -> bool:
@@ -216,7 +246,7 @@ class Sampler:
 def _index(entries: Sequence[tuple[float, ...]], scores: Tensor) -> tuple[Tensor, Tensor]:
     """The index of the scores at each entry's row and token."""
     rows, tokens, *_ = zip(*entries, strict=True)
-    return torch.tensor(rows, device=scores.device), torch.tensor(tokens, device=scores.device)
+    return upload(torch.tensor(rows), scores.device), upload(torch.tensor(tokens), scores.device)
 
 
 def _penalise(scores: Tensor, texts: Sequence[tuple[int, GenerationConfig, Occurrences]]) -> None:
@@ -225,13 +255,13 @@ def _penalise(scores: Tensor, texts: Sequence[tuple[int, GenerationConfig, Occur
     Those for presence and frequency are as OpenAI's API defines them.
     """
     sizes = [len(found.token_ids) for _, _, found in texts]
-    tokens, counts = (
-        torch.from_numpy(np.concatenate([np.array(getattr(found, name)) for _, _, found in texts])).to(scores.device)
-        for name in ("token_ids", "counts")
+    joined = (
+        np.concatenate([np.array(getattr(found, name)) for _, _, found in texts]) for name in ("token_ids", "counts")
     )
-    rows = torch.from_numpy(np.repeat([number for number, _, _ in texts], sizes)).to(scores.device)
+    tokens, counts = (upload(torch.from_numpy(numbers), scores.device) for numbers in joined)
+    rows = upload(torch.from_numpy(np.repeat([number for number, _, _ in texts], sizes)), scores.device)
     repetition, presence, frequency = (
-        torch.from_numpy(np.repeat(values, sizes)).to(scores)
+        upload(torch.from_numpy(np.repeat(values, sizes)).to(scores.dtype), scores.device)
         for values in zip(*(_penalties(config) for _, config, _ in texts), strict=True)
     )
     subtracted = torch.where(counts > 0, presence + frequency * counts, 0)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sheepop.core.native import native_kernels_allowed, native_library
 from sheepop.generate.config import GenerationConfig
+from sheepop.generate.transfers import upload
 from sheepop.model.fused import fuses, power_of_two
 
 _SOURCE = Path(__file__).parent / "native" / "sampling.cpp"
@@ -62,7 +63,8 @@ def choose_by_triton(
     # Triton takes a second to load, and not every machine has it.
     from sheepop.generate.triton_sampling import choose
 
-    settings = torch.from_numpy(_settings(configs, seeds).view(np.int64).reshape(len(configs), -1)).to(logits.device)
+    numbers = torch.from_numpy(_settings(configs, seeds).view(np.int64).reshape(len(configs), -1))
+    settings = upload(numbers, logits.device)
     logits, is_same, scores = logits.contiguous(), scores is logits, scores.contiguous()
     found = logits.new_empty(len(configs), 6, dtype=torch.float64)
     gaps, ids = torch.empty_like(logits), torch.empty_like(logits, dtype=torch.int32)

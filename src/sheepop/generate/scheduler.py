@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from sheepop.core.errors import UsageError
@@ -18,7 +19,10 @@ from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 
 
 class Reader(Protocol):
-    """A text that the network reads: `context`, then the guessed tokens `drafts`. Only equal salts share blocks."""
+    """A text that the network reads: `context`, then the guessed tokens `drafts`. Only equal salts share blocks.
+
+    The last tokens of `context` may be negative, which means that they are not known yet.
+    """
 
     context: list[int]
     drafts: list[int]
@@ -47,18 +51,21 @@ class Schedulable(Protocol):
 
 
 class Grant(NamedTuple):
-    """The chunk of a text that a step reads."""
+    """The chunk of a text that a step reads; `num_predictions` tokens are sampled behind it."""
 
     reader: Reader
     chunk: Chunk
+    num_predictions: int
 
-    @property
-    def num_predictions(self) -> int:
-        """The number of tokens to sample: one after the whole context, and one after each guess that is read."""
-        return min(self.chunk.count, max(0, self.chunk.end - len(self.reader.context) + 1))
+    @classmethod
+    def of(cls, reader: Reader, table: BlockTable, count: int) -> Grant:
+        """The next `count` tokens; one is sampled after the whole context, and one after each guess that is read."""
+        behind = table.num_tokens + count - len(reader.context) + 1
+        predictions = count if behind > count else max(0, behind)
+        return cls(reader, Chunk(table, table.num_tokens, count), predictions)
 
 
-@dataclass
+@dataclass(slots=True)
 class Share:
     """One request's part of a step: the tokens to compute, and the blocks to copy before."""
 
@@ -69,7 +76,7 @@ class Share:
     @property
     def num_tokens(self) -> int:
         """The number of tokens to read."""
-        return sum(grant.chunk.count for grant in self.grants)
+        return sum([grant.chunk.count for grant in self.grants])
 
 
 class QueueFullError(UsageError):
@@ -115,7 +122,7 @@ class Scheduler:
         can_start = self.max_sequences - sum(running.width for running in self.running)
         if len(self.waiting) >= self.max_waiting + can_start:
             raise QueueFullError(f"The queue is full, with {counted(len(self.waiting), 'request')}. Try again later.")
-        insort(self.waiting, request, key=lambda other: other.order)
+        insort(self.waiting, request, key=_order)
 
     def remove(self, request: Schedulable) -> None:
         """Removes a request and frees its blocks."""
@@ -126,8 +133,8 @@ class Scheduler:
         """Chooses the tokens of the next step and reserves blocks for them."""
         shares: dict[int, Share] = {}
         budget, before = self.max_tokens, self.num_preemptions
-        for request in sorted(self.running, key=lambda request: (self._reads_prompt(request), request.order)):
-            if request in self.running:
+        for request in sorted(self.running, key=_reads_prompt):  # each in order, since a sort keeps it
+            if self.num_preemptions == before or request in self.running:
                 budget = self._grant(request, budget, shares)
         while self.waiting and budget > 0 and self.num_preemptions == before:
             request = self.waiting[0]
@@ -137,10 +144,10 @@ class Scheduler:
             if share is None:
                 self._release(request)
                 break
-            self.running.append(self.waiting.pop(0))
+            insort(self.running, self.waiting.pop(0), key=_order)
             shares[id(request)] = share
             budget -= share.num_tokens
-        return list(shares.values())
+        return [share for share in shares.values() if share.grants]
 
     def _grant(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> int:
         """Schedules a running request, preempting the last in order while blocks are missing.
@@ -148,10 +155,9 @@ class Scheduler:
         Returns the tokens that the step can still read; those of a preempted request are among them again.
         """
         while (share := self._reserve(request, budget)) is None:
-            last = max(self.running, key=lambda other: other.order)
+            last = self.running.pop()
             self._release(last)
-            self.running.remove(last)
-            insort(self.waiting, last, key=lambda other: other.order)
+            insort(self.waiting, last, key=_order)
             self.num_preemptions += 1
             if (dropped := shares.pop(id(last), None)) is not None:
                 budget += dropped.num_tokens
@@ -165,33 +171,30 @@ class Scheduler:
 
         The newest tokens of all its texts are read in the same step, so that the texts continue together.
         """
-        readers = request.readers
-        tables = [reader.table or self._opened(reader) for reader in readers]
-        wanted = [
-            len(reader.context) + len(reader.drafts) - table.num_tokens
-            for reader, table in zip(readers, tables, strict=True)
-        ]
-        if sum(wanted) > budget:
-            wanted = [count - 1 for count in wanted]
-        counts = []
-        for count in wanted:
-            counts.append(max(0, min(count, budget)))
-            budget -= count
-        has_room = all(map(self.manager.has_room, tables, counts))
-        if not has_room:
-            missing = [self.manager.num_missing(table, count) for table, count in zip(tables, counts, strict=True)]
+        wanted, total = [], 0
+        for reader in request.readers:
+            table = reader.table or self._opened(reader)
+            count = len(reader.context) + len(reader.drafts) - table.num_tokens
+            wanted.append((reader, table, count))
+            total += count
+        if total > budget:
+            for place, (reader, table, count) in enumerate(wanted):
+                count = max(0, count - 1)
+                wanted[place] = reader, table, max(0, min(count, budget))
+                budget -= count
+        lacking = [(table, count) for _, table, count in wanted if table.num_tokens + count > table.room and count > 0]
+        if lacking:
+            missing = [self.manager.num_missing(table, count) for table, count in lacking]
             needed = [sum(kind) for kind in zip(*missing, strict=True)]
             if any(count > free for count, free in zip(needed, self.manager.num_free, strict=True)):
                 return None
-        share = Share(request)
-        for reader, table, count in zip(readers, tables, counts, strict=True):
-            if count > 0:
-                if not has_room:
-                    copies = self.manager.reserve(table, count)
-                    assert copies is not None
-                    share.copies += copies
-                share.grants.append(Grant(reader, Chunk(table, table.num_tokens, count)))
-        return share
+        copies = [copy for table, count in lacking for copy in self._reserved(table, count)]
+        return Share(request, [Grant.of(reader, table, count) for reader, table, count in wanted if count > 0], copies)
+
+    def _reserved(self, table: BlockTable, count: int) -> list[Copy]:
+        copies = self.manager.reserve(table, count)
+        assert copies is not None
+        return copies
 
     def _opened(self, reader: Reader) -> BlockTable:
         reader.table = self.manager.open(reader.context, reader.salt)
@@ -203,8 +206,11 @@ class Scheduler:
                 self.manager.close(reader.table)
                 reader.table = None
 
-    def _reads_prompt(self, request: Schedulable) -> bool:
-        """Whether a text of the request has unread tokens before its newest one."""
-        return any(
-            reader.table is None or len(reader.context) - reader.table.num_tokens > 1 for reader in request.readers
-        )
+
+_order = attrgetter("order")
+
+
+def _reads_prompt(request: Schedulable) -> bool:
+    """Whether a text of the request has unread tokens before its newest one; its last text has the most."""
+    reader = request.readers[-1]
+    return reader.table is None or len(reader.context) - reader.table.num_tokens > 1

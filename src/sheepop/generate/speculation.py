@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
+from sheepop.generate.blocks import BlockManager, BlockTable, Copy
 from sheepop.generate.request import Candidate
 from sheepop.generate.runner import PagedRunner
 from sheepop.generate.sampler import Row, Sampler
@@ -105,7 +105,7 @@ class ModelDrafter:
             logits = logits[torch.tensor([end - 1 for end in ends], device=logits.device)]
             chosen = self._sampler.choose(logits, [reader.row() for reader in open_ones])
             for reader, token_id in zip(open_ones, chosen.token_ids, strict=True):
-                self._manager.advance(reader.chunk.table, reader.context, len(reader.context))
+                self._manager.advance(reader.grant.chunk.table, reader.context, len(reader.context))
                 reader.drafts.append(token_id)
         return [reader.drafts for reader in readers]
 
@@ -133,8 +133,9 @@ class ModelDrafter:
         table = reader.table
         if table.num_tokens == len(reader.context) and not reader.drafts:
             table.num_tokens -= 1  # the newest token is read again, to predict what follows it
-        reader.chunk = Chunk(table, table.num_tokens, len(reader.context) + len(reader.drafts) - table.num_tokens)
-        copies = self._manager.reserve(table, reader.chunk.count)
+        count = len(reader.context) + len(reader.drafts) - table.num_tokens
+        reader.grant = Grant.of(reader, table, count)
+        copies = self._manager.reserve(table, count)
         reader.copies = copies or []
         return copies is not None
 
@@ -148,7 +149,7 @@ class _DraftReader:
         self.drafts: list[int] = []
         self.salt = candidate.salt
         self.table: BlockTable | None = None
-        self.chunk: Chunk
+        self.grant: Grant
         self.copies: list[Copy] = []
 
     @property
@@ -158,7 +159,7 @@ class _DraftReader:
 
     def share(self) -> Share:
         """The chunk that the next pass reads."""
-        return Share(self._candidate.request, [Grant(self, self.chunk)], self.copies)
+        return Share(self._candidate.request, [self.grant], self.copies)
 
     def row(self) -> Row:
         """The sampler's row for the next guess, with the seed and settings of the text itself."""

@@ -1,7 +1,8 @@
 """A model split over processes by tensor parallelism: this process leads, and the others run this module.
 
 Only the leader has requests, block tables and a sampler. It sends the followers the tokens and cache blocks of each
-pass, and every process computes its heads and features (`sheepop.parallel.tensor`).
+pass, and every process computes its heads, features and logits (`sheepop.parallel.tensor`). A message is a row of
+integers: its kind, the number of the model or runner, the numbers that the followers can free, and what to do.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,17 @@ from sheepop.parallel.tensor import split_to_write
 _EVER = timedelta(days=365)  # a server may be idle for a long time
 _ARRIVAL = timedelta(minutes=5)
 _ADDRESS = "127.0.0.1"
+_ROOM = 8192  # integers of a message that all processes expect; the rest of a longer one follows
+
+
+class _Kind(IntEnum):
+    """What the followers do with a message."""
+
+    LOAD = 0
+    PREPARE = 1
+    READ = 2
+    STATES = 3
+    WHOLE = 4
 
 
 class Followers:
@@ -70,7 +84,7 @@ class Followers:
     def load(self, path: Path, dtype: torch.dtype | None) -> LoadedModel:
         """Loads a part of the model in every process; raises `ConfigError` for a model that cannot be split."""
         led, name = _Led(self), None if dtype is None else str(dtype).removeprefix("torch.")
-        with self.together(load=led.number, path=str(path), dtype=name):
+        with self.together(_Kind.LOAD, led.number, _letters({"path": str(path), "dtype": name})):
             loaded = load_part(path, dtype, self.device)
         loaded.model.led = led  # type: ignore[assignment]
         return loaded
@@ -82,14 +96,15 @@ class Followers:
         return number
 
     @contextmanager
-    def together(self, **message: Any) -> Iterator[None]:
+    def together(self, kind: _Kind, number: int, content: Sequence[int]) -> Iterator[None]:
         """Sends a message to all followers; within the block this process takes its part in what they then compute.
 
-        Adds the numbers of models and runners that they can free. Raises `RanksError` if a process is lost.
+        Raises `RanksError` if a process is lost.
         """
         with self._lock:
             try:
-                broadcast({**message, "forget": [self._forgotten.pop() for _ in range(len(self._forgotten))]})
+                forgotten = [self._forgotten.pop() for _ in range(len(self._forgotten))]
+                broadcast([kind, number, len(forgotten), *forgotten, *content])
                 yield
             except RuntimeError as error:
                 if (lost := loss_of_ranks(error)) is None:
@@ -111,7 +126,7 @@ class _Led:
 
     def whole(self, token_ids: Sequence[int]) -> AbstractContextManager[None]:
         """Within the block the followers compute the hidden states of one text."""
-        return self.followers.together(whole=self.number, token_ids=list(token_ids))
+        return self.followers.together(_Kind.WHOLE, self.number, token_ids)
 
 
 class _LeadingRunner(PagedRunner):
@@ -120,33 +135,52 @@ class _LeadingRunner(PagedRunner):
     def __init__(self, model: Transformer, cache: PagedCache, led: _Led, settings: dict[str, Any]) -> None:
         super().__init__(model, cache)
         self._followers, self._number = led.followers, led.followers.number(self)
-        with self._followers.together(runner=self._number, model=led.number, cache=settings):
+        with self._followers.together(_Kind.PREPARE, self._number, [led.number, *_letters(settings)]):
             pass
 
-    def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
-        with self._followers.together(read=self._number, **to_record(reading)):
-            return super().read(reading, sources)
+    def read(
+        self,
+        reading: Reading,
+        sources: Sequence[Sequence[int] | None] | None = None,
+        sampled: Tensor | None = None,
+    ) -> Tensor:
+        num_sampled = 0 if sampled is None else len(sampled)
+        with self._followers.together(_Kind.READ, self._number, [num_sampled, *packed(reading)]):
+            if sampled is not None:
+                dist.broadcast(sampled, 0)
+            return super().read(reading, sources, sampled)
 
     def states(self, reading: Reading) -> Tensor:
-        with self._followers.together(states=self._number, **to_record(reading)):
+        with self._followers.together(_Kind.STATES, self._number, packed(reading)):
             return super().states(reading)
 
 
-def to_record(reading: Reading) -> dict[str, Any]:
-    """Converts the input of a pass to JSON."""
-    return {
-        "copies": [list(copy) for copy in reading.copies],
-        "chunks": [[chunk.table.blocks, chunk.start, chunk.count] for chunk in reading.chunks],
-        "token_ids": list(reading.token_ids),
-        "predicting": list(reading.predicting),
-    }
+def packed(reading: Reading) -> list[int]:
+    """Converts the input of a pass to integers."""
+    copies, chunks, token_ids, predicting = reading.copies, reading.chunks, reading.token_ids, reading.predicting
+    numbers = [len(copies), len(chunks), len(chunks[0].table.blocks), len(token_ids)]
+    for copy in copies:
+        numbers += copy
+    for table, start, count in chunks:
+        numbers += start, count
+        for blocks in table.blocks:
+            numbers.append(len(blocks))
+            numbers += [-1 if block is None else block for block in blocks]
+    return [*numbers, *token_ids, *predicting]
 
 
-def from_record(record: Mapping[str, Any]) -> Reading:
-    """Restores the input of a pass from `to_record`."""
-    chunks = [Chunk(BlockTable("", blocks), start, count) for blocks, start, count in record["chunks"]]
-    copies = [Copy(*numbers) for numbers in record["copies"]]
-    return Reading(copies, chunks, record["token_ids"], record["predicting"])
+def unpacked(numbers: Sequence[int]) -> Reading:
+    """Restores the input of a pass from `packed`."""
+    rest = iter(numbers)
+    num_copies, num_chunks, num_kinds, num_tokens = islice(rest, 4)
+    copies = [Copy(*islice(rest, 3)) for _ in range(num_copies)]
+    chunks = []
+    for _ in range(num_chunks):
+        start, count = islice(rest, 2)
+        lists = [list(islice(rest, next(rest))) for _ in range(num_kinds)]
+        table = BlockTable("", [[None if block < 0 else block for block in blocks] for blocks in lists])
+        chunks.append(Chunk(table, start, count))
+    return Reading(copies, chunks, list(islice(rest, num_tokens)), list(rest))
 
 
 def join(rank: int, size: int, port: int, device: str) -> None:
@@ -170,16 +204,29 @@ def load_part(path: Path, dtype: torch.dtype | None, device: str) -> LoadedModel
     return replace(loaded, model=loaded.model.to(device))
 
 
-def broadcast(message: dict[str, Any] | None) -> dict[str, Any]:
-    """Sends the leader's message to all processes; followers pass None. Returns the message."""
-    text = b"" if message is None else json.dumps(message).encode()
-    length = torch.tensor(len(text))
-    dist.broadcast(length, 0)
-    content = torch.empty(int(length), dtype=torch.uint8)
-    if message is not None:
-        content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(content, 0)
-    found: dict[str, Any] = json.loads(content.numpy().tobytes())
+def broadcast(numbers: Sequence[int] | None) -> list[int]:
+    """Sends the leader's integers to all processes; followers pass None. Returns them."""
+    room = torch.zeros(_ROOM, dtype=torch.long)
+    if numbers is not None:
+        room[: len(numbers) + 1] = torch.tensor([len(numbers), *numbers[: _ROOM - 1]])
+    dist.broadcast(room, 0)
+    count, *found = room[: int(room[0]) + 1].tolist()
+    if count > len(found):
+        more = torch.empty(count - len(found), dtype=torch.long)
+        if numbers is not None:
+            more.copy_(torch.tensor(numbers[len(found) :]))
+        dist.broadcast(more, 0)
+        found += more.tolist()
+    return found
+
+
+def _letters(record: dict[str, Any]) -> list[int]:
+    """A record as the bytes of its JSON; `_record` restores it."""
+    return list(json.dumps(record).encode())
+
+
+def _record(letters: Sequence[int]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bytes(letters))
     return found
 
 
@@ -198,25 +245,32 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
     models: dict[int, Transformer] = {}
     runners: dict[int, PagedRunner] = {}
     while True:
-        message = broadcast(None)
-        for number in message["forget"]:
-            models.pop(number, None)
-            runners.pop(number, None)
-        if "load" in message:
-            dtype = None if message["dtype"] is None else getattr(torch, message["dtype"])
+        kind, number, num_forgotten, *content = broadcast(None)
+        for forgotten in content[:num_forgotten]:
+            models.pop(forgotten, None)
+            runners.pop(forgotten, None)
+        del content[:num_forgotten]
+        if kind == _Kind.LOAD:
+            given = _record(content)
+            dtype = None if given["dtype"] is None else getattr(torch, given["dtype"])
             # The leader raises the same error for a model that cannot be read or split.
             with suppress(SheepOpError):
-                models[message["load"]] = load_part(Path(message["path"]), dtype, device).model
-        elif "runner" in message:
-            runners[message["runner"]] = paged_runner(models[message["model"]], **message["cache"])
+                models[number] = load_part(Path(given["path"]), dtype, device).model
+        elif kind == _Kind.PREPARE:
+            model, *letters = content
+            runners[number] = paged_runner(models[model], **_record(letters))
         else:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
-                if "whole" in message:
-                    hidden_states(models[message["whole"]], [message["token_ids"]])
-                elif "states" in message:
-                    runners[message["states"]].states(from_record(message))
+                if kind == _Kind.WHOLE:
+                    hidden_states(models[number], [content])
+                elif kind == _Kind.STATES:
+                    runners[number].states(unpacked(content))
                 else:
-                    runners[message["read"]].read(from_record(message))
+                    num_sampled, *rest = content
+                    sampled = torch.empty(num_sampled, dtype=torch.long, device=device) if num_sampled else None
+                    if sampled is not None:
+                        dist.broadcast(sampled, 0)
+                    runners[number].read(unpacked(rest), sampled=sampled)
 
 
 if __name__ == "__main__":

@@ -60,12 +60,12 @@ def attend(
         key = tl.load(
             keys + entry[None, :] * WIDTH + column[:, None],
             mask=inside[None, :] & (column < WIDTH)[:, None],
-            other=0,
+            other=0.0,
         )
         value = tl.load(
             values + entry[:, None] * VALUE_WIDTH + value_column[None, :],
             mask=inside[:, None] & (value_column < VALUE_WIDTH)[None, :],
-            other=0,
+            other=0.0,
         )
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
         if IN_INT8:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sheepop.generate.config import GenerationConfig
+from sheepop.generate.transfers import upload
 
 # The tolerance of cumulative probabilities, in epsilons: despite rounding, 0.5 + 0.3 + 0.15 must reach a top_p of 0.95.
 ROUNDING = 64
@@ -24,7 +25,7 @@ def warped(scores: Tensor, configs: Sequence[GenerationConfig]) -> Tensor:
     """Applies temperature, top-k, top-p, min-p and typical to logits (B, V), each row with its own settings."""
 
     def column(of: Callable[[GenerationConfig], float]) -> Tensor:
-        return torch.tensor([of(config) for config in configs], dtype=torch.float64).to(scores.device)[:, None]
+        return upload(torch.tensor([of(config) for config in configs], dtype=torch.float64), scores.device)[:, None]
 
     scores = apply_temperature(scores, column(lambda config: config.temperature))
     if any(config.top_k is not None for config in configs):

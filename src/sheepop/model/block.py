@@ -15,10 +15,11 @@ from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.feedforward import FeedForward
+from sheepop.model.fused import uses_triton
 from sheepop.model.layer_inputs import LayerInputBranch
 from sheepop.model.mixers import GatedConvolution, GatedDeltaNet
-from sheepop.model.norms import build_norm
-from sheepop.model.probe import Probe
+from sheepop.model.norms import add_and_normalise, build_norm
+from sheepop.model.probe import Probe, someone_watches
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,11 @@ class Block(nn.Module):
         """Returns the residual stream after all sublayers, and what else the block has for the network."""
         normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
         mixed_BTD, keys_values = self._mixed(normed_BTD, inputs, cache)
-        attended_BTD = self.attention_output(self._behind(mixed_BTD, self.attention_output_norm))
         if self.parallel:
-            found_BTD, routing = self._feed_forward(normed_BTD if self.shared_norm else x_BTD)
+            attended_BTD = self.attention_output(self._behind(mixed_BTD, self.attention_output_norm))
+            found_BTD, routing = self._feed_forward(self._normed(normed_BTD if self.shared_norm else x_BTD))
             return BlockOutputs(self._end(x_BTD + attended_BTD + found_BTD, inputs), routing, keys_values)
-        x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
+        x_BTD, normed_BTD = self._joined(x_BTD, mixed_BTD)
         if self.cross_attention is not None:
             assert inputs.memory is not None and inputs.memory_attending is not None
             normed_BTD = self.cross_attention_input(self._before(x_BTD, self.cross_attention_norm))
@@ -107,7 +108,8 @@ class Block(nn.Module):
             assert isinstance(found_BTD, Tensor)
             found_BTD = self.cross_attention_output(self._behind(found_BTD, self.cross_attention_output_norm))
             x_BTD = self.upper_middle(self._sum(x_BTD, found_BTD, self.cross_attention_norm))
-        found_BTD, routing = self._feed_forward(x_BTD)
+            normed_BTD = self._normed(x_BTD)
+        found_BTD, routing = self._feed_forward(normed_BTD)
         x_BTD = self._sum(x_BTD, found_BTD, self.feed_forward_norm)
         return BlockOutputs(self._end(x_BTD, inputs), routing, keys_values)
 
@@ -134,8 +136,22 @@ class Block(nn.Module):
             x_BTD = x_BTD + self.layer_input_output(self._behind(found_BTD, None))
         return self.output(x_BTD if self.factor is None else x_BTD * self.factor.to(x_BTD.dtype))
 
-    def _feed_forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing | None]:
-        normed_BTD = self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))
+    def _joined(self, x_BTD: Tensor, mixed_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the stream behind attention, and what the feed-forward network reads; on a GPU from one kernel."""
+        is_plain = self.residual_scale == 1.0 and self.position != "post" and self.cross_attention is None
+        norm, is_evaluated = self.feed_forward_norm, not self.training and uses_triton(x_BTD)
+        if norm is not None and is_plain and is_evaluated and not someone_watches():
+            found = add_and_normalise(x_BTD, mixed_BTD, norm, self.attention_output_norm)
+            if found is not None:
+                return found
+        attended_BTD = self.attention_output(self._behind(mixed_BTD, self.attention_output_norm))
+        x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
+        return x_BTD, x_BTD if self.cross_attention is not None else self._normed(x_BTD)
+
+    def _normed(self, x_BTD: Tensor) -> Tensor:
+        return self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))
+
+    def _feed_forward(self, normed_BTD: Tensor) -> tuple[Tensor, Routing | None]:
         found = self.feed_forward(normed_BTD)
         found_BTD, routing = found if isinstance(found, tuple) else (found, None)
         return self.feed_forward_output(self._behind(found_BTD, self.feed_forward_output_norm)), routing

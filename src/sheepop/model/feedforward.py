@@ -66,9 +66,10 @@ def activated(activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor, 
     # Triton takes a second to load, and not every machine has it.
     from sheepop.model.triton_kernels import multiply_by_silu
 
-    gate, up = gate.contiguous(), up.contiguous()
-    y = torch.empty_like(gate)
-    multiply_by_silu[(-(-y.numel() // _BLOCK),)](gate, up, y, y.numel(), BLOCK=_BLOCK)
+    (*_, width), y = gate.shape, torch.empty_like(gate, memory_format=torch.contiguous_format)
+    gate, up = gate.reshape(-1, width), up.reshape(-1, width)
+    grid = len(gate), -(-width // _BLOCK)
+    multiply_by_silu[grid](gate, up, y, width, gate.stride(0), up.stride(0), BLOCK=_BLOCK)
     return y
 
 

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
+from sheepop.model.fused import power_of_two
+
+_WIDE = 2048  # numbers of a row that four warps of a Triton program normalise
 
 
 class ZeroCenteredRMSNorm(nn.Module):
@@ -56,6 +59,38 @@ def scaling_of(norm: nn.Module | None) -> Scaling | None:
     if isinstance(norm, nn.RMSNorm) and norm.eps is not None:
         return norm.weight, 0.0, norm.eps
     return None
+
+
+def add_and_normalise(
+    x_BTD: Tensor, found_BTD: Tensor, norm: nn.Module, found_norm: nn.Module | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Returns ``x + found_norm(found)`` and the `norm` of that, by one kernel on a GPU without gradients.
+
+    It is for tensors of which `uses_triton` is true. Returns None for other norms, for other data types of weights, and
+    where hooks of the norms would not be called.
+    """
+    norms = [each for each in (norm, found_norm) if each is not None]
+    scaling, found_scaling = scaling_of(norm), scaling_of(norms[-1])
+    if scaling is None or found_scaling is None:
+        return None
+    if any(each.dtype != x_BTD.dtype for each in (found_BTD, scaling[0], found_scaling[0])):
+        return None
+    if any(each._forward_hooks or each._forward_pre_hooks for each in norms):
+        return None
+    # Triton takes a second to load, and not every machine has it.
+    from sheepop.model.triton_kernels import add_and_normalise as kernel
+
+    x_BTD, found_BTD = x_BTD.contiguous(), found_BTD.contiguous()
+    total_BTD, normed_BTD = torch.empty_like(x_BTD), torch.empty_like(x_BTD)
+    width = x_BTD.shape[-1]
+    (weight, added, eps), (found_weight, found_added, found_eps) = scaling, found_scaling
+    kernel[(x_BTD.numel() // width,)](
+        *(x_BTD, found_BTD, found_weight, weight, total_BTD, normed_BTD, width, found_eps, found_added, eps, added),
+        COLUMNS=power_of_two(width),
+        FOUND_NORMED=found_norm is not None,
+        num_warps=8 if width > _WIDE else 4,
+    )
+    return total_BTD, normed_BTD
 
 
 NORMS: dict[str, Callable[[ModelConfig, int, float], nn.Module]] = {

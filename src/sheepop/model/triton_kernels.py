@@ -44,10 +44,39 @@ def rotate_heads(
 
 
 @triton.jit
-def multiply_by_silu(gate, up, y, count, BLOCK: tl.constexpr):
-    """Computes ``y = silu(gate) up``, with silu(gate) rounded to its data type, of `count` numbers."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    g = tl.load(gate + at, mask=at < count, other=0.0)
-    u = tl.load(up + at, mask=at < count, other=0.0).to(tl.float32)
+def add_and_normalise(
+    x, found, found_weight, weight, total, y, width, found_eps, found_added, eps, added,
+    COLUMNS: tl.constexpr, FOUND_NORMED: tl.constexpr,
+):  # fmt: skip
+    """Computes ``total = x + found`` and ``y = norm(total)`` for one row of `width` numbers; both are rounded.
+
+    A norm divides by the root mean square and multiplies by ``weight + added``. If FOUND_NORMED, `found` is replaced
+    by its own norm first. COLUMNS is `width`, rounded up to a power of two.
+    """
+    column = tl.arange(0, COLUMNS)
+    inside, at = column < width, tl.program_id(0).to(tl.int64) * width + column
+    more = tl.load(found + at, mask=inside, other=0.0).to(tl.float32)
+    if FOUND_NORMED:
+        scale = tl.load(found_weight + column, mask=inside, other=0.0).to(tl.float32) + found_added
+        more = (more * tl.rsqrt(tl.sum(more * more, 0) / width + found_eps) * scale).to(x.dtype.element_ty)
+        more = more.to(tl.float32)
+    found_total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + more
+    found_total = found_total.to(x.dtype.element_ty)
+    tl.store(total + at, found_total, mask=inside)
+    exact = found_total.to(tl.float32)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + added
+    exact *= tl.rsqrt(tl.sum(exact * exact, 0) / width + eps) * scale
+    tl.store(y + at, exact.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply_by_silu(gate, up, y, width, of_gate, of_up, BLOCK: tl.constexpr):
+    """Computes ``y = silu(gate) up``, with silu(gate) rounded to its data type, for a block of a row of `width`.
+
+    Rows of `gate` and `up` are as many numbers apart as their strides say.
+    """
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    g = tl.load(gate + row * of_gate + column, mask=column < width, other=0.0)
+    u = tl.load(up + row * of_up + column, mask=column < width, other=0.0).to(tl.float32)
     activated = (g.to(tl.float32) * tl.sigmoid(g.to(tl.float32))).to(g.dtype).to(tl.float32)
-    tl.store(y + at, (activated * u).to(y.dtype.element_ty), mask=at < count)
+    tl.store(y + row * width + column, (activated * u).to(y.dtype.element_ty), mask=column < width)

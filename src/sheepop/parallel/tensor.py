@@ -5,7 +5,7 @@ is split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, 
 sublayers each rank has some of the tokens, which are gathered before a sublayer and scattered after it (Korthikanti et
 al. 2022, section 4.2.2); that sends as much as one all-reduce per sublayer and direction. If the number of ranks
 divides the vocabulary, each rank has some rows of embedding and output head. In generation all ranks have all tokens
-and the whole vocabulary.
+and the whole head, of which each computes some rows.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def split_to_write(model: Transformer, ranks: SharingRanks) -> None:
     if not all(type(layer) is nn.Linear for layer in model.blocks.modules() if isinstance(layer, nn.Linear)):
         raise ConfigError("Quantised weights are not split over ranks. Use the model that they were quantised from.")
     split(model, ranks)
+    give_part(model, _WritesTogether, ranks, {})
     model.config = config_of_part(config, ranks.size)
 
 
@@ -370,6 +371,27 @@ class _ByTokens(Transformer):
             return x_BTD
         is_split = hasattr(self.lm_head, "ranks")
         return (gathered if is_split else whole)(x_BTD, self.ranks.group)
+
+
+class _WritesTogether(Transformer):
+    """A network that writes: each rank computes the logits of some rows of the head, which all of them have."""
+
+    ranks: SharingRanks
+
+    def read_out(self, hidden_BTD: Tensor, logits_to_keep: int | None = None) -> Tensor:
+        """Returns the logits of the whole vocabulary, gathered at once."""
+        head, (rank, size) = self.lm_head, (self.ranks.rank, self.ranks.size)
+        hidden_ND = hidden_BTD[:, -(logits_to_keep or hidden_BTD.shape[1]) :].flatten(0, 1)
+        count = head.weight.shape[0]
+        each = -(-count // size)
+        starts = [min(number * each, count - each) for number in range(size)]  # the last ranks may share rows
+        rows = slice(starts[rank], starts[rank] + each)
+        bias = None if head.bias is None else head.bias[rows]
+        found = whole(cap(nn.functional.linear(hidden_ND, head.weight[rows], bias), head.soft_cap), self.ranks.group)
+        if each * size > count:
+            parts = found.chunk(size, dim=1)
+            found = torch.cat([part[:, number * each - starts[number] :] for number, part in enumerate(parts)], dim=1)
+        return self.logits(found.view(len(hidden_BTD), -1, count))
 
 
 @dataclass(frozen=True)

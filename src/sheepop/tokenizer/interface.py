@@ -215,8 +215,10 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty if a character is still incomplete."""
-        skip_special = self._skip_special and token_id not in self._shown_ids
-        data = self._tokenizer.decode_bytes((token_id,), skip_special=skip_special, continues=True)
+        if self._skip_special and token_id not in self._shown_ids:
+            data = self._tokenizer.token_bytes(token_id)
+        else:
+            data = self._tokenizer.decode_bytes((token_id,), skip_special=False, continues=True)
         if self._spaces and data:
             kept = without_leading_spaces(data, self._spaces)
             # Once other text has begun, no more leading spaces are dropped.

@@ -1,0 +1,32 @@
+"""Copies between host and device that do not wait for the work which the device has been given before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor of the host on the device; its own memory may be changed or freed at once."""
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    # From memory that the system cannot move, which PyTorch keeps until it was read.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Download:
+    """A tensor of a device on its way to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._arrival = tensor, None
+        if tensor.device.type == "cuda":
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrival.record()
+
+    def wait(self) -> Tensor:
+        """Returns the tensor on the host, once it is there."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._tensor
