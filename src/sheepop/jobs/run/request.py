@@ -105,8 +105,9 @@ class RunRequest:
     @cached_property
     def path(self) -> Path:
         """The run directory, by default a folder in ``runs`` with the date and time."""
-        if self.settings.output_dir is not None:
-            return Path(self.settings.output_dir)
+        config = self.settings
+        if config.output_dir is not None:
+            return Path(config.output_dir)
         return Path("runs") / datetime.now(UTC).astimezone().strftime("%Y-%m-%d-%H%M%S")
 
     @property

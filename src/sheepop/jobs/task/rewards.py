@@ -28,7 +28,7 @@ from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.preferences import without_dropout
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.posttrain.config import GRPOConfig, PPOConfig
+from sheepop.posttrain.config import GRPOConfig, PPOConfig, RolloutConfig
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
@@ -41,6 +41,7 @@ from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, Reward
 from sheepop.posttrain.rewards import Reward, Writer, Written, open_reward
 from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
+from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
@@ -175,22 +176,7 @@ class PolicyTask(ExampleTask):
     @cached_property
     def rewards(self) -> Mapping[str, tuple[float, Reward]]:
         """The sources of rewards with their weights: models, programs or services."""
-        settings = self.settings
-        tokenizer, device = self.tokenizer(), resolve_device(self.config.device)
-        return {
-            place: (
-                weight,
-                open_reward(
-                    place,
-                    settings.reward_seconds,
-                    tokenizer,
-                    device=device,
-                    batch_size=self.evaluation_batch,
-                    may_fail=settings.missing_rewards == "leave_out",
-                ),
-            )
-            for place, weight in settings.rewards.items()
-        }
+        return open_rewards(self.settings, self.tokenizer(), resolve_device(self.config.device), self.evaluation_batch)
 
     @cached_property
     def _end_ids(self) -> tuple[int, ...]:
@@ -285,6 +271,18 @@ class PolicyTask(ExampleTask):
         return RewardScores(
             -means["reward"], means["reward"], means["length"], means["truncated"], means["repetition"], len(found)
         )
+
+
+def open_rewards(
+    settings: RolloutConfig, tokenizer: Tokenizer, device: str, batch_size: int
+) -> Mapping[str, tuple[float, Reward]]:
+    """Opens all sources of rewards; returns them with their weights, by the names that the settings give them."""
+    may_fail = settings.missing_rewards == "leave_out"
+    options: dict[str, Any] = {"device": device, "batch_size": batch_size, "may_fail": may_fail}
+    return {
+        place: (weight, open_reward(place, settings.reward_seconds, tokenizer, **options))
+        for place, weight in settings.rewards.items()
+    }
 
 
 class GroupPolicyTask(PolicyTask):
