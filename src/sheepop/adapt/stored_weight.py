@@ -28,6 +28,9 @@ Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 GROUP = 32
 """Number of int4 weights that share 16 bytes."""
 
+Parts = tuple[Tensor, Tensor | None, Tensor | None]
+"""Numbers, scales and offsets."""
+
 _NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 _SOURCE_OF_INTEGERS = _SOURCE.with_name("integers.cpp")
@@ -36,6 +39,7 @@ _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
 _ALIGNED = 16  # the native kernels process this many numbers of a row at a time
+_TILE = 16  # rows of a tile
 _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
 
 
@@ -51,55 +55,115 @@ class Linear(ctypes.Structure):
 class StoredWeight(Tensor):
     """A matrix (N, K), or those of E experts (E, N, K), of data type `dtype`, stored in `numbers` and `scales`.
 
-    `float32`, `bfloat16` and `float16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) store (N, K)
-    numbers, and `int4` stores (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and
+    `float32`, `bfloat16` and `float16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) have (N, K)
+    numbers, and `int4` has (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and
     weight i + 16 in its upper half, as integers from -8 to 7, or from 0 to 15 if there are offsets.
 
     A weight is its number times a scale, plus an offset if there are `offsets`. Scales are float32 (N,) for whole rows
     of int8 and fp8, or float32 or bfloat16 (N, groups) for groups of neighbours in a row; offsets are like scales.
+
+    On a CPU integers lie in the tiles of rows that ``integers.cpp`` reads, which takes no more memory.
     """
 
     stored: Format
-    numbers: Tensor
-    scales: Tensor | None
-    offsets: Tensor | None
     num_rows: int
     row_length: int
+    group: int | None
+    """The number of neighbours that share a scale, or None if whole rows do or there is none."""
     always_native: bool = False
+    _parts: Parts
+    _in_tiles: bool
 
     @staticmethod
     def __new__(
-        cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype, offsets: Tensor | None = None
+        cls,
+        stored: Format,
+        values: Tensor,
+        scales: Tensor | None,
+        dtype: torch.dtype,
+        offsets: Tensor | None = None,
+        *,
+        in_place: bool = False,
     ) -> StoredWeight:
-        """Wraps `values`, the stored rows, as a tensor of the full shape."""
-        shape = (*values.shape[:-1], values.shape[-1] * (2 if stored == "int4" else 1))
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device, requires_grad=False)
-        made.stored, made.numbers, made.scales, made.offsets = stored, values, scales, offsets
-        made.num_rows, made.row_length = shape[-2:]  # reading the shape of a tensor subclass is slow
+        """Wraps `values`, the stored rows, as a tensor of the full shape; may arrange them anew `in_place`."""
+        length = values.shape[-1] * (2 if stored == "int4" else 1)
+        parts: Parts = values, scales, offsets
+        in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % _ALIGNED == 0
+        if in_tiles:
+            has_groups = scales is not None and scales.ndim == values.ndim
+            factors = [part if part is None or not has_groups else _tiles(part) for part in (scales, offsets)]
+            parts = _tiles(_units(values), in_place=in_place).view(values.dtype), *factors
+        return cls._wrapped(stored, parts, values.shape[-2], length, dtype, in_tiles)
+
+    @classmethod
+    def _wrapped(
+        cls, stored: Format, parts: Parts, num_rows: int, length: int, dtype: torch.dtype, in_tiles: bool
+    ) -> StoredWeight:
+        numbers, scales, _ = parts
+        shape = (*numbers.shape[: -3 if in_tiles else -2], num_rows, length)
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=numbers.device, requires_grad=False)
+        made.stored, made._parts, made._in_tiles = stored, parts, in_tiles
+        made.num_rows, made.row_length = num_rows, length  # reading the shape of a tensor subclass is slow
+        has_groups = scales is not None and scales.ndim == numbers.ndim
+        made.group = length // scales.shape[-2 if in_tiles else -1] if scales is not None and has_groups else None
         return made
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The numbers, the scales and the offsets."""
-        return self.numbers, self.scales, self.offsets
+    def parts(self) -> Parts:
+        """The numbers, the scales and the offsets of the rows."""
+        return self._rows_of_parts(slice(0, self.num_rows))
 
     @property
-    def group(self) -> int | None:
-        """The number of neighbours that share a scale, or None if whole rows do or there is none."""
-        if self.scales is None or self.scales.ndim < self.numbers.ndim:
-            return None
-        return self.row_length // self.scales.shape[-1]
+    def numbers(self) -> Tensor:
+        """The numbers of the rows."""
+        return self.parts[0]
 
-    def rows(self, index: Tensor | None = None) -> Tensor:
+    @property
+    def scales(self) -> Tensor | None:
+        """The scales of the rows or of their groups."""
+        return self.parts[1]
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """The offsets of the groups of the rows."""
+        return self.parts[2]
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether there are scales."""
+        return self._parts[1] is not None
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of memory that the matrix takes."""
+        return sum(part.nbytes for part in self._parts if part is not None)
+
+    def _rows_of_parts(self, index: Tensor | slice) -> Parts:
+        """The numbers, the scales and the offsets of rows, at first in the shape of `index`."""
+        is_all = index == slice(0, self.num_rows) if isinstance(index, slice) else False
+        found: list[Tensor | None] = []
+        for place, part in enumerate(self._parts):
+            if part is None:
+                found.append(None)
+            elif not self._in_tiles or (place > 0 and self.group is None):
+                found.append(part if is_all else part[index])
+            elif place == 0:
+                found.append(_rows(part.view(torch.int32), index).contiguous().view(part.dtype))
+            else:
+                found.append(_rows(part, index))
+        numbers, scales, offsets = found
+        assert numbers is not None
+        return numbers, scales, offsets
+
+    def rows(self, index: Tensor | slice | None = None) -> Tensor:
         """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
-        values, scales, offsets = (part if part is None or index is None else part[index] for part in self.parts)
-        assert values is not None
+        values, scales, offsets = self._rows_of_parts(slice(0, self.num_rows) if index is None else index)
         if scales is None:
             return values.to(self.dtype)
         if self.stored == "int4":
@@ -133,20 +197,19 @@ class StoredWeight(Tensor):
 
     def described(self, bias: Tensor | None) -> Linear:
         """Describes the product with this matrix, which must have a kernel, to native code."""
-        assert self.kernel is not None and all(part is None or part.is_contiguous() for part in self.parts)
-        parts = map(pointer, (*self.parts, bias))
+        assert self.kernel is not None and all(part is None or part.is_contiguous() for part in self._parts)
+        parts = map(pointer, (*self._parts, bias))
         return Linear(*self.kernel, *parts, self.row_length, self.num_rows)
 
     def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
         size = max(1, _PIECE // self.row_length)
-        if x.device.type != "cpu" or self.numbers.dtype == x.dtype or size >= self.num_rows:
+        if x.device.type != "cpu" or self._parts[0].dtype == x.dtype or size >= self.num_rows:
             return F.linear(x, self.rows().to(x.dtype), bias)
         out = x.new_empty(*x.shape[:-1], self.num_rows)
         for begin in range(0, self.num_rows, size):
             place = slice(begin, begin + size)
-            rows = self._like(itemgetter(place)).rows().to(x.dtype)
-            out[..., place] = F.linear(x, rows, None if bias is None else bias[place])
+            out[..., place] = F.linear(x, self.rows(place).to(x.dtype), None if bias is None else bias[place])
         return out
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,24 +217,22 @@ class StoredWeight(Tensor):
         # Triton takes a second to load, and not every machine has it.
         from sheepop.adapt.triton_kernels import int4_product, row_product
 
-        assert self.scales is not None
+        numbers, scales, offsets = self.parts
+        assert scales is not None
         rows_MK = x.reshape(-1, self.row_length)
         out_MN = x.new_empty(len(rows_MK), self.num_rows)
         # The kernels multiply tiles of at least 16 rows.
         most = max(16, 1 << (len(rows_MK) - 1).bit_length())
-        weights, sizes = (
-            [self.numbers, self.scales],
-            {"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None},
-        )
+        weights, sizes = [numbers, scales], {"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None}
         kernel = row_product
         if self.stored == "int4":
             kernel = int4_product
-            weights.append(self.scales if self.offsets is None else self.offsets)
-            sizes |= {"HALF": GROUP // 2, "OFFSET": self.offsets is not None}
+            weights.append(scales if offsets is None else offsets)
+            sizes |= {"HALF": GROUP // 2, "OFFSET": offsets is not None}
         else:
             sizes["STEP"] = 128
         kernel[(-(-self.num_rows // _ROWS_OF_PROGRAM),)](
-            *(rows_MK.contiguous(), *weights, self.scales if bias is None else bias, out_MN),
+            *(rows_MK.contiguous(), *weights, scales if bias is None else bias, out_MN),
             *(len(rows_MK), self.row_length, self.num_rows),
             **sizes,
         )
@@ -192,14 +253,15 @@ class StoredWeight(Tensor):
         if self.group != (GROUP if self.stored == "int4" else None):
             return False
         known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
-        return self.scales is not None and known and _has_triton()
+        return self.is_quantized and known and _has_triton()
 
     @property
     def kernel(self) -> tuple[int | None, int] | None:
         """The native functions `round`, or None, and `multiply` for the stored format (see ``native.h``), or None."""
         if self.row_length % _ALIGNED or self.stored == "fp8":
             return None
-        scaling = "" if self.scales is None or self.group is None else f"_{self.group}_{name_of(self.scales.dtype)}"
+        scales = self._parts[1]
+        scaling = "" if scales is None or self.group is None else f"_{self.group}_{name_of(scales.dtype)}"
         return _kernel(self.stored + scaling)
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
@@ -211,7 +273,7 @@ class StoredWeight(Tensor):
         """How many rows a product with the native kernel may have."""
         if self.kernel is None:
             return 0
-        return math.inf if self.always_native or (self.scales is not None and self.group is None) else _MOST_ROWS
+        return math.inf if self.always_native or (self.is_quantized and self.group is None) else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -221,7 +283,7 @@ class StoredWeight(Tensor):
         if function is F.embedding and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
             return weight.rows(_argument(args, kwargs, 0, "input"))
         if function is matrix_rows:
-            return args[0]._like(itemgetter(args[1])).rows()
+            return args[0].rows(args[1])
         if function is grouped_product:
             rows, weight, ends = args
             return weight.grouped_product(rows, ends)
@@ -236,7 +298,10 @@ class StoredWeight(Tensor):
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
             return args[0]._like()
         if function is torch.ops.aten._to_copy.default and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
-            return args[0]._like(lambda part: part.to(kwargs.get("device") or part.device))
+            numbers, scales, offsets = (
+                part if part is None else part.to(kwargs.get("device") or part.device) for part in args[0].parts
+            )
+            return cls(args[0].stored, numbers, scales, args[0].dtype, offsets)
         # Inference mode dispatches this call even if it changes nothing; other modes only if the type changes.
         if function is torch.ops.aten.to.dtype and args[1] == args[0].dtype:
             return args[0]
@@ -245,10 +310,15 @@ class StoredWeight(Tensor):
         args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
         return function(*args, **kwargs)
 
+    def computing_in(self, dtype: torch.dtype) -> StoredWeight:
+        """The same matrix, of another data type."""
+        return self._wrapped(self.stored, self._parts, self.num_rows, self.row_length, dtype, self._in_tiles)
+
     def _like(self, change: Callable[[Tensor], Tensor] = lambda part: part) -> StoredWeight:
-        numbers, scales, offsets = (None if part is None else change(part) for part in self.parts)
+        numbers, scales, offsets = (None if part is None else change(part) for part in self._parts)
         assert numbers is not None
-        made = StoredWeight(self.stored, numbers, scales, self.dtype, offsets)
+        parts = numbers, scales, offsets
+        made = self._wrapped(self.stored, parts, self.num_rows, self.row_length, self.dtype, self._in_tiles)
         made.always_native = self.always_native
         return made
 
@@ -286,6 +356,38 @@ def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: T
     return (
         fits and stored != "fp8" and (stored != "int4" or (length % GROUP == 0 and length // scales.shape[-1] <= GROUP))
     )
+
+
+def _units(values: Tensor) -> Tensor:
+    """The bytes (..., N, K) of rows as units of four, (..., N, K / 4)."""
+    is_aligned = values.is_contiguous() and values.storage_offset() % 4 == 0
+    return (values if is_aligned else values.clone(memory_format=torch.contiguous_format)).view(torch.int32)
+
+
+def _tiles(rows: Tensor, *, in_place: bool = False) -> Tensor:
+    """Arranges rows (..., N, U) in tiles (..., tiles, U, 16); the last one repeats the last row.
+
+    A tile has the bytes of its rows, so if no row is repeated they can be rearranged `in_place`.
+    """
+    num_rows, length = rows.shape[-2:]
+    missing = -num_rows % _TILE
+    if missing or not in_place:
+        last = rows[..., -1:, :].expand(*rows.shape[:-2], missing, length)
+        whole = torch.cat([rows, last], -2) if missing else rows
+        return whole.unflatten(-2, (-1, _TILE)).transpose(-2, -1).contiguous()
+    for part in rows.view(-1, _TILE, length).split(max(1, _PIECE // (_TILE * length))):
+        part.view(-1, length, _TILE).copy_(part.transpose(1, 2).contiguous())
+    return rows.view(*rows.shape[:-2], -1, length, _TILE)
+
+
+def _rows(tiles: Tensor, index: Tensor | slice) -> Tensor:
+    """The rows (..., U) of tiles (..., tiles, U, 16) at `index`."""
+    if isinstance(index, Tensor):
+        return tiles[index // _TILE, :, index % _TILE]
+    first, end, _ = index.indices(tiles.shape[-3] * _TILE)
+    within = tiles[..., first // _TILE : -(-end // _TILE), :, :].transpose(-2, -1).flatten(-3, -2)
+    begin = first // _TILE * _TILE
+    return within[..., first - begin : end - begin, :]
 
 
 def name_of(dtype: torch.dtype) -> str:

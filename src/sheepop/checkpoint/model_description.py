@@ -101,8 +101,13 @@ class Quantization(Config):
         is_mixed = len(formats) > 1 or not is_usual or any(name + OFFSET in tensors for name in numbers)
         return cls(weights=smallest, dtype=name_of(dtype), is_mixed=is_mixed)
 
-    def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
-        """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None."""
+    def assembled(
+        self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path, *, in_place: bool = False
+    ) -> dict[str, Tensor]:
+        """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None.
+
+        Numbers may be arranged anew `in_place`.
+        """
         whole: dict[str, Tensor] = {}
         for name, numbers in weights.items():
             scales, offsets = weights.get(name + SCALE), weights.get(name + OFFSET)
@@ -115,7 +120,8 @@ class Quantization(Config):
                 stored, numbers, scales, offsets
             ):
                 raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
-            made = StoredWeight(stored, numbers, scales, dtype or getattr(torch, self.dtype), offsets)
+            kind = dtype or getattr(torch, self.dtype)
+            made = StoredWeight(stored, numbers, scales, kind, offsets, in_place=in_place)
             whole[name] = nn.Parameter(made, requires_grad=False)
         return whole
 
