@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from sheepop.core.native import Loaded, load_kernel, native_library
+from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.native_scoring import matrix_rows
 
@@ -146,19 +146,22 @@ class StoredWeight(Tensor):
 
     def _rows_of_parts(self, index: Tensor | slice) -> Parts:
         """The numbers, the scales and the offsets of rows, at first in the shape of `index`."""
-        is_all = index == slice(0, self.num_rows) if isinstance(index, slice) else False
-        found: list[Tensor | None] = []
-        for place, part in enumerate(self._parts):
-            if part is None:
-                found.append(None)
-            elif not self._in_tiles or (place > 0 and self.group is None):
-                found.append(part if is_all else part[index])
-            elif place == 0:
-                found.append(_rows(part.view(torch.int32), index).contiguous().view(part.dtype))
-            else:
-                found.append(_rows(part, index))
-        numbers, scales, offsets = found
-        assert numbers is not None
+        if isinstance(index, slice):
+            index = slice(*index.indices(self.num_rows)[:2])
+        is_all = isinstance(index, slice) and index == slice(0, self.num_rows)
+
+        def rows(part: Tensor, in_tiles: bool) -> Tensor:
+            if in_tiles:
+                return _rows(part, index)
+            return part if is_all else part[index]
+
+        numbers, *factors = self._parts
+        if self._in_tiles:
+            numbers = rows(numbers.view(torch.int32), True).contiguous().view(numbers.dtype)
+        else:
+            numbers = rows(numbers, False)
+        in_groups = self._in_tiles and self.group is not None
+        scales, offsets = (None if part is None else rows(part, in_groups) for part in factors)
         return numbers, scales, offsets
 
     def rows(self, index: Tensor | slice | None = None) -> Tensor:
@@ -188,18 +191,34 @@ class StoredWeight(Tensor):
             return self.product_by_triton(x, bias)
         if not self.suits_kernel(x, count):
             return self.product_by_torch(x, bias)
-        assert x.shape[-1] == self.row_length and (bias is None or len(bias) == self.num_rows)
+        if x.shape[-1] != self.row_length:
+            raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
         described = ctypes.byref(self.described(single_bias))
-        _run()(described, *map(pointer, (rows_MK, out_MN)), count, torch.get_num_threads())
+        _run()(described, rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
         return out_MN.to(x.dtype)
 
     def described(self, bias: Tensor | None) -> Linear:
-        """Describes the product with this matrix, which must have a kernel, to native code."""
-        assert self.kernel is not None and all(part is None or part.is_contiguous() for part in self._parts)
-        parts = map(pointer, (*self._parts, bias))
-        return Linear(*self.kernel, *parts, self.row_length, self.num_rows)
+        """Describes the product with this matrix, which must have a kernel, to native code.
+
+        Raises `ValueError` if a part of it has another shape than the kernel assumes.
+        """
+        assert self.kernel is not None
+        codes, *factors = self._parts
+        rows, length = self.num_rows, self.row_length
+        shape: tuple[int, ...] = (rows, length)
+        of_factors: tuple[int, ...] = (rows,)
+        if self._in_tiles:
+            tiles = -(-rows // _TILE)
+            shape = (tiles, length // (8 if self.stored == "int4" else 4), 4 * _TILE)
+            of_factors = of_factors if self.group is None else (tiles, length // self.group, _TILE)
+        parts = (
+            address("numbers", codes, codes.dtype, *shape),
+            *(None if part is None else address("scales", part, part.dtype, *of_factors) for part in factors),
+            address("bias", bias, torch.float32, rows),
+        )
+        return Linear(*self.kernel, *parts, length, rows)
 
     def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
@@ -384,10 +403,9 @@ def _rows(tiles: Tensor, index: Tensor | slice) -> Tensor:
     """The rows (..., U) of tiles (..., tiles, U, 16) at `index`."""
     if isinstance(index, Tensor):
         return tiles[index // _TILE, :, index % _TILE]
-    first, end, _ = index.indices(tiles.shape[-3] * _TILE)
-    within = tiles[..., first // _TILE : -(-end // _TILE), :, :].transpose(-2, -1).flatten(-3, -2)
-    begin = first // _TILE * _TILE
-    return within[..., first - begin : end - begin, :]
+    first = index.start // _TILE
+    within = tiles[..., first : -(-index.stop // _TILE), :, :].transpose(-2, -1).flatten(-3, -2)
+    return within[..., index.start - first * _TILE : index.stop - first * _TILE, :]
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -429,11 +447,6 @@ def has_kernels() -> bool:
 def kernels_here() -> Loaded:
     """The native kernels of this machine, compiled now if they must be, or why there are none."""
     return load_kernel(_SOURCE)
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    """Returns a tensor's address for a native kernel, or None."""
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str) -> Any:

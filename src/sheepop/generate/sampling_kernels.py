@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sheepop.core.native import native_kernels_allowed, native_library
+from sheepop.core.native import address, native_kernels_allowed, native_library
 from sheepop.generate.config import GenerationConfig
 from sheepop.model.fused import fuses, power_of_two
 
@@ -41,10 +41,11 @@ def choose_natively(
     """The choices from `scores` (B, V): (B, 6) in float64, as `Sampler.choose` reads them."""
     settings = _settings(configs, seeds)
     found = torch.empty(len(configs), 6, dtype=torch.float64)
-    logits, scores = logits.contiguous(), scores.contiguous()
+    logits, scores, shape = logits.contiguous(), scores.contiguous(), (len(configs), logits.shape[-1])
     _choose()(
-        *(logits.data_ptr(), scores.data_ptr(), settings.ctypes.data, found.data_ptr()),
-        *(*logits.shape, torch.get_num_threads()),
+        *(address(name, x, torch.float32, *shape) for name, x in (("logits", logits), ("scores", scores))),
+        *(settings.ctypes.data, found.data_ptr()),
+        *(*shape, torch.get_num_threads()),
     )
     return found
 
