@@ -152,6 +152,42 @@ def test_long_rows_agree_with_float64(form: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4 in 32s with offsets"])
+def test_sizes_that_do_not_fit_are_refused(form: str) -> None:
+    """Before a kernel reads beyond the end of a tensor."""
+    weight, x = stored_as(drawn(9, 64), form), drawn(2, 64)
+    with pytest.raises(ValueError, match="x has rows of 32 numbers, the matrix of 64"):
+        weight.product(x[:, :32])
+    with pytest.raises(ValueError, match=r"bias must be contiguous, torch.float32 \(9,\) on the CPU"):
+        weight.product(x, torch.zeros(8))
+    numbers, *factors = weight._parts
+    weight._parts = numbers[:0], *factors
+    with pytest.raises(ValueError, match="numbers must be contiguous"):
+        weight.product(x)
+    if weight.scales is not None:
+        weight._parts = numbers, weight.scales[:1], None
+        with pytest.raises(ValueError, match="scales must be contiguous"):
+            weight.product(x)
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["int8", "int4", "int4 in 16s with offsets", "int8 in 8s"])
+@pytest.mark.parametrize("num_rows", [16, 31, 48])
+def test_integers_in_tiles_are_the_rows_that_went_in(form: str, num_rows: int) -> None:
+    """Arranged in a copy or in place; rows, parts of a matrix, and each expert's matrix are found again."""
+    weight = stored_as(drawn(2, num_rows, 96), form)
+    numbers, scales, offsets = (part if part is None else part.clone() for part in weight.parts)
+    again = StoredWeight(weight.stored, numbers.clone(), scales, torch.float32, offsets, in_place=True)
+    for kept, part in zip(again.parts, (numbers, scales, offsets), strict=True):
+        assert part is None if kept is None else torch.equal(kept, part)
+    plain = stored_as(drawn(num_rows, 96), form)
+    assert torch.equal(plain.rows(slice(5, 200)), plain.rows()[5:200])
+    index = torch.tensor([[num_rows - 1], [0]])
+    assert torch.equal(plain.rows(index), plain.rows()[index])
+    assert plain.stored_bytes == sum(part.nbytes for part in plain.parts if part is not None) or num_rows % 16
+
+
+@needs_compiler
 def test_products_do_not_depend_on_the_width_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of AVX2 give what those of this processor do, to the last bit."""
     if "avx2" not in [level.name for level in levels()]:

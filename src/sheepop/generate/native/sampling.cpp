@@ -48,7 +48,7 @@ inline uint32_t bucket(float key) {
 
 // Buffers of a thread.
 struct Memory {
-  std::vector<float> gaps, masses, keys;
+  std::vector<float> gaps, masses, keys, hidden;
   std::vector<double> totals;
   std::vector<int64_t> ids;
 };
@@ -233,8 +233,9 @@ void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   choice.lead = two[0] - two[1];
 }
 
-void choose_one(const float* logits, const float* scores, int64_t count, const Settings& settings, Choice& choice,
-                Memory& memory) {
+// `hidden` tokens cannot be chosen: their scores are -infinity meanwhile.
+void choose_one(const float* logits, float* scores, int64_t count, const int64_t* hidden, int64_t num_hidden,
+                const Settings& settings, Choice& choice, Memory& memory) {
   const float most = largest(logits, count);
   const auto exponential_at = [&](int64_t i) { return exponential(load<Floats>(logits + i) - most); };
   choice.log_total =
@@ -243,12 +244,18 @@ void choose_one(const float* logits, const float* scores, int64_t count, const S
   choice.usable = 0 == total_of(
                            count, [&](int64_t i) { return load<Floats>(logits + i) * 0.f; },
                            [&](int64_t i) { return logits[i] * 0.f; });
-  choice.best = scores == logits ? most : largest(scores, count);
+  memory.hidden.clear();
+  for (int64_t i = 0; i < num_hidden; i++) {
+    memory.hidden.push_back(scores[hidden[i]]);
+    scores[hidden[i]] = -kInfinity;
+  }
+  choice.best = largest(scores, count);
   if (settings.temperature == 0) {
     take_likeliest(scores, count, choice);
   } else {
     draw(scores, count, settings, choice, memory);
   }
+  for (int64_t i = num_hidden; i-- > 0;) scores[hidden[i]] = memory.hidden[i];
   choice.logit = logits[static_cast<int64_t>(choice.token)];
 }
 
@@ -256,13 +263,14 @@ void choose_one(const float* logits, const float* scores, int64_t count, const S
 
 extern "C" {
 
-// Logits and scores are (rows, count).
-void choose(const float* logits, const float* scores, const Settings* settings, Choice* choices, int64_t rows,
-            int64_t count, int64_t threads) {
+// Logits and scores are (rows, count) and may be the same; no row chooses one of the `hidden` tokens.
+void choose(const float* logits, float* scores, const int64_t* hidden, const Settings* settings, Choice* choices,
+            int64_t num_hidden, int64_t rows, int64_t count, int64_t threads) {
   share(rows, 1, threads, [&](int64_t begin, int64_t end) {
     Memory memory;
     for (int64_t row = begin; row < end; row++)
-      choose_one(logits + row * count, scores + row * count, count, settings[row], choices[row], memory);
+      choose_one(logits + row * count, scores + row * count, count, hidden, num_hidden, settings[row], choices[row],
+                 memory);
   });
 }
 }
