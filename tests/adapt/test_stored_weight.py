@@ -64,7 +64,7 @@ def decoded(weight: StoredWeight) -> list[list[float]]:
     """The matrix, one number at a time, as the class describes its storage."""
     numbers = weight.numbers.view(torch.uint8) if weight.stored == "fp8" else weight.numbers
     values, scales = numbers.tolist(), None if weight.scales is None else weight.scales.float().tolist()
-    offsets = None if weight.offsets is None else weight.offsets.float().tolist()
+    offsets = None if (found := weight.parts[2]) is None else found.float().tolist()
     if scales is None:
         return values
     rows = []
@@ -90,7 +90,7 @@ def _nibble(stored: list[int], place: int, is_signed: bool) -> int:
 def test_the_matrix_is_what_the_storage_says(form: str) -> None:
     weight = stored_as(drawn(5, 64), form)
     expected = torch.tensor(decoded(weight), dtype=torch.float64).to(weight.dtype)
-    tolerance = {"rtol": 1e-6, "atol": 1e-6} if weight.offsets is not None else {"rtol": 0, "atol": 0}
+    tolerance = {"rtol": 1e-6, "atol": 1e-6} if weight.parts[2] is not None else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(weight.rows(), expected, **tolerance)
     expected = weight.rows()
     index = torch.tensor([[4, 0], [2, 2]])
@@ -224,8 +224,9 @@ def test_groups_multiply_small_inputs_beside_a_large_one(form: str) -> None:
     weight, x = stored_as(drawn(9, 96), form), drawn(2, 96, seed=2)
     x[1, 40] = 1000.0
     exact, offsets = weight.rows().double(), torch.zeros(9, 96, dtype=torch.float64)
-    if weight.offsets is not None:
-        offsets = weight.offsets.double().repeat_interleave(weight.group, 1)
+    if (found := weight.parts[2]) is not None:
+        assert weight.group is not None
+        offsets = found.double().repeat_interleave(weight.group, 1)
     sizes = (exact - offsets).abs() + offsets.abs()
     errors = (F.linear(x, weight).double() - x.double() @ exact.t()).abs()
     assert (errors <= 2e-7 * x.double().abs() @ sizes.t()).all()

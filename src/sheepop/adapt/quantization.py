@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight
+from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.adapt.tiles import GROUP
 from sheepop.core.errors import UsageError
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_int4
 from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.native_scoring import matrix_rows
 
 Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
-GROUP = 32
-"""Number of int4 weights that share 16 bytes."""
-
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
@@ -39,7 +36,6 @@ _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
 _ALIGNED = 16  # the native kernels process this many numbers of a row at a time
-_TILE = 16  # rows of a tile
 _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
 
 
@@ -91,8 +87,8 @@ class StoredWeight(Tensor):
         in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % _ALIGNED == 0
         if in_tiles:
             has_groups = scales is not None and scales.ndim == values.ndim
-            factors = [part if part is None or not has_groups else _tiles(part) for part in (scales, offsets)]
-            parts = _tiles(_units(values), in_place=in_place).view(values.dtype), *factors
+            factors = [part if part is None or not has_groups else tiles_of(part) for part in (scales, offsets)]
+            parts = tiles_of(units(values), in_place=in_place).view(values.dtype), *factors
         return cls._wrapped(stored, parts, values.shape[-2], length, dtype, in_tiles)
 
     @classmethod
@@ -130,11 +126,6 @@ class StoredWeight(Tensor):
         return self.parts[1]
 
     @property
-    def offsets(self) -> Tensor | None:
-        """The offsets of the groups of the rows."""
-        return self.parts[2]
-
-    @property
     def is_quantized(self) -> bool:
         """Whether there are scales."""
         return self._parts[1] is not None
@@ -149,20 +140,14 @@ class StoredWeight(Tensor):
         if isinstance(index, slice):
             index = slice(*index.indices(self.num_rows)[:2])
         is_all = isinstance(index, slice) and index == slice(0, self.num_rows)
-
-        def rows(part: Tensor, in_tiles: bool) -> Tensor:
-            if in_tiles:
-                return _rows(part, index)
-            return part if is_all else part[index]
-
-        numbers, *factors = self._parts
-        if self._in_tiles:
-            numbers = rows(numbers.view(torch.int32), True).contiguous().view(numbers.dtype)
+        numbers, scales, offsets = self._parts
+        if not self._in_tiles or self.group is None:
+            scales, offsets = (part if part is None or is_all else part[index] for part in (scales, offsets))
         else:
-            numbers = rows(numbers, False)
-        in_groups = self._in_tiles and self.group is not None
-        scales, offsets = (None if part is None else rows(part, in_groups) for part in factors)
-        return numbers, scales, offsets
+            scales, offsets = (part if part is None else rows_of(part, index) for part in (scales, offsets))
+        if self._in_tiles:
+            return rows_of(numbers.view(torch.int32), index).contiguous().view(numbers.dtype), scales, offsets
+        return numbers if is_all else numbers[index], scales, offsets
 
     def rows(self, index: Tensor | slice | None = None) -> Tensor:
         """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
@@ -170,7 +155,7 @@ class StoredWeight(Tensor):
         if scales is None:
             return values.to(self.dtype)
         if self.stored == "int4":
-            values = _unpacked(values, is_signed=offsets is None)
+            values = unpacked_int4(values, is_signed=offsets is None)
         wide = values.float() if self.stored == "fp8" else values
         if self.group is None:
             return (wide * scales[..., None]).to(self.dtype)
@@ -210,9 +195,9 @@ class StoredWeight(Tensor):
         shape: tuple[int, ...] = (rows, length)
         of_factors: tuple[int, ...] = (rows,)
         if self._in_tiles:
-            tiles = -(-rows // _TILE)
-            shape = (tiles, length // (8 if self.stored == "int4" else 4), 4 * _TILE)
-            of_factors = of_factors if self.group is None else (tiles, length // self.group, _TILE)
+            tiles = -(-rows // TILE)
+            shape = (tiles, length // (8 if self.stored == "int4" else 4), 4 * TILE)
+            of_factors = of_factors if self.group is None else (tiles, length // self.group, TILE)
         parts = (
             address("numbers", codes, codes.dtype, *shape),
             *(None if part is None else address("scales", part, part.dtype, *of_factors) for part in factors),
@@ -261,7 +246,7 @@ class StoredWeight(Tensor):
         """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
         ends = ends_E.tolist()
         parts = [
-            self._like(itemgetter(expert)).product(rows_MK[begin:end])
+            self._of_expert(expert).product(rows_MK[begin:end])
             for expert, (begin, end) in enumerate(pairwise((0, *ends)))
             if end > begin
         ]
@@ -307,7 +292,7 @@ class StoredWeight(Tensor):
             rows, weight, ends = args
             return weight.grouped_product(rows, ends)
         if function is Tensor.detach:  # whose dispatch would load torch.distributed.tensor, which takes a second
-            return args[0]._like()
+            return args[0].computing_in(args[0].dtype)
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
 
@@ -315,7 +300,7 @@ class StoredWeight(Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
-            return args[0]._like()
+            return args[0].computing_in(args[0].dtype)
         if function is torch.ops.aten._to_copy.default and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
             numbers, scales, offsets = (
                 part if part is None else part.to(kwargs.get("device") or part.device) for part in args[0].parts
@@ -331,13 +316,16 @@ class StoredWeight(Tensor):
 
     def computing_in(self, dtype: torch.dtype) -> StoredWeight:
         """The same matrix, of another data type."""
-        return self._wrapped(self.stored, self._parts, self.num_rows, self.row_length, dtype, self._in_tiles)
+        made = self._wrapped(self.stored, self._parts, self.num_rows, self.row_length, dtype, self._in_tiles)
+        made.always_native = self.always_native
+        return made
 
-    def _like(self, change: Callable[[Tensor], Tensor] = lambda part: part) -> StoredWeight:
-        numbers, scales, offsets = (None if part is None else change(part) for part in self._parts)
+    def _of_expert(self, expert: int) -> StoredWeight:
+        numbers, scales, offsets = (part if part is None else part[expert] for part in self._parts)
         assert numbers is not None
-        parts = numbers, scales, offsets
-        made = self._wrapped(self.stored, parts, self.num_rows, self.row_length, self.dtype, self._in_tiles)
+        made = self._wrapped(
+            self.stored, (numbers, scales, offsets), self.num_rows, self.row_length, self.dtype, self._in_tiles
+        )
         made.always_native = self.always_native
         return made
 
@@ -377,50 +365,9 @@ def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: T
     )
 
 
-def _units(values: Tensor) -> Tensor:
-    """The bytes (..., N, K) of rows as units of four, (..., N, K / 4)."""
-    is_aligned = values.is_contiguous() and values.storage_offset() % 4 == 0
-    return (values if is_aligned else values.clone(memory_format=torch.contiguous_format)).view(torch.int32)
-
-
-def _tiles(rows: Tensor, *, in_place: bool = False) -> Tensor:
-    """Arranges rows (..., N, U) in tiles (..., tiles, U, 16); the last one repeats the last row.
-
-    A tile has the bytes of its rows, so if no row is repeated they can be rearranged `in_place`.
-    """
-    num_rows, length = rows.shape[-2:]
-    missing = -num_rows % _TILE
-    if missing or not in_place:
-        last = rows[..., -1:, :].expand(*rows.shape[:-2], missing, length)
-        whole = torch.cat([rows, last], -2) if missing else rows
-        return whole.unflatten(-2, (-1, _TILE)).transpose(-2, -1).contiguous()
-    for part in rows.view(-1, _TILE, length).split(max(1, _PIECE // (_TILE * length))):
-        part.view(-1, length, _TILE).copy_(part.transpose(1, 2).contiguous())
-    return rows.view(*rows.shape[:-2], -1, length, _TILE)
-
-
-def _rows(tiles: Tensor, index: Tensor | slice) -> Tensor:
-    """The rows (..., U) of tiles (..., tiles, U, 16) at `index`."""
-    if isinstance(index, Tensor):
-        return tiles[index // _TILE, :, index % _TILE]
-    first = index.start // _TILE
-    within = tiles[..., first : -(-index.stop // _TILE), :, :].transpose(-2, -1).flatten(-3, -2)
-    return within[..., index.start - first * _TILE : index.stop - first * _TILE, :]
-
-
 def name_of(dtype: torch.dtype) -> str:
     """The name of a data type, such as "float32"."""
     return str(dtype).removeprefix("torch.")
-
-
-def _unpacked(codes: Tensor, *, is_signed: bool) -> Tensor:
-    """Returns the int4 codes (..., K) of bytes (..., K / 2)."""
-    pairs = torch.unflatten(codes, -1, (-1, GROUP // 2))
-    if is_signed:
-        halves = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
-    else:
-        halves = pairs & 15, pairs >> 4
-    return torch.cat(halves, -1).flatten(-2)
 
 
 @cache

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight, is_stored_weight, name_of
+from sheepop.adapt.stored_weight import Format, StoredWeight, is_stored_weight, name_of
+from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.card_text import model_card
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.checkpoint.lazy_tensor import LazyTensor

@@ -129,8 +129,9 @@ class Sampler:
         logits = logits.float() if logits.dtype.itemsize < 4 else logits
         count = min(max(row.config.top_logprobs or 0 for row in rows), logits.shape[-1])
         # All results of a step reach the host in one copy.
-        top = logits.topk(count, dim=-1)
-        packed = torch.cat([self._choices(logits, rows), top.indices.double(), top.values.double()], dim=-1).tolist()
+        # PyTorch sorts even to find none.
+        top, ids = logits.topk(count, dim=-1) if count else (logits[:, :0], logits[:, :0])
+        packed = torch.cat([self._choices(logits, rows), ids.double(), top.double()], dim=-1).tolist()
         return Choice(
             [int(found[0]) for found in packed],
             [found[4] - found[3] for found in packed],
