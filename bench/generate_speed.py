@@ -45,6 +45,7 @@ MODULES = {
     "openvino-genai": "openvino_genai",
 }
 END = "<|endoftext|>"
+RECORDED = ("shape", "bandwidth", "threads", "busy", "prompt", "written", "rounds")
 PROMPT, WRITTEN, LONG_PROMPT, MIXED, CHAT, NEW = 64, 128, 1000, 32, 2000, 20
 
 
@@ -330,12 +331,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, busy(options.busy):
         files = Path(folder)
         prepare(files, options.shape, options.contestants, options.precisions, options.peers)
-        rows = [row for precision in options.precisions for row in measure(files, options, precision)]
-    settings = {
-        name: getattr(options, name)
-        for name in ("shape", "bandwidth", "threads", "busy", "prompt", "written", "rounds")
-    }
-    write_record(options.json, {**settings, "results": rows})
+        settings = {name: getattr(options, name) for name in RECORDED}
+        rows: list[dict[str, Any]] = []
+        for precision in options.precisions:
+            rows += measure(files, options, precision)
+            write_record(options.json, {**settings, "results": rows})
     return int(any(row["precision"] == "fp32" and min(row["same_tokens"].values(), default=1.0) < 1 for row in rows))
 
 
