@@ -1,14 +1,17 @@
-"""How fast the GPT-2 124M shape writes, beside every peer that is installed, on the same weights and in the same run.
+"""How fast two shapes write, beside every peer that is installed, on the same weights and in the same run.
 
 python bench/generate_speed.py --json bench/results/generate_speed.json
-python bench/generate_speed.py --precisions int8 --peers ../peers
+python bench/generate_speed.py --shape wide --precisions int8 int4 --peers ../peers --busy 1
 python bench/generate_speed.py --device cuda --precisions bf16
 
-Peers are transformers, ctranslate2 and llama-cpp-python; --peers adds a directory that `pip install --target` filled.
-Weights are drawn; prompts have 64 tokens and 128 are written, greedily. Each program runs in a process of its own, and
-they take turns. A ratio above 1 says that SheepOp is faster than the fastest peer in that precision. "memory" is the
-share of the machine's read bandwidth, with a byte of every weight read once a token. The exit code is 1 when the tokens
-of two programs differ in float32.
+The shapes are GPT-2 124M, and a Llama with 12 layers of 640 and a vocabulary of 262,144. Peers are transformers,
+ctranslate2, llama-cpp-python and openvino-genai, which reads Llama's GGUF file alone; --peers adds a directory that
+`pip install --target` filled. Weights are drawn; prompts have 64 tokens and 128 are written, greedily and sampled. Each
+program runs in a process of its own, and they take turns, beside --busy processes that compute without end. Ratios
+above 1 say that SheepOp is faster than the fastest peer in that precision, by the clock and by processor time, which is
+what counts on a busy machine. "memory" is the share of the machine's read bandwidth, with a byte of every weight read
+once a token. "second turn" is a prompt of up to 2,000 tokens with 20 more, after the prompt itself. The exit code is 1
+when the greedy tokens of two programs differ in float32.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +35,34 @@ import numpy as np
 import torch
 
 from record import add_json_option, write_record
-from writers import PRECISIONS, VOCABULARY
+from writers import GGUF, PRECISIONS
 
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.5625}
-MODULES = {"transformers": "transformers", "ctranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}
+MODULES = {
+    "transformers": "transformers",
+    "ctranslate2": "ctranslate2",
+    "llama.cpp": "llama_cpp",
+    "openvino-genai": "openvino_genai",
+}
 END = "<|endoftext|>"
-PROMPT, WRITTEN, LONG_PROMPT, MIXED = 64, 128, 1000, 32
+RECORDED = ("shape", "bandwidth", "threads", "busy", "prompt", "written", "rounds")
+PROMPT, WRITTEN, LONG_PROMPT, MIXED, CHAT, NEW = 64, 128, 1000, 32, 2000, 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A network: its vocabulary, context, and how many weights each token reads."""
+
+    vocabulary: int
+    context: int
+    weights: int
+
+
+# Every weight but the positions and the rows of an embedding that are not the token's own.
+SHAPES = {
+    "gpt2": Shape(50257, 1024, 12 * 12 * 768**2 + 50257 * 768),
+    "wide": Shape(262144, 4096, 12 * (2 * 640**2 + 2 * 640 * 320 + 3 * 640 * 2048) + 262144 * 640),
+}
 
 
 @dataclass(frozen=True)
@@ -45,23 +72,30 @@ class Work:
     name: str
     lengths: tuple[int, ...]
     counts: tuple[int, ...]
+    sampled: bool = False
+    contestants: tuple[str, ...] = tuple(PRECISIONS)
 
-    def request(self) -> dict[str, Any]:
-        """The same prompts for everyone."""
-        drawn = np.random.default_rng(len(self.lengths))
-        prompts = [drawn.integers(0, VOCABULARY - 1, length).tolist() for length in self.lengths]
-        return {"prompts": prompts, "counts": list(self.counts)}
+    def requests(self, vocabulary: int, turn: int) -> list[dict[str, Any]]:
+        """The same prompts for everyone, new ones in each turn; all but the last request are not measured."""
+        drawn = np.random.default_rng((len(self.lengths), turn))
+        prompts = [drawn.integers(0, vocabulary - 1, length).tolist() for length in self.lengths]
+        first = (
+            [{"prompts": [prompts[0][:-NEW]], "counts": [1], "sampled": False}] if self.name == "second turn" else []
+        )
+        return [*first, {"prompts": prompts, "counts": list(self.counts), "sampled": self.sampled}]
 
 
-def works(batches: list[int], written: int) -> list[Work]:
-    """Batches of equal prompts, one long prompt, and requests of mixed lengths that arrive together."""
+def works(batches: list[int], prompt: int, written: int, shape: Shape) -> list[Work]:
+    """Batches of equal prompts, one long prompt, its second turn, and mixed requests that arrive together."""
     drawn = np.random.default_rng(0)
     mixed = tuple(int(length) for length in drawn.integers(16, 513, MIXED))
     counts = tuple(int(count) for count in drawn.integers(16, 257, MIXED))
     return [
-        *(Work(f"batch {size}", (PROMPT,) * size, (written,) * size) for size in batches),
+        *(Work(f"batch {size}", (prompt,) * size, (written,) * size) for size in batches),
+        *(Work(f"batch {size} sampled", (prompt,) * size, (written,) * size, True) for size in batches),
         Work("prefill", (LONG_PROMPT,), (1,)),
-        Work("mixed", mixed, counts),
+        Work("second turn", (min(CHAT, shape.context - NEW) + NEW - 1,), (1,), False, ("SheepOp",)),
+        *([Work("mixed", mixed, counts, False, ("SheepOp", "transformers"))] if written == WRITTEN else []),
     ]
 
 
@@ -102,27 +136,34 @@ class Contestant:
         return found
 
 
-def prepare(files: Path, contestants: list[str], precisions: list[str], peers: Path | None) -> None:
+def prepare(files: Path, shape: str, contestants: list[str], precisions: list[str], peers: Path | None) -> None:
     """The same weights in every program's format."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     from sheepop.jobs.exchange import export_model, import_model
 
     torch.manual_seed(0)
-    source = files / "transformers"
-    GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY)).save_pretrained(source)
-    tokenizer = _tokenizer()
+    source, size = files / "transformers", SHAPES[shape].vocabulary
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), size - 1)
+    model: Any
+    if shape == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=size))
+    else:
+        sizes = {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 64}
+        heads = {"num_attention_heads": 10, "num_key_value_heads": 5, "max_position_embeddings": SHAPES[shape].context}
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=size, tie_word_embeddings=True, **sizes, **heads, **ends))
+    model.save_pretrained(source)
+    tokenizer = _tokenizer(size)
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)
     (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}))
-    names = {**tokenizer["model"]["vocab"], END: VOCABULARY - 1}
+    names = {**tokenizer["model"]["vocab"], END: size - 1}
     (files / "names.json").write_text(json.dumps(sorted(names, key=names.__getitem__)))
     import_model(source, files / "sheepop")
-    if "llama.cpp" in contestants:
-        kinds = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}, "int8": {"quantize": "q8_0"}}
-        for precision, file in (("fp32", "f32"), ("bf16", "bf16"), ("int8", "q8_0")):
-            if precision in precisions:
-                export_model(files / "sheepop", files / f"{file}.gguf", format="gguf", **kinds[precision])
+    for precision in precisions if {"llama.cpp", "openvino-genai"} & set(contestants) else ():
+        kind = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
+        found = kind.get(precision, {"quantize": GGUF[precision]})
+        export_model(files / "sheepop", files / f"{GGUF[precision]}.gguf", format="gguf", **found)
     if "ctranslate2" in contestants:
         sys.path[:0] = [str(peers)] if peers else []
         from ctranslate2.converters import TransformersConverter
@@ -130,18 +171,19 @@ def prepare(files: Path, contestants: list[str], precisions: list[str], peers: P
         TransformersConverter(str(source)).convert(str(files / "ctranslate2"))
 
 
-def _tokenizer() -> dict[str, Any]:
-    """Byte-level BPE with GPT-2's number of tokens: every byte, and the first pairs of bytes."""
+def _tokenizer(size: int) -> dict[str, Any]:
+    """Byte-level BPE with `size` tokens: every byte, and the first strings of two and three bytes."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet = sorted(ByteLevel.alphabet())
-    pairs = [(a, b) for a in alphabet for b in alphabet][: VOCABULARY - 1 - len(alphabet)]
+    twos = [(a, b) for a in alphabet for b in alphabet]
+    pairs = [*twos, *((a + b, c) for a, b in twos for c in alphabet)][: size - 1 - len(alphabet)]
     tokens = [*alphabet, *(a + b for a, b in pairs)]
     return {
         "version": "1.0",
         "added_tokens": [
             {
-                "id": VOCABULARY - 1,
+                "id": size - 1,
                 "content": END,
                 "single_word": False,
                 "lstrip": False,
@@ -176,42 +218,52 @@ def measure(files: Path, options: argparse.Namespace, precision: str) -> list[di
     """The figures of everyone who has this precision, taking turns."""
     names = [name for name in options.contestants if precision in PRECISIONS[name]]
     contestants = {name: Contestant(name, files, precision, options) for name in names}
-    rows = []
+    shape, rows = SHAPES[options.shape], []
     try:
-        for work in works(options.batches, options.written):
-            rows.append(_race(work, contestants, options.rounds, precision))
-            show(rows[-1], options.bandwidth)
+        for work in works(options.batches, options.prompt, options.written, shape):
+            rows.append(_race(work, contestants, options.rounds, precision, shape))
+            show(rows[-1], options.bandwidth, shape)
     finally:
         for contestant in contestants.values():
             contestant.close()
     return rows
 
 
-def _race(work: Work, contestants: dict[str, Contestant], rounds: int, precision: str) -> dict[str, Any]:
-    request = work.request()
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+def _race(work: Work, contestants: dict[str, Contestant], rounds: int, precision: str, shape: Shape) -> dict[str, Any]:
+    here = {name: contestant for name, contestant in contestants.items() if name in work.contestants}
+    taken: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in here} for kind in ("seconds", "processor")}
     tokens: dict[str, list[list[int]]] = {}
-    for number in range(rounds + 1):
-        for name, contestant in contestants.items():
-            if work.name == "mixed" and name not in ("SheepOp", "transformers"):
-                continue
+    first = 0 if work.name in ("mixed", "second turn") else 1  # other works have a turn to warm up
+    for turn in range(rounds + first):
+        for name, contestant in here.items():
+            *before, request = work.requests(shape.vocabulary, turn)
+            for preparing in before:
+                contestant.ask(preparing)
             found = contestant.ask(request)
             tokens[name] = found["tokens"]
-            if number or work.name == "mixed":  # the first round warms up, but for the one that takes minutes
-                seconds[name].append(found["seconds"])
-        if work.name == "mixed" and number == max(0, rounds // 2 - 1):
-            break
-    amount = sum(work.lengths) if work.name == "prefill" else sum(work.counts)
-    speeds = {name: amount / statistics.median(taken) for name, taken in seconds.items() if taken}
-    peers = [speed for name, speed in speeds.items() if name != "SheepOp"]
+            for kind, of_kind in taken.items():
+                of_kind[name] += [found[kind]] if turn >= first else []
+    reads = {"prefill": sum(work.lengths), "second turn": NEW}
+    amount = reads.get(work.name, sum(work.counts))
+    speeds, by_processor = (
+        {name: amount / statistics.median(found) for name, found in of_kind.items()} for of_kind in taken.values()
+    )
     same = {name: _same(found, tokens["SheepOp"]) for name, found in tokens.items() if name != "SheepOp"}
     return {
         "work": work.name,
         "precision": precision,
         "tokens_per_second": speeds,
-        "ratio": speeds["SheepOp"] / max(peers) if peers else None,
-        "same_tokens": same,
+        "tokens_per_processor_second": by_processor,
+        "ratio": _ratio(speeds),
+        "processor_ratio": _ratio(by_processor),
+        "same_tokens": {} if work.sampled else same,
     }
+
+
+def _ratio(speeds: dict[str, float]) -> float | None:
+    """SheepOp's speed over that of the fastest peer."""
+    peers = [speed for name, speed in speeds.items() if name != "SheepOp"]
+    return speeds["SheepOp"] / max(peers) if peers else None
 
 
 def _same(one: list[list[int]], other: list[list[int]]) -> float:
@@ -219,48 +271,71 @@ def _same(one: list[list[int]], other: list[list[int]]) -> float:
     return statistics.mean(a == b for a, b in zip(one, other, strict=True))
 
 
-def show(row: dict[str, Any], read: float) -> None:
+def show(row: dict[str, Any], read: float, shape: Shape) -> None:
     """One line of the table."""
-    speeds = "  ".join(f"{name} {speed:,.1f}" for name, speed in row["tokens_per_second"].items())
-    ratio = "" if row["ratio"] is None else f"  ratio {row['ratio']:.2f}"
+    speeds = "  ".join(
+        f"{name} {speed:,.1f} ({row['tokens_per_processor_second'][name]:,.1f})"
+        for name, speed in row["tokens_per_second"].items()
+    )
+    ratio = "" if row["ratio"] is None else f"  ratio {row['ratio']:.2f} ({row['processor_ratio']:.2f})"
     share = ""
     if row["work"].startswith("batch"):
         passes = row["tokens_per_second"]["SheepOp"] / int(row["work"].split()[1])
-        row["memory"] = passes * NUM_WEIGHTS * BYTES[row["precision"]] / read
+        row["memory"] = passes * shape.weights * BYTES[row["precision"]] / read
         share = f"  memory {row['memory']:.0%}"
     same = "  ".join(f"{name} {share:.0%}" for name, share in row["same_tokens"].items())
-    print(f"{row['precision']:>5} {row['work']:<9} {speeds}{ratio}{share}" + (f"  same texts: {same}" if same else ""))
+    print(
+        f"{row['precision']:>5} {row['work']:<16} {speeds}{ratio}{share}" + (f"  same texts: {same}" if same else ""),
+        flush=True,
+    )
 
 
-# Every weight that a token reads: all but the positions and the rows of the embedding that are not its own.
-NUM_WEIGHTS = 12 * 12 * 768**2 + VOCABULARY * 768
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Processes that compute without end meanwhile."""
+    program = "while True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def main() -> int:
     """Runs the races, prints the table, writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="gpt2")
     parser.add_argument("--precisions", nargs="+", choices=tuple(BYTES), default=["fp32", "int8"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of each prompt of a batch")
     parser.add_argument("--written", type=int, default=WRITTEN, help="tokens to write for each prompt")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each, after one to warm up")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--peers", type=Path, help="where other programs are installed")
     add_json_option(parser)
     options = parser.parse_args()
     if options.peers:
         sys.path.insert(0, str(options.peers))
     modules = MODULES if options.device == "cpu" else {"transformers": "transformers"}
+    if options.shape == "gpt2":  # whose GGUF files openvino-genai does not read
+        modules = {name: module for name, module in modules.items() if name != "openvino-genai"}
     options.contestants = ["SheepOp", *(name for name, module in modules.items() if importlib.util.find_spec(module))]
     options.bandwidth = bandwidth(options.threads, options.device)
     read = f"memory read at {options.bandwidth / 1e9:.1f} GB/s"
-    print(f"{', '.join(options.contestants)}; {options.threads} threads; {read}")
-    with tempfile.TemporaryDirectory() as folder:
+    print(f"{', '.join(options.contestants)}; {options.shape}; {options.threads} threads; {options.busy} busy; {read}")
+    print("tokens per second (per second of processor time)")
+    with tempfile.TemporaryDirectory() as folder, busy(options.busy):
         files = Path(folder)
-        prepare(files, options.contestants, options.precisions, options.peers)
-        rows = [row for precision in options.precisions for row in measure(files, options, precision)]
-    settings = {name: getattr(options, name) for name in ("bandwidth", "threads", "written", "rounds")}
-    write_record(options.json, {**settings, "results": rows})
+        prepare(files, options.shape, options.contestants, options.precisions, options.peers)
+        settings = {name: getattr(options, name) for name in RECORDED}
+        rows: list[dict[str, Any]] = []
+        for precision in options.precisions:
+            rows += measure(files, options, precision)
+            write_record(options.json, {**settings, "results": rows})
     return int(any(row["precision"] == "fp32" and min(row["same_tokens"].values(), default=1.0) < 1 for row in rows))
 
 

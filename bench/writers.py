@@ -1,6 +1,7 @@
-"""One contestant of `generate_speed.py` in a process of its own: it continues prompts of token ids greedily.
+"""One contestant of `generate_speed.py` in a process of its own: it continues prompts of token ids.
 
-Reads one JSON request a line, {"prompts": [[...]], "counts": [...]}, and answers with the seconds and the tokens.
+Reads one JSON request a line, {"prompts": [[...]], "counts": [...], "sampled": false}, and answers with the seconds,
+the processor seconds of all its threads and the tokens. Sampled texts have SheepOp's default settings.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 
 Prompts = Sequence[Sequence[int]]
-Write = Callable[[Prompts, Sequence[int]], list[list[int]]]
-VOCABULARY = 50257
+Write = Callable[[Prompts, Sequence[int], bool], list[list[int]]]
+HEAT, TOP_P = 0.8, 0.95
 
 
 def sheepop(files: Path, precision: str, threads: int, device: str) -> Write:
@@ -34,8 +35,9 @@ def sheepop(files: Path, precision: str, threads: int, device: str) -> Write:
     model = loaded.model if dtype is not None else quantize(loaded.model, "int8" if precision == "int8" else "int4")
     generator = Generator(model, loaded.tokenizer, max_batch_size=64)
 
-    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
-        configs = [GenerationConfig(temperature=0, max_new_tokens=count, min_new_tokens=count) for count in counts]
+    def write(prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
+        kind = {"temperature": HEAT, "top_p": TOP_P} if sampled else {"temperature": 0.0}
+        configs = [GenerationConfig(max_new_tokens=count, min_new_tokens=count, **kind) for count in counts]
         return [completion.token_ids for completion in generator.generate(prompts, configs)]
 
     return write
@@ -53,7 +55,7 @@ def transformers(files: Path, precision: str, threads: int, device: str) -> Writ
     model = AutoModelForCausalLM.from_pretrained(files / "transformers", dtype=dtype).to(device).eval()
 
     @torch.inference_mode()
-    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
+    def write(prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
         longest, most = max(map(len, prompts)), max(counts)
         ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -62,8 +64,12 @@ def transformers(files: Path, precision: str, threads: int, device: str) -> Writ
             attention_mask=torch.tensor(mask, device=device),
             max_new_tokens=most,
             min_new_tokens=most,
-            do_sample=False,
             pad_token_id=0,
+            **(
+                {"do_sample": True, "temperature": HEAT, "top_p": TOP_P, "top_k": 0}
+                if sampled
+                else {"do_sample": False}
+            ),
         )
         return [row[longest : longest + count].tolist() for row, count in zip(out, counts, strict=True)]
 
@@ -78,14 +84,15 @@ def ctranslate2(files: Path, precision: str, threads: int, _: str) -> Write:
     model = library.Generator(str(files / "ctranslate2"), compute_type=kind, intra_threads=threads)
     names = json.loads((files / "names.json").read_text())
 
-    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
+    def write(prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
         most = max(counts)
+        kind = {"sampling_topk": 0, "sampling_topp": TOP_P, "sampling_temperature": HEAT}
         results = model.generate_batch(
             [[names[token] for token in prompt] for prompt in prompts],
             max_length=most,
             min_length=most,
-            sampling_topk=1,
             beam_size=1,
+            **(kind if sampled else {"sampling_topk": 1}),
             include_prompt_in_result=False,
         )
         return [found.sequences_ids[0][:count] for found, count in zip(results, counts, strict=True)]
@@ -100,12 +107,18 @@ def llama_cpp(files: Path, precision: str, threads: int, _: str) -> Write:
     silent = library.llama_log_callback(lambda *_: None)
     library.llama_log_set(silent, None)
     library.llama_backend_init()
-    name = {"fp32": "f32", "int8": "q8_0", "bf16": "bf16"}[precision]
-    model = library.llama_model_load_from_file(
-        str(files / f"{name}.gguf").encode(), library.llama_model_default_params()
-    )
+    file = str(files / f"{GGUF[precision]}.gguf")
+    model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
+    vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
+    sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
+    for part in (
+        library.llama_sampler_init_top_p(TOP_P, 1),
+        library.llama_sampler_init_temp(HEAT),
+        library.llama_sampler_init_dist(1),
+    ):
+        library.llama_sampler_chain_add(sampler, part)
 
-    def write(prompts: Prompts, counts: Sequence[int], _: object = silent) -> list[list[int]]:
+    def write(prompts: Prompts, counts: Sequence[int], sampled: bool, _: object = silent) -> list[list[int]]:
         settings = library.llama_context_default_params()
         settings.n_ctx = sum(map(len, prompts)) + sum(counts) + 256 * len(prompts)
         settings.n_batch = settings.n_ubatch = 512
@@ -122,8 +135,10 @@ def llama_cpp(files: Path, precision: str, threads: int, _: str) -> Write:
                 batch.logits[i] = predicts
             assert library.llama_decode(context, batch) == 0
             for i, (_, _, text, predicts) in enumerate(entries):
-                if predicts:
-                    row = np.ctypeslib.as_array(library.llama_get_logits_ith(context, i), shape=(VOCABULARY,))
+                if predicts and sampled:
+                    written[text].append(library.llama_sampler_sample(sampler, context, i))
+                elif predicts:
+                    row = np.ctypeslib.as_array(library.llama_get_logits_ith(context, i), shape=(vocabulary,))
                     written[text].append(int(row.argmax()))
 
         entries = [
@@ -142,12 +157,40 @@ def llama_cpp(files: Path, precision: str, threads: int, _: str) -> Write:
     return write
 
 
-CONTESTANTS = {"SheepOp": sheepop, "transformers": transformers, "ctranslate2": ctranslate2, "llama.cpp": llama_cpp}
+def openvino_genai(files: Path, precision: str, threads: int, _: str) -> Write:
+    """Its pipeline, which reads GGUF files of some architectures itself."""
+    import openvino
+    import openvino_genai as library
+
+    kind = {"fp32": openvino.Type.f32, "bf16": openvino.Type.bf16}.get(precision, openvino.Type.f32)
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": kind}
+    pipeline = library.LLMPipeline(str(files / f"{GGUF[precision]}.gguf"), "CPU", settings)
+
+    def write(prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
+        config = library.GenerationConfig(max_new_tokens=max(counts), min_new_tokens=max(counts), ignore_eos=True)
+        if sampled:
+            config.do_sample, config.temperature, config.top_p = True, HEAT, TOP_P
+        ids = np.array(prompts, dtype=np.int64)
+        inputs = library.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+        return [list(found) for found in pipeline.generate(inputs, config).tokens]
+
+    return write
+
+
+GGUF = {"fp32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+CONTESTANTS = {
+    "SheepOp": sheepop,
+    "transformers": transformers,
+    "ctranslate2": ctranslate2,
+    "llama.cpp": llama_cpp,
+    "openvino-genai": openvino_genai,
+}
 PRECISIONS = {
     "SheepOp": ("fp32", "bf16", "int8", "int4"),
     "transformers": ("fp32", "bf16"),
     "ctranslate2": ("fp32", "int8"),
-    "llama.cpp": ("fp32", "int8"),
+    "llama.cpp": ("fp32", "bf16", "int8", "int4"),
+    "openvino-genai": ("fp32", "int8", "int4"),
 }
 
 
@@ -161,9 +204,10 @@ def main() -> None:
     answers.write("{}\n")
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
-        begin = time.perf_counter()
-        tokens = write(request["prompts"], request["counts"])
-        answers.write(json.dumps({"seconds": time.perf_counter() - begin, "tokens": tokens}) + "\n")
+        begin, used = time.perf_counter(), time.process_time()
+        tokens = write(request["prompts"], request["counts"], request["sampled"])
+        taken = {"seconds": time.perf_counter() - begin, "processor": time.process_time() - used}
+        answers.write(json.dumps({**taken, "tokens": tokens}) + "\n")
 
 
 if __name__ == "__main__":

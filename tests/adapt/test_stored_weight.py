@@ -64,7 +64,7 @@ def decoded(weight: StoredWeight) -> list[list[float]]:
     """The matrix, one number at a time, as the class describes its storage."""
     numbers = weight.numbers.view(torch.uint8) if weight.stored == "fp8" else weight.numbers
     values, scales = numbers.tolist(), None if weight.scales is None else weight.scales.float().tolist()
-    offsets = None if weight.offsets is None else weight.offsets.float().tolist()
+    offsets = None if (found := weight.parts[2]) is None else found.float().tolist()
     if scales is None:
         return values
     rows = []
@@ -90,7 +90,7 @@ def _nibble(stored: list[int], place: int, is_signed: bool) -> int:
 def test_the_matrix_is_what_the_storage_says(form: str) -> None:
     weight = stored_as(drawn(5, 64), form)
     expected = torch.tensor(decoded(weight), dtype=torch.float64).to(weight.dtype)
-    tolerance = {"rtol": 1e-6, "atol": 1e-6} if weight.offsets is not None else {"rtol": 0, "atol": 0}
+    tolerance = {"rtol": 1e-6, "atol": 1e-6} if weight.parts[2] is not None else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(weight.rows(), expected, **tolerance)
     expected = weight.rows()
     index = torch.tensor([[4, 0], [2, 2]])
@@ -152,6 +152,42 @@ def test_long_rows_agree_with_float64(form: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4 in 32s with offsets"])
+def test_sizes_that_do_not_fit_are_refused(form: str) -> None:
+    """Before a kernel reads beyond the end of a tensor."""
+    weight, x = stored_as(drawn(9, 64), form), drawn(2, 64)
+    with pytest.raises(ValueError, match="x has rows of 32 numbers, the matrix of 64"):
+        weight.product(x[:, :32])
+    with pytest.raises(ValueError, match=r"bias must be contiguous, torch.float32 \(9,\) on the CPU"):
+        weight.product(x, torch.zeros(8))
+    numbers, *factors = weight._parts
+    weight._parts = numbers[:0], *factors
+    with pytest.raises(ValueError, match="numbers must be contiguous"):
+        weight.product(x)
+    if weight.scales is not None:
+        weight._parts = numbers, weight.scales[:1], None
+        with pytest.raises(ValueError, match="scales must be contiguous"):
+            weight.product(x)
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["int8", "int4", "int4 in 16s with offsets", "int8 in 8s"])
+@pytest.mark.parametrize("num_rows", [16, 31, 48])
+def test_integers_in_tiles_are_the_rows_that_went_in(form: str, num_rows: int) -> None:
+    """Arranged in a copy or in place; rows, parts of a matrix, and each expert's matrix are found again."""
+    weight = stored_as(drawn(2, num_rows, 96), form)
+    numbers, scales, offsets = (part if part is None else part.clone() for part in weight.parts)
+    again = StoredWeight(weight.stored, numbers.clone(), scales, torch.float32, offsets, in_place=True)
+    for kept, part in zip(again.parts, (numbers, scales, offsets), strict=True):
+        assert part is None if kept is None else torch.equal(kept, part)
+    plain = stored_as(drawn(num_rows, 96), form)
+    assert torch.equal(plain.rows(slice(5, 200)), plain.rows()[5:200])
+    index = torch.tensor([[num_rows - 1], [0]])
+    assert torch.equal(plain.rows(index), plain.rows()[index])
+    assert plain.stored_bytes == sum(part.nbytes for part in plain.parts if part is not None) or num_rows % 16
+
+
+@needs_compiler
 def test_products_do_not_depend_on_the_width_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of AVX2 give what those of this processor do, to the last bit."""
     if "avx2" not in [level.name for level in levels()]:
@@ -188,8 +224,9 @@ def test_groups_multiply_small_inputs_beside_a_large_one(form: str) -> None:
     weight, x = stored_as(drawn(9, 96), form), drawn(2, 96, seed=2)
     x[1, 40] = 1000.0
     exact, offsets = weight.rows().double(), torch.zeros(9, 96, dtype=torch.float64)
-    if weight.offsets is not None:
-        offsets = weight.offsets.double().repeat_interleave(weight.group, 1)
+    if (found := weight.parts[2]) is not None:
+        assert weight.group is not None
+        offsets = found.double().repeat_interleave(weight.group, 1)
     sizes = (exact - offsets).abs() + offsets.abs()
     errors = (F.linear(x, weight).double() - x.double() @ exact.t()).abs()
     assert (errors <= 2e-7 * x.double().abs() @ sizes.t()).all()

@@ -136,3 +136,24 @@ def test_a_copy_is_a_network_of_plain_blocks_over_the_same_weights(toy_model: Ca
     assert [id(weight) for weight in again.parameters()] == [id(weight) for weight in native.parameters()]
     found = read_apart(with_native_blocks(with_native_products(again, always=True).eval()))
     assert_near(found, read_apart(native), 0.0)
+
+
+def test_sizes_that_do_not_fit_are_refused(toy_model: Callable[..., Transformer]) -> None:
+    """Those of the layers when the block is made, those of a pass before the native code reads them."""
+    model = with_native_products(toy_model(num_kv_heads=2, position_encoding="rope"), always=True).eval()
+    attention = model.layers[0].attention
+    assert attention is not None
+    kept, attention.v_proj = attention.v_proj, attention.q_proj
+    with pytest.raises(ValueError, match="the projection v maps"):
+        with_native_blocks(model)
+    attention.v_proj = kept
+    native = with_native_blocks(model)
+    cache, manager = PagedCache(native, [8], 4, batch_invariant=True), BlockManager([8], [None], 4)
+    table = manager.open([])
+    manager.reserve(table, 3)
+    cache.read([Chunk(table, 0, 3)])
+    whole = cache.keys[0].numbers
+    for damaged in (whole[..., :-2], whole[:, :1], whole.transpose(1, 2)):
+        cache.keys[0].numbers = damaged
+        with torch.inference_mode(), pytest.raises(ValueError, match="the cache must be contiguous"):
+            native.hidden_states(torch.tensor([[3], [4], [5]]), cache=cache)

@@ -413,6 +413,31 @@ def test_a_row_without_numbers_harms_no_other_row(kernel: Callable[..., torch.Te
 
 
 @needs_kernel
+@pytest.mark.parametrize("size", [1, 37, 500_000])
+def test_the_kernel_leaves_forbidden_tokens_out_and_the_logits_as_they_are(size: int) -> None:
+    """In the smallest and in large vocabularies; the sum of all probabilities includes them."""
+    logits = torch.randn(3, size, generator=torch.Generator().manual_seed(4))
+    configs = [GenerationConfig(temperature=0), GenerationConfig(), GenerationConfig(temperature=1.5, top_k=3)]
+    forbidden = torch.tensor([], dtype=torch.long) if size == 1 else torch.cat([logits.argmax(-1), torch.tensor([0])])
+    before, masked = logits.clone(), logits.clone()
+    masked[:, forbidden] = -torch.inf
+    found = choose_natively(logits, logits, configs, [1, 2, 3], forbidden)
+    assert torch.equal(logits, before)
+    expected = choose_natively(logits, masked, configs, [1, 2, 3])
+    assert torch.equal(found, expected)
+    assert not set(found[:, 0].long().tolist()) & set(forbidden.tolist())
+    torch.testing.assert_close(found[:, 3], logits.double().logsumexp(-1), rtol=1e-6, atol=1e-6)
+
+
+@needs_kernel
+def test_the_kernel_refuses_logits_and_scores_that_do_not_fit() -> None:
+    logits, configs = torch.zeros(2, 50), [GenerationConfig()] * 2
+    for scores, ids in ((logits[:1], None), (logits[:, :49], None), (logits.double(), None), (logits, torch.zeros(1))):
+        with pytest.raises(ValueError, match="for a native kernel; it is"):
+            choose_natively(logits, scores, configs, [1, 2], ids)
+
+
+@needs_kernel
 def test_natively_sampled_frequencies_fit_the_distribution() -> None:
     probabilities = torch.tensor([0.35, 0.25, 0.2, 0.1, 0.07, 0.03], dtype=torch.float64)
     logits = torch.full((10_000, 8192), -torch.inf)

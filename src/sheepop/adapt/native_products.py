@@ -33,7 +33,7 @@ def wants_native_kernels(model: Transformer) -> bool:
     allowed = native_kernels_allowed()
     if allowed is not None:
         return allowed
-    integers = any(isinstance(weight, StoredWeight) and weight.scales is not None for weight in model.parameters())
+    integers = any(isinstance(weight, StoredWeight) and weight.is_quantized for weight in model.parameters())
     return integers or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
 
 
@@ -78,7 +78,7 @@ def can_be_batch_invariant(model: Transformer) -> bool:
 
 def _stored(weight: Tensor, dtype: torch.dtype) -> StoredWeight:
     if isinstance(weight, StoredWeight):
-        return StoredWeight(weight.stored, weight.numbers, weight.scales, dtype, weight.offsets)
+        return weight.computing_in(dtype)
     return StoredWeight(_FORMATS[weight.dtype], weight.detach(), None, dtype)
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight
+from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.adapt.tiles import GROUP
 from sheepop.core.errors import UsageError
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts
@@ -53,7 +54,7 @@ def quantized(weight: Tensor, stored: Format, importance: Tensor | None = None) 
     values, scales, *offsets = (
         torch.unflatten(torch.cat(list(kind)), 0, weight.shape[:-1]) for kind in zip(*found, strict=True)
     )
-    return StoredWeight(stored, values, scales, weight.dtype, *offsets)
+    return StoredWeight(stored, values, scales, weight.dtype, *offsets, in_place=True)
 
 
 def quantize(model: Transformer, stored: Format, importance: Mapping[Tensor, Tensor] | None = None) -> Transformer:
@@ -79,7 +80,7 @@ def _is_sensitive(name: str, num_layers: int) -> bool:
 
 def dequantized(model: Transformer) -> Transformer:
     """Returns a copy whose quantised matrices are in the data type they compute in; the others are shared."""
-    stored = [weight for weight in model.parameters() if isinstance(weight, StoredWeight) and weight.scales is not None]
+    stored = [weight for weight in model.parameters() if isinstance(weight, StoredWeight) and weight.is_quantized]
     return model.sharing_copy({weight: nn.Parameter(weight.rows(), False) for weight in stored})
 
 

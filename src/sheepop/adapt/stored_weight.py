@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from sheepop.core.native import Loaded, load_kernel, native_library
+from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_int4
+from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
 from sheepop.model.native_scoring import matrix_rows
 
 Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
-GROUP = 32
-"""Number of int4 weights that share 16 bytes."""
+Parts = tuple[Tensor, Tensor | None, Tensor | None]
+"""Numbers, scales and offsets."""
 
 _NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
@@ -51,59 +51,111 @@ class Linear(ctypes.Structure):
 class StoredWeight(Tensor):
     """A matrix (N, K), or those of E experts (E, N, K), of data type `dtype`, stored in `numbers` and `scales`.
 
-    `float32`, `bfloat16` and `float16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) store (N, K)
-    numbers, and `int4` stores (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and
+    `float32`, `bfloat16` and `float16` store the matrix itself, without scales. `int8` and `fp8` (e4m3) have (N, K)
+    numbers, and `int4` has (N, K / 2) bytes: of 32 neighbours, byte i of 16 has weight i in its lower half and
     weight i + 16 in its upper half, as integers from -8 to 7, or from 0 to 15 if there are offsets.
 
     A weight is its number times a scale, plus an offset if there are `offsets`. Scales are float32 (N,) for whole rows
     of int8 and fp8, or float32 or bfloat16 (N, groups) for groups of neighbours in a row; offsets are like scales.
+
+    On a CPU integers lie in the tiles of rows that ``integers.cpp`` reads, which takes no more memory.
     """
 
     stored: Format
-    numbers: Tensor
-    scales: Tensor | None
-    offsets: Tensor | None
     num_rows: int
     row_length: int
+    group: int | None
+    """The number of neighbours that share a scale, or None if whole rows do or there is none."""
     always_native: bool = False
+    _parts: Parts
+    _in_tiles: bool
 
     @staticmethod
     def __new__(
-        cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype, offsets: Tensor | None = None
+        cls,
+        stored: Format,
+        values: Tensor,
+        scales: Tensor | None,
+        dtype: torch.dtype,
+        offsets: Tensor | None = None,
+        *,
+        in_place: bool = False,
     ) -> StoredWeight:
-        """Wraps `values`, the stored rows, as a tensor of the full shape."""
-        shape = (*values.shape[:-1], values.shape[-1] * (2 if stored == "int4" else 1))
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device, requires_grad=False)
-        made.stored, made.numbers, made.scales, made.offsets = stored, values, scales, offsets
-        made.num_rows, made.row_length = shape[-2:]  # reading the shape of a tensor subclass is slow
+        """Wraps `values`, the stored rows, as a tensor of the full shape; may arrange them anew `in_place`."""
+        length = values.shape[-1] * (2 if stored == "int4" else 1)
+        parts: Parts = values, scales, offsets
+        in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % _ALIGNED == 0
+        if in_tiles:
+            has_groups = scales is not None and scales.ndim == values.ndim
+            factors = [part if part is None or not has_groups else tiles_of(part) for part in (scales, offsets)]
+            parts = tiles_of(units(values), in_place=in_place).view(values.dtype), *factors
+        return cls._wrapped(stored, parts, values.shape[-2], length, dtype, in_tiles)
+
+    @classmethod
+    def _wrapped(
+        cls, stored: Format, parts: Parts, num_rows: int, length: int, dtype: torch.dtype, in_tiles: bool
+    ) -> StoredWeight:
+        numbers, scales, _ = parts
+        shape = (*numbers.shape[: -3 if in_tiles else -2], num_rows, length)
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=numbers.device, requires_grad=False)
+        made.stored, made._parts, made._in_tiles = stored, parts, in_tiles
+        made.num_rows, made.row_length = num_rows, length  # reading the shape of a tensor subclass is slow
+        has_groups = scales is not None and scales.ndim == numbers.ndim
+        made.group = length // scales.shape[-2 if in_tiles else -1] if scales is not None and has_groups else None
         return made
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The numbers, the scales and the offsets."""
-        return self.numbers, self.scales, self.offsets
+    def parts(self) -> Parts:
+        """The numbers, the scales and the offsets of the rows."""
+        return self._rows_of_parts(slice(0, self.num_rows))
 
     @property
-    def group(self) -> int | None:
-        """The number of neighbours that share a scale, or None if whole rows do or there is none."""
-        if self.scales is None or self.scales.ndim < self.numbers.ndim:
-            return None
-        return self.row_length // self.scales.shape[-1]
+    def numbers(self) -> Tensor:
+        """The numbers of the rows."""
+        return self.parts[0]
 
-    def rows(self, index: Tensor | None = None) -> Tensor:
+    @property
+    def scales(self) -> Tensor | None:
+        """The scales of the rows or of their groups."""
+        return self.parts[1]
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether there are scales."""
+        return self._parts[1] is not None
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of memory that the matrix takes."""
+        return sum(part.nbytes for part in self._parts if part is not None)
+
+    def _rows_of_parts(self, index: Tensor | slice) -> Parts:
+        """The numbers, the scales and the offsets of rows, at first in the shape of `index`."""
+        if isinstance(index, slice):
+            index = slice(*index.indices(self.num_rows)[:2])
+        is_all = isinstance(index, slice) and index == slice(0, self.num_rows)
+        numbers, scales, offsets = self._parts
+        if not self._in_tiles or self.group is None:
+            scales, offsets = (part if part is None or is_all else part[index] for part in (scales, offsets))
+        else:
+            scales, offsets = (part if part is None else rows_of(part, index) for part in (scales, offsets))
+        if self._in_tiles:
+            return rows_of(numbers.view(torch.int32), index).contiguous().view(numbers.dtype), scales, offsets
+        return numbers if is_all else numbers[index], scales, offsets
+
+    def rows(self, index: Tensor | slice | None = None) -> Tensor:
         """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
-        values, scales, offsets = (part if part is None or index is None else part[index] for part in self.parts)
-        assert values is not None
+        values, scales, offsets = self._rows_of_parts(slice(0, self.num_rows) if index is None else index)
         if scales is None:
             return values.to(self.dtype)
         if self.stored == "int4":
-            values = _unpacked(values, is_signed=offsets is None)
+            values = unpacked_int4(values, is_signed=offsets is None)
         wide = values.float() if self.stored == "fp8" else values
         if self.group is None:
             return (wide * scales[..., None]).to(self.dtype)
@@ -124,29 +176,44 @@ class StoredWeight(Tensor):
             return self.product_by_triton(x, bias)
         if not self.suits_kernel(x, count):
             return self.product_by_torch(x, bias)
-        assert x.shape[-1] == self.row_length and (bias is None or len(bias) == self.num_rows)
+        if x.shape[-1] != self.row_length:
+            raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
         described = ctypes.byref(self.described(single_bias))
-        _run()(described, *map(pointer, (rows_MK, out_MN)), count, torch.get_num_threads())
+        _run()(described, rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
         return out_MN.to(x.dtype)
 
     def described(self, bias: Tensor | None) -> Linear:
-        """Describes the product with this matrix, which must have a kernel, to native code."""
-        assert self.kernel is not None and all(part is None or part.is_contiguous() for part in self.parts)
-        parts = map(pointer, (*self.parts, bias))
-        return Linear(*self.kernel, *parts, self.row_length, self.num_rows)
+        """Describes the product with this matrix, which must have a kernel, to native code.
+
+        Raises `ValueError` if a part of it has another shape than the kernel assumes.
+        """
+        assert self.kernel is not None
+        codes, *factors = self._parts
+        rows, length = self.num_rows, self.row_length
+        shape: tuple[int, ...] = (rows, length)
+        of_factors: tuple[int, ...] = (rows,)
+        if self._in_tiles:
+            tiles = -(-rows // TILE)
+            shape = (tiles, length // (8 if self.stored == "int4" else 4), 4 * TILE)
+            of_factors = of_factors if self.group is None else (tiles, length // self.group, TILE)
+        parts = (
+            address("numbers", codes, codes.dtype, *shape),
+            *(None if part is None else address("scales", part, part.dtype, *of_factors) for part in factors),
+            address("bias", bias, torch.float32, rows),
+        )
+        return Linear(*self.kernel, *parts, length, rows)
 
     def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
         size = max(1, _PIECE // self.row_length)
-        if x.device.type != "cpu" or self.numbers.dtype == x.dtype or size >= self.num_rows:
+        if x.device.type != "cpu" or self._parts[0].dtype == x.dtype or size >= self.num_rows:
             return F.linear(x, self.rows().to(x.dtype), bias)
         out = x.new_empty(*x.shape[:-1], self.num_rows)
         for begin in range(0, self.num_rows, size):
             place = slice(begin, begin + size)
-            rows = self._like(itemgetter(place)).rows().to(x.dtype)
-            out[..., place] = F.linear(x, rows, None if bias is None else bias[place])
+            out[..., place] = F.linear(x, self.rows(place).to(x.dtype), None if bias is None else bias[place])
         return out
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,24 +221,22 @@ class StoredWeight(Tensor):
         # Triton takes a second to load, and not every machine has it.
         from sheepop.adapt.triton_kernels import int4_product, row_product
 
-        assert self.scales is not None
+        numbers, scales, offsets = self.parts
+        assert scales is not None
         rows_MK = x.reshape(-1, self.row_length)
         out_MN = x.new_empty(len(rows_MK), self.num_rows)
         # The kernels multiply tiles of at least 16 rows.
         most = max(16, 1 << (len(rows_MK) - 1).bit_length())
-        weights, sizes = (
-            [self.numbers, self.scales],
-            {"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None},
-        )
+        weights, sizes = [numbers, scales], {"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None}
         kernel = row_product
         if self.stored == "int4":
             kernel = int4_product
-            weights.append(self.scales if self.offsets is None else self.offsets)
-            sizes |= {"HALF": GROUP // 2, "OFFSET": self.offsets is not None}
+            weights.append(scales if offsets is None else offsets)
+            sizes |= {"HALF": GROUP // 2, "OFFSET": offsets is not None}
         else:
             sizes["STEP"] = 128
         kernel[(-(-self.num_rows // _ROWS_OF_PROGRAM),)](
-            *(rows_MK.contiguous(), *weights, self.scales if bias is None else bias, out_MN),
+            *(rows_MK.contiguous(), *weights, scales if bias is None else bias, out_MN),
             *(len(rows_MK), self.row_length, self.num_rows),
             **sizes,
         )
@@ -181,7 +246,7 @@ class StoredWeight(Tensor):
         """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
         ends = ends_E.tolist()
         parts = [
-            self._like(itemgetter(expert)).product(rows_MK[begin:end])
+            self._of_expert(expert).product(rows_MK[begin:end])
             for expert, (begin, end) in enumerate(pairwise((0, *ends)))
             if end > begin
         ]
@@ -192,14 +257,15 @@ class StoredWeight(Tensor):
         if self.group != (GROUP if self.stored == "int4" else None):
             return False
         known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
-        return self.scales is not None and known and fuses(self.device.type)
+        return self.is_quantized and known and fuses(self.device.type)
 
     @property
     def kernel(self) -> tuple[int | None, int] | None:
         """The native functions `round`, or None, and `multiply` for the stored format (see ``native.h``), or None."""
         if self.row_length % _ALIGNED or self.stored == "fp8":
             return None
-        scaling = "" if self.scales is None or self.group is None else f"_{self.group}_{name_of(self.scales.dtype)}"
+        scales = self._parts[1]
+        scaling = "" if scales is None or self.group is None else f"_{self.group}_{name_of(scales.dtype)}"
         return _kernel(self.stored + scaling)
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
@@ -211,7 +277,7 @@ class StoredWeight(Tensor):
         """How many rows a product with the native kernel may have."""
         if self.kernel is None:
             return 0
-        return math.inf if self.always_native or (self.scales is not None and self.group is None) else _MOST_ROWS
+        return math.inf if self.always_native or (self.is_quantized and self.group is None) else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -221,12 +287,12 @@ class StoredWeight(Tensor):
         if function is F.embedding and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
             return weight.rows(_argument(args, kwargs, 0, "input"))
         if function is matrix_rows:
-            return args[0]._like(itemgetter(args[1])).rows()
+            return args[0].rows(args[1])
         if function is grouped_product:
             rows, weight, ends = args
             return weight.grouped_product(rows, ends)
         if function is Tensor.detach:  # whose dispatch would load torch.distributed.tensor, which takes a second
-            return args[0]._like()
+            return args[0].computing_in(args[0].dtype)
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
 
@@ -234,9 +300,12 @@ class StoredWeight(Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
-            return args[0]._like()
+            return args[0].computing_in(args[0].dtype)
         if function is torch.ops.aten._to_copy.default and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
-            return args[0]._like(lambda part: part.to(kwargs.get("device") or part.device))
+            numbers, scales, offsets = (
+                part if part is None else part.to(kwargs.get("device") or part.device) for part in args[0].parts
+            )
+            return cls(args[0].stored, numbers, scales, args[0].dtype, offsets)
         # Inference mode dispatches this call even if it changes nothing; other modes only if the type changes.
         if function is torch.ops.aten.to.dtype and args[1] == args[0].dtype:
             return args[0]
@@ -245,10 +314,18 @@ class StoredWeight(Tensor):
         args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
         return function(*args, **kwargs)
 
-    def _like(self, change: Callable[[Tensor], Tensor] = lambda part: part) -> StoredWeight:
-        numbers, scales, offsets = (None if part is None else change(part) for part in self.parts)
+    def computing_in(self, dtype: torch.dtype) -> StoredWeight:
+        """The same matrix, of another data type."""
+        made = self._wrapped(self.stored, self._parts, self.num_rows, self.row_length, dtype, self._in_tiles)
+        made.always_native = self.always_native
+        return made
+
+    def _of_expert(self, expert: int) -> StoredWeight:
+        numbers, scales, offsets = (part if part is None else part[expert] for part in self._parts)
         assert numbers is not None
-        made = StoredWeight(self.stored, numbers, scales, self.dtype, offsets)
+        made = self._wrapped(
+            self.stored, (numbers, scales, offsets), self.num_rows, self.row_length, self.dtype, self._in_tiles
+        )
         made.always_native = self.always_native
         return made
 
@@ -288,16 +365,6 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _unpacked(codes: Tensor, *, is_signed: bool) -> Tensor:
-    """Returns the int4 codes (..., K) of bytes (..., K / 2)."""
-    pairs = torch.unflatten(codes, -1, (-1, GROUP // 2))
-    if is_signed:
-        halves = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
-    else:
-        halves = pairs & 15, pairs >> 4
-    return torch.cat(halves, -1).flatten(-2)
-
-
 @cache
 def _kernel(name: str) -> tuple[int | None, int] | None:
     """The native functions for a stored format and the form of its scales, or None if there are none."""
@@ -322,11 +389,6 @@ def has_kernels() -> bool:
 def kernels_here() -> Loaded:
     """The native kernels of this machine, compiled now if they must be, or why there are none."""
     return load_kernel(_SOURCE)
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    """Returns a tensor's address for a native kernel, or None."""
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str) -> Any:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight, is_stored_weight, name_of
+from sheepop.adapt.stored_weight import Format, StoredWeight, is_stored_weight, name_of
+from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.card_text import model_card
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.checkpoint.lazy_tensor import LazyTensor
@@ -101,8 +102,13 @@ class Quantization(Config):
         is_mixed = len(formats) > 1 or not is_usual or any(name + OFFSET in tensors for name in numbers)
         return cls(weights=smallest, dtype=name_of(dtype), is_mixed=is_mixed)
 
-    def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
-        """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None."""
+    def assembled(
+        self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path, *, in_place: bool = False
+    ) -> dict[str, Tensor]:
+        """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None.
+
+        Numbers may be arranged anew `in_place`.
+        """
         whole: dict[str, Tensor] = {}
         for name, numbers in weights.items():
             scales, offsets = weights.get(name + SCALE), weights.get(name + OFFSET)
@@ -115,7 +121,8 @@ class Quantization(Config):
                 stored, numbers, scales, offsets
             ):
                 raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
-            made = StoredWeight(stored, numbers, scales, dtype or getattr(torch, self.dtype), offsets)
+            kind = dtype or getattr(torch, self.dtype)
+            made = StoredWeight(stored, numbers, scales, kind, offsets, in_place=in_place)
             whole[name] = nn.Parameter(made, requires_grad=False)
         return whole
 

@@ -130,7 +130,8 @@ def load_model(
     # file do no harm.
     weights = read_all_weights(directory, mapped=torch.device(device).type != "cpu")
     if (quantization := read_quantization(directory)) is not None:
-        weights = quantization.assembled(weights, dtype, directory)
+        placed = {name: weight.to(device) for name, weight in weights.items()}
+        weights = quantization.assembled(placed, dtype, directory, in_place=True)
     load_weights(model, weights, directory)
     common = dtype or reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
     for parameter in model.parameters():  # buffers, such as position tables, keep their precision

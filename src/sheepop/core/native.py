@@ -23,11 +23,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sheepop.core.errors import UsageError
 from sheepop.core.files import cache_directory
 from sheepop.core.kernel_build import LEVELS, Level, build, intact_kernels, stem_of
 from sheepop.core.machine import compiler_command, find_compiler, instruction_sets
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _OPENMP = ("libgomp*", "libiomp*", "libomp*")
 _LOG = logging.getLogger("sheepop.native")
@@ -59,6 +64,20 @@ def native_library(source: Path) -> ctypes.CDLL | None:
             "and int4 weights many times. Install a C++ compiler (sheepop doctor names one), or set SHEEPOP_NATIVE=0."
         )
     return loaded.library
+
+
+def address(name: str, tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
+    """The address of a tensor that a kernel reads or writes, or None for None.
+
+    Raises `ValueError` unless it is on a CPU, contiguous, and has the data type and the shape that the kernel assumes.
+    """
+    if tensor is None:
+        return None
+    if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        order = "" if tensor.is_contiguous() else "not contiguous, "
+        found = f"{order}{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+        raise ValueError(f"{name} must be contiguous, {dtype} {shape} on the CPU for a native kernel; it is {found}.")
+    return tensor.data_ptr()
 
 
 @cache

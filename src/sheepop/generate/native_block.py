@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.native_products import wants_native_kernels, with_native_products
-from sheepop.adapt.stored_weight import Linear, StoredWeight, pointer
-from sheepop.core.native import native_library, say_once
+from sheepop.adapt.stored_weight import Linear, StoredWeight
+from sheepop.core.native import address, native_library, say_once
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
+from sheepop.generate.paged_kernels import AttentionMetadata, attention_kernel, storing_kernel
 from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
@@ -33,6 +33,8 @@ from sheepop.model.probe import someone_watches
 _SOURCE = Path(__file__).parent / "native" / "block.cpp"
 _NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
 _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh": 3, "geglu_tanh": 3, "swiglu": 4}
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines."""
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -67,13 +69,40 @@ class _Tokens(ctypes.Structure):
     ]
 
 
+class _TokensOfPass:
+    """The tokens of a pass as native code sees them, the same for all layers of a kind."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[AttentionMetadata, Angles | None, list[Tensor], _Tokens] | None = None
+
+    def of(
+        self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int, key_width: int
+    ) -> _Tokens:
+        """Describes the `count` tokens; raises `ValueError` if a tensor is not as the native code assumes."""
+        newest = self._newest
+        if newest is not None and newest[0] is metadata and newest[1] is rotary:
+            return newest[3]
+        width = 0 if rotary is None else rotary[0].shape[-1]
+        if 2 * width > key_width:
+            raise ValueError(f"{width} angles rotate more than the {key_width} numbers of a head")
+        angles = [] if rotary is None else [part.contiguous() for part in rotary]
+        made = _Tokens(
+            *(count, block_size, metadata.block_table.shape[-1], width),
+            *(address("slots", part, torch.int64, count) for part in metadata.slot_mapping),
+            *metadata.addresses(count),
+            *(address("angles", part.view(-1, width), torch.float32, count, width) for part in angles),
+        )
+        self._newest = metadata, rotary, angles, made
+        return made
+
+
 class NativeBlock(Block):
     """A decoder block over the modules of `block`, which runs in one native call if the pass allows it."""
 
-    def __init__(self, block: Block, activation: str, slopes: Tensor | None) -> None:
+    def __init__(self, block: Block, activation: str, slopes: Tensor | None, tokens: _TokensOfPass) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(block.__dict__)
-        self._layer = _layer(block, activation, slopes)
+        self._layer, self._tokens = _layer(block, activation, slopes), tokens
         weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
         self._most_rows = min(weight.most_native_rows for weight in weights)
 
@@ -81,7 +110,7 @@ class NativeBlock(Block):
         """Returns a plain block, because the native structures point to the weights of the original."""
         block = memo[id(self)] = Block.__new__(Block)
         nn.Module.__init__(block)
-        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_most_rows")}
+        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_tokens", "_most_rows")}
         block.__dict__.update(copy.deepcopy(kept, memo))
         return block
 
@@ -95,15 +124,14 @@ class NativeBlock(Block):
         keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
         x_BTD = x_BTD.contiguous()
         out_BTD = torch.empty_like(x_BTD)
-        cos, sin = (angles.contiguous() for angles in inputs.rotary) if inputs.rotary is not None else (None, None)
-        table = metadata.block_table
-        tokens = (*metadata.slot_mapping, table, metadata.first_positions, metadata.last_positions, cos, sin)
-        angles = 0 if cos is None else cos.shape[-1]
+        shape = (len(keys.numbers), self._layer.kv_heads, cache.block_size)
         _run()(
             ctypes.byref(self._layer),
-            ctypes.byref(_Tokens(count, cache.block_size, table.shape[1], angles, *map(pointer, tokens))),
-            *(ctypes.byref(_Stored(pointer(blocks.numbers), pointer(blocks.scales))) for blocks in (keys, values)),
-            *map(pointer, (x_BTD, out_BTD)),
+            ctypes.byref(self._tokens.of(metadata, inputs.rotary, cache.block_size, count, self._layer.key_width)),
+            ctypes.byref(_Stored(*keys.addresses(*shape, self._layer.key_width))),
+            ctypes.byref(_Stored(*values.addresses(*shape, self._layer.value_width))),
+            address("x", x_BTD, torch.float32, *x_BTD.shape),
+            out_BTD.data_ptr(),
             *(kernel(keys.numbers.dtype) for kernel in (attention_kernel, storing_kernel)),
             torch.get_num_threads(),
         )
@@ -133,9 +161,10 @@ def with_native_blocks(model: Transformer) -> Transformer:
     """
     if native_library(_SOURCE) is None:
         return model
+    tokens = _TokensOfPass()
     for layer, block in enumerate(model.layers):
         if (lacking := _lacking(model, block)) is None:
-            model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)
+            model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes, tokens)
         else:
             say_once(f"Blocks of this model run in PyTorch, step by step, because the native block lacks {lacking}.")
     return model
@@ -186,18 +215,43 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
         *(feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj),
     )
     width, value_width = attention.head_dim, attention.value_dim
+    heads, kv_heads = (layer.out_features // width for layer in (attention.q_proj, attention.k_proj))
+    _require_fit(block, heads, kv_heads)
     return _Layer(
         *branches,
         *map(_norm, (attention.q_norm, attention.k_norm)),
         *map(_linear, linear),
         attention.q_proj.in_features,
-        *(attention.q_proj.out_features // width, attention.k_proj.out_features // width, width, value_width),
+        *(heads, kv_heads, width, value_width),
         block.parallel,
         _ACTIVATIONS[activation],
         width**-0.5 if attention.scale is None else attention.scale,
         attention.soft_cap or 0.0,
-        *map(pointer, (slopes, attention.sinks)),
+        *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
     )
+
+
+def _require_fit(block: Block, heads: int, kv_heads: int) -> None:
+    """Raises `ValueError` unless the layers of a block have the sizes that the native block assumes."""
+    attention, feed_forward = block.attention, block.feed_forward
+    assert attention is not None and isinstance(feed_forward, FeedForward)
+    stream, width, value_width = attention.q_proj.in_features, attention.head_dim, attention.value_dim
+    inner = feed_forward.up_proj.out_features
+    assumed = {
+        "q": (attention.q_proj, stream, heads * width),
+        "k": (attention.k_proj, stream, kv_heads * width),
+        "v": (attention.v_proj, stream, kv_heads * value_width),
+        "o": (attention.o_proj, heads * value_width, stream),
+        "gate": (feed_forward.gate_proj, stream, inner),
+        "up": (feed_forward.up_proj, stream, inner),
+        "down": (feed_forward.down_proj, inner, stream),
+    }
+    for name, (layer, inputs, outputs) in assumed.items():
+        if layer is not None and (layer.in_features, layer.out_features) != (inputs, outputs):
+            found = (layer.in_features, layer.out_features)
+            raise ValueError(f"the projection {name} maps {found[0]} to {found[1]} numbers, not {inputs} to {outputs}")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
 
 
 def _linear(layer: nn.Linear | None) -> Linear:
@@ -213,7 +267,9 @@ def _norm(norm: nn.Module | None) -> _Norm:
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm | ZeroCenteredRMSNorm)
     eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
     bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-    return _Norm(_NORMS[type(norm)], pointer(norm.weight), pointer(bias), norm.weight.numel(), eps)
+    width = norm.weight.numel()
+    weights = (address(name, x, torch.float32, width) for name, x in (("norm", norm.weight), ("norm", bias)))
+    return _Norm(_NORMS[type(norm)], *weights, width, eps)
 
 
 @cache

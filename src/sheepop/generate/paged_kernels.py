@@ -11,14 +11,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sheepop.adapt.stored_weight import name_of, pointer
-from sheepop.core.native import native_library
+from sheepop.adapt.stored_weight import name_of
+from sheepop.core.native import address, native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.fused import fuses, power_of_two
 
@@ -51,6 +52,11 @@ class KVBlocks:
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors."""
         return (self.numbers,) if self.scales is None else (self.numbers, self.scales)
+
+    def addresses(self, *shape: int) -> tuple[int | None, int | None]:
+        """The addresses of the numbers, which must have this shape, and of the scales, for a native kernel."""
+        numbers = address("the cache", self.numbers, self.numbers.dtype, *shape)
+        return numbers, address("the cache's scales", self.scales, torch.float32, *shape[:3])
 
     def store(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> Tensor:
         """Stores the keys or values of N tokens in their slots; returns them as they will be read, after rounding."""
@@ -128,6 +134,12 @@ class AttentionMetadata:
     window: int | None = None
     tiles: Tensor | None = None
 
+    def addresses(self, num_rows: int) -> list[int | None]:
+        """The addresses of the block table and the bounds, of `num_rows` tokens, for a native kernel."""
+        table = address("the block table", self.block_table, torch.int64, num_rows, self.block_table.shape[-1])
+        bounds = (self.first_positions, self.last_positions)
+        return [table, *(address("positions", bound, torch.int64, num_rows) for bound in bounds)]
+
 
 def attends_natively(kind: AttentionKind) -> bool:
     """Whether the CPU's kernel is available and supports these layers."""
@@ -156,18 +168,25 @@ def attend_natively(
 ) -> Tensor:
     """Attends from R tokens to the positions of their sequences that they see, on a CPU; (R, H, C)."""
     rows, heads, width = q_RHC.shape
-    _, kv_heads, size, value_width = values.numbers.shape
+    blocks, kv_heads, size, value_width = values.numbers.shape
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
     out = q_RHC.new_empty(rows, heads, value_width)
     sinks = None if score.sinks is None else score.sinks.float().contiguous()
-    stored = keys.numbers, values.numbers, keys.scales, values.scales
-    table = metadata.block_table
     attention_kernel(keys.numbers.dtype)(
-        *map(pointer, (q_RHC, *stored, table, metadata.first_positions, metadata.last_positions, out)),
-        *(rows, heads, kv_heads, size, width, value_width, table.shape[1]),
+        address("queries", q_RHC, torch.float32, rows, heads, width),
+        *chain(
+            *zip(
+                *(x.addresses(blocks, kv_heads, size, w) for x, w in ((keys, width), (values, value_width))),
+                strict=True,
+            )
+        ),
+        *metadata.addresses(rows),
+        address("out", out, torch.float32, rows, heads, value_width),
+        *(rows, heads, kv_heads, size, width, value_width, metadata.block_table.shape[1]),
         width**-0.5 if score.scale is None else score.scale,
         score.soft_cap or 0.0,
-        pointer(slopes),
-        pointer(sinks),
+        *(address(name, part, torch.float32, heads) for name, part in (("slopes", slopes), ("sinks", sinks))),
         *(0, rows * kv_heads, torch.get_num_threads()),
     )
     return out

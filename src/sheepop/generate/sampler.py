@@ -148,8 +148,8 @@ class Sampler:
         return cls(forbidden.to(model.device), end_ids)
 
     @cached_property
-    def _forbids(self) -> bool:
-        return bool(self.forbidden.any())
+    def _forbidden_ids(self) -> Tensor:
+        return self.forbidden.nonzero()[:, 0]
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> Choice:
         """Chooses the next token of every row of `logits` (B, V): the best of `scores` if greedy, else one drawn."""
@@ -171,10 +171,11 @@ class Sampler:
         These are the token, its lead over the second, the largest score, the logarithm of the sum of all e^logit, the
         token's logit, and whether the logits are finite (1 or 0).
         """
-        scores, configs = self.scores(logits, rows), [row.config for row in rows]
+        configs, is_native = [row.config for row in rows], suits_native_sampling(logits)
+        scores = self._changed(logits, rows, None if is_native else self.forbidden)
         seeds = derive_seeds((row.seed for row in rows), "token", (row.num_written for row in rows))
-        if suits_native_sampling(logits):
-            return choose_natively(logits, scores, configs, seeds)
+        if is_native:
+            return choose_natively(logits, scores, configs, seeds, self._forbidden_ids)
         if suits_triton_sampling(logits, configs):
             return choose_by_triton(logits, scores, configs, seeds)
         chosen, lead, best = likeliest(scores)
@@ -209,6 +210,9 @@ class Sampler:
 
         The result is `logits` itself if nothing changes.
         """
+        return self._changed(logits, rows, self.forbidden)
+
+    def _changed(self, logits: Tensor, rows: Sequence[Row], forbidden: Tensor | None) -> Tensor:
         ending = [
             (number, token_id)
             for number, row in enumerate(rows)
@@ -220,9 +224,10 @@ class Sampler:
             (number, row.config, row.occurrences) for number, row in enumerate(rows) if row.occurrences is not None
         ]
         masked = [(number, row.allowed) for number, row in enumerate(rows) if row.allowed is not None]
-        if not (self._forbids or ending or biases or penalised or masked):
+        forbids = forbidden is not None and len(self._forbidden_ids) > 0
+        if not (forbids or ending or biases or penalised or masked):
             return logits
-        scores = logits.masked_fill(self.forbidden, -torch.inf) if self._forbids else logits.clone()
+        scores = logits.masked_fill(self.forbidden, -torch.inf) if forbids else logits.clone()
         if ending:
             scores[_index(ending, scores)] = -torch.inf
         if biases:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sheepop.core.native import native_kernels_allowed, native_library
+from sheepop.core.native import address, native_kernels_allowed, native_library
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.transfers import upload
 from sheepop.model.fused import fuses, power_of_two
@@ -37,15 +37,24 @@ def suits_native_sampling(logits: Tensor) -> bool:
 
 
 def choose_natively(
-    logits: Tensor, scores: Tensor, configs: Sequence[GenerationConfig], seeds: Sequence[int]
+    logits: Tensor,
+    scores: Tensor,
+    configs: Sequence[GenerationConfig],
+    seeds: Sequence[int],
+    forbidden_ids: Tensor | None = None,
 ) -> Tensor:
-    """The choices from `scores` (B, V): (B, 6) in float64, as `Sampler.choose` reads them."""
-    settings = _settings(configs, seeds)
+    """The choices from `scores` (B, V) but for the `forbidden_ids`: (B, 6) in float64, as `Sampler.choose` reads them.
+
+    While it runs, the scores of forbidden tokens are -inf.
+    """
+    settings, num_forbidden = _settings(configs, seeds), 0 if forbidden_ids is None else len(forbidden_ids)
     found = torch.empty(len(configs), 6, dtype=torch.float64)
-    logits, scores = logits.contiguous(), scores.contiguous()
+    logits, scores, shape = logits.contiguous(), scores.contiguous(), (len(configs), logits.shape[-1])
     _choose()(
-        *(logits.data_ptr(), scores.data_ptr(), settings.ctypes.data, found.data_ptr()),
-        *(*logits.shape, torch.get_num_threads()),
+        *(address(name, x, torch.float32, *shape) for name, x in (("logits", logits), ("scores", scores))),
+        address("forbidden tokens", forbidden_ids, torch.int64, num_forbidden),
+        *(settings.ctypes.data, found.data_ptr()),
+        *(num_forbidden, *shape, torch.get_num_threads()),
     )
     return found
 
@@ -86,5 +95,5 @@ def _row(config: GenerationConfig, seed: int) -> tuple[float, ...]:
 @cache
 def _choose() -> Callable[..., Any]:
     found = native_library(_SOURCE).choose  # type: ignore[union-attr]
-    found.argtypes, found.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3, None
+    found.argtypes, found.restype = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 4, None
     return found

@@ -187,6 +187,4 @@ def _read_bytes(model: Transformer, num_tokens: int) -> float:
 
 
 def _stored_bytes(parameter: nn.Parameter) -> int:
-    if isinstance(parameter, StoredWeight):
-        return sum(part.nbytes for part in parameter.parts if part is not None)
-    return parameter.nbytes
+    return parameter.stored_bytes if isinstance(parameter, StoredWeight) else parameter.nbytes

@@ -121,9 +121,5 @@ def _perplexity(model: Transformer, loaded: LoadedModel, texts: list[str]) -> fl
 
 def _num_bytes(model: Transformer) -> int:
     """The size of the parameters."""
-    parts = [
-        part
-        for weight in model.parameters()
-        for part in (weight.parts if isinstance(weight, StoredWeight) else (weight,))
-    ]
-    return sum(part.nbytes for part in parts if part is not None)
+    weights = model.parameters()
+    return sum(weight.stored_bytes if isinstance(weight, StoredWeight) else weight.nbytes for weight in weights)

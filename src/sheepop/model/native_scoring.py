@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from sheepop.core.native import native_kernels_allowed, native_library
+from sheepop.core.native import address, native_kernels_allowed, native_library
 
 _SOURCE = Path(__file__).parent / "native" / "scoring.cpp"
 _KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -71,21 +71,28 @@ def score_natively(
     of_tokens = torch.nn.functional.embedding(tokens_M, weight_VD.detach()).contiguous()
     bias_M = None if bias_V is None else bias_V[tokens_M]
     _kernel("own_logits", of_tokens)(
-        *_pointers(x_RD, of_tokens, bias_M, bounds, own),
+        *_addresses(x_RD, of_tokens, bias_M, bounds),
+        own.data_ptr(),
         *(cap, count, width, threads),
     )
     for begin in range(0, len(weight_VD), _PART):
         part = matrix_rows(weight_VD, slice(begin, begin + _PART)).contiguous()
         _kernel("score", part)(
-            *_pointers(x_RD, part, None if bias_V is None else bias_V[begin : begin + _PART], bounds, own),
-            *_pointers(top, places, sums, larger),
+            *_addresses(x_RD, part, None if bias_V is None else bias_V[begin : begin + _PART], bounds),
+            *(results.data_ptr() for results in (own, top, places, sums, larger)),
             *(cap, count, width, len(part), begin, threads),
         )
     return Found(own, larger, top, places, top.double() + sums.log())
 
 
-def _pointers(*tensors: Tensor | None) -> list[int | None]:
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+def _addresses(x_RD: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor) -> list[int | None]:
+    rows, width = x_RD.shape
+    return [
+        address("x", x_RD, torch.float32, rows, width),
+        address("weight", weight, weight.dtype, len(weight), width),
+        address("bias", bias, torch.float32, len(weight)),
+        address("bounds", bounds, torch.int64, rows + 1),
+    ]
 
 
 @cache

@@ -1,19 +1,25 @@
 // y = x W^T + b on a CPU for weights that are integers of 8 or 4 bits; docs/generation.md explains the method.
 //
 // W (N, K) has int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset, for every 16 or
-// 32 neighbours: weight = scale * code + offset. x becomes integers, of 16 bits for rows with one scale and of 30 bits
-// for groups, so that the products within a group are exact sums of integers. A row of y is the same to the last bit
-// whatever the other rows of x are, however many threads share the work, and however wide the vectors are.
+// 32 neighbours: weight = scale * code + offset. It lies in tiles of 16 rows: the first 4 bytes of each row, then the
+// next 4 of each, and so on, and likewise the scales of groups, so that memory is read from one end to the other and a
+// vector has the same columns of all rows of a tile. x becomes integers, of 16 bits for rows with one scale and of 30
+// bits for groups, so that the products within a group are exact sums of integers. A row of y is the same to the last
+// bit whatever the other rows of x are, however many threads share the work, and however wide the vectors are.
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
-#include "native.h"
+#include "numbers.h"
 
 namespace {
 
+constexpr int kRows = 16;            // of a tile
+constexpr int kUnit = 4 * kRows;     // bytes of a tile that have the same columns
 constexpr int kBytes = 16;           // of each row of W are read at a time
+constexpr int kAhead = 4096;         // bytes that are on their way from memory
 constexpr int kColumns = 16;         // columns whose inputs lie together
 constexpr int kPairs = kColumns / 2;
 constexpr int kLowBits = 15;
@@ -22,7 +28,6 @@ constexpr int64_t kInputs = 64;      // rows of x whose sums stay in the cache
 // A number, or two neighbouring short ones, for each of `kLanes` rows of W.
 typedef int32_t Lanes __attribute__((vector_size(4 * kLanes)));
 typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));
-typedef int32_t Quarter __attribute__((vector_size(kBytes)));
 
 inline Lanes spread_pair(const int16_t* pair) { return Lanes{} + load<int32_t>(pair); }
 
@@ -44,57 +49,14 @@ inline Lanes add_pairs(Lanes total, Pairs a, Lanes b) {
 
 inline Floats floats(Lanes values) { return __builtin_convertvector(values, Floats); }
 
-// Interleaves units of `size` bytes within each quarter: the first halves, or the second ones.
-template <class T, bool second>
-inline Lanes interleaved(Lanes a, Lanes b) {
-  typedef T Units __attribute__((vector_size(4 * kLanes)));
-  constexpr int count = kBytes / sizeof(T), all = 4 * kLanes / sizeof(T);
-  Units places;
-  for (int i = 0; i < all; i++)
-    places[i] = i / count * count + (second ? count / 2 : 0) + i % count / 2 + (i % 2 ? all : 0);
-  return reinterpret_cast<Lanes>(__builtin_shuffle(reinterpret_cast<Units>(a), reinterpret_cast<Units>(b), places));
-}
-
-// The 16 bytes at `at` of every fourth row.
-inline Lanes joined(const char* const* rows, int64_t at) {
-  Quarter parts[kLanes / 4];
-  for (int i = 0; i < kLanes / 4; i++) parts[i] = load<Quarter>(rows[4 * i] + at);
-#if defined(__AVX2__)
-  auto pair = [&](int i) {
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(reinterpret_cast<__m128i>(parts[i])),
-                                   reinterpret_cast<__m128i>(parts[i + 1]), 1);
-  };
-#if defined(__AVX512F__)
-  return reinterpret_cast<Lanes>(_mm512_inserti64x4(_mm512_castsi256_si512(pair(0)), pair(2), 1));
-#else
-  return reinterpret_cast<Lanes>(pair(0));
-#endif
-#else
-  return load<Lanes>(parts);
-#endif
-}
-
-// Reads 16 bytes of each row, 4 numbers of 32 bits or so, and returns each number of all rows.
-struct Columns {
-  Lanes parts[4];
-  explicit Columns(const char* const* rows, int64_t at) {
-    Lanes read[4];
-    for (int i = 0; i < 4; i++) read[i] = joined(rows + i, at);
-    const Lanes low[] = {interleaved<int32_t, false>(read[0], read[1]), interleaved<int32_t, false>(read[2], read[3])},
-                high[] = {interleaved<int32_t, true>(read[0], read[1]), interleaved<int32_t, true>(read[2], read[3])};
-    parts[0] = interleaved<int64_t, false>(low[0], low[1]), parts[1] = interleaved<int64_t, true>(low[0], low[1]);
-    parts[2] = interleaved<int64_t, false>(high[0], high[1]), parts[3] = interleaved<int64_t, true>(high[0], high[1]);
-  }
-};
-
-// Kinds of codes: `unpack` makes pairs of short numbers of the 16 bytes of each row. Of four neighbours c the pairs are
-// (c[0], c[2]) and (c[1], c[3]), which need no more than shifts.
+// Kinds of codes: `unpack` makes pairs of short numbers of 16 bytes of each row of a tile, from `at` on. Of four
+// neighbours c the pairs are (c[0], c[2]) and (c[1], c[3]), which need no more than shifts.
 struct Bytes {
   static constexpr int kCodes = 16;
-  static void unpack(const Columns& columns, Pairs* to) {
-    for (const Lanes part : columns.parts) {
-      const Pairs pairs = reinterpret_cast<Pairs>(part);
-      *to++ = (pairs << 8) >> 8, *to++ = pairs >> 8;
+  static void unpack(const char* at, Pairs* to) {
+    for (int i = 0; i < kBytes / 4; i++) {
+      const Pairs pairs = load<Pairs>(at + i * kUnit);
+      to[2 * i] = (pairs << 8) >> 8, to[2 * i + 1] = pairs >> 8;
     }
   }
 };
@@ -107,9 +69,9 @@ struct Nibbles {
     const Pairs found = reinterpret_cast<Pairs>((part >> shift) & 0x000f000f);
     return is_signed ? (found ^ 8) - 8 : found;
   }
-  static void unpack(const Columns& columns, Pairs* to) {
-    for (int i = 0; i < 4; i++) {
-      const Lanes part = columns.parts[i];
+  static void unpack(const char* at, Pairs* to) {
+    for (int i = 0; i < kBytes / 4; i++) {
+      const Lanes part = load<Lanes>(at + i * kUnit);
       to[2 * i] = code(part, 0), to[2 * i + 1] = code(part, 8);
       to[kPairs + 2 * i] = code(part, 4), to[kPairs + 2 * i + 1] = code(part, 12);
     }
@@ -185,70 +147,42 @@ void round_row(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
   Inputs<planes>(memory, M, K).round(x, m);
 }
 
-// The rows of a matrix that a tile has; beyond the last row of the matrix that row is read again.
-template <class T>
-struct Rows {
-  const char* starts[kLanes];
-  int64_t bytes;  // from a row to the next
-  Rows(const void* matrix, int64_t length, int64_t n, int64_t N) : bytes(length * static_cast<int64_t>(sizeof(T))) {
-    const T* first = static_cast<const T*>(matrix);
-    for (int r = 0; r < kLanes; r++) starts[r] = reinterpret_cast<const char*>(first + std::min(n + r, N - 1) * length);
-  }
-  // While `count` bytes at `at` of each row are read, as many of the next tile are fetched, in the order of memory.
-  void fetch_next(int64_t at, int64_t count) const {
-    const char* next = starts[0] + kLanes * (bytes + at);
-    for (int64_t i = 0; i < kLanes * count; i += 64) __builtin_prefetch(next + i, 0, 2);
-  }
-};
+// Where the rows from n on begin in tiles of matrices with `bytes` for each row.
+inline const char* tile_of(const void* matrix, int64_t bytes, int64_t n) {
+  return static_cast<const char*>(matrix) + n / kRows * kRows * bytes + n % kRows * 4;
+}
 
-inline float number(float value) { return value; }
-inline float number(uint16_t bfloat16) { return single(bfloat16); }
-
-// Reads scales or offsets of `count` groups from `at` on.
-template <class Scale>
-void read_groups(const Rows<Scale>& rows, int64_t at, int64_t count, Floats* to) {
-  rows.fetch_next(at * sizeof(Scale), count * sizeof(Scale));
-  constexpr int kMany = kBytes / sizeof(Scale);
-  int64_t g = 0;
-  for (; g + kMany <= count; g += kMany) {
-    const Columns columns(rows.starts, (at + g) * sizeof(Scale));
-    for (const Lanes part : columns.parts) {
-      if constexpr (kMany == 8) *to++ = reinterpret_cast<Floats>(part << 16);  // the first of two bfloat16
-      *to++ = reinterpret_cast<Floats>(kMany == 8 ? part & static_cast<int32_t>(0xffff0000) : part);
-    }
-  }
-  for (; g < count; g++, to++)
-    for (int r = 0; r < kLanes; r++) (*to)[r] = number(reinterpret_cast<const Scale*>(rows.starts[r])[at + g]);
+inline void fetch_after(const char* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + kAhead + i);
 }
 
 // Integers in groups: total = the sum of scale * sum(codes * inputs) + offset * sum(inputs).
 template <class Codes, int group, class Scale, bool has_offset>
 struct Groups {
   static constexpr int kPlanes = 2, kStep = std::max(group, Codes::kCodes), kReads = kStep / Codes::kCodes;
-  static constexpr int64_t kPanel = 2048;  // columns whose scales stay in the cache
-  Rows<uint8_t> codes;
-  Rows<Scale> scales, offsets;
+  static constexpr int64_t kPanel = std::numeric_limits<int64_t>::max() / 2;  // all columns at a time
+  const char* codes;
+  const Scale *scales, *offsets;
 
   Groups(const Linear& linear, int64_t n)
-      : codes(linear.weights, linear.K * kBytes / Codes::kCodes, n, linear.N),
-        scales(linear.scales, linear.K / group, n, linear.N),
-        offsets(has_offset ? linear.offsets : linear.scales, linear.K / group, n, linear.N) {}
+      : codes(tile_of(linear.weights, linear.K * kBytes / Codes::kCodes, n)),
+        scales(static_cast<const Scale*>(linear.scales) + first_group(linear, n)),
+        offsets(static_cast<const Scale*>(linear.offsets) + (has_offset ? first_group(linear, n) : 0)) {}
 
-  void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end, Floats* totals) const {
-    Floats panel_scales[kPanel / group], panel_offsets[has_offset ? kPanel / group : 1];
-    read_groups(scales, begin / group, (end - begin) / group, panel_scales);
-    if (has_offset) read_groups(offsets, begin / group, (end - begin) / group, panel_offsets);
-    for (int64_t k = begin; k < end; k += kStep) {
+  static int64_t first_group(const Linear& linear, int64_t n) { return n / kRows * kRows * (linear.K / group) + n % kRows; }
+
+  void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t, int64_t end, Floats* totals) const {
+    for (int64_t k = 0; k < end; k += kStep) {
       Pairs weights[kStep / 2];
-      const int64_t at = k * kBytes / Codes::kCodes;
-      if (first == 0) codes.fetch_next(at, kReads * kBytes);
+      const char* at = codes + k * kUnit * kBytes / (4 * Codes::kCodes);
+      fetch_after(at, kReads * kBytes * kRows);
       for (int i = 0; i < kReads; i++)
-        Codes::unpack(Columns(codes.starts, at + i * kBytes), weights + i * Codes::kCodes / 2);
+        Codes::unpack(at + i * kUnit * kBytes / 4, weights + i * Codes::kCodes / 2);
       for (int g = 0; g < kStep / group; g++) {
-        const int64_t number = (k - begin) / group + g;
+        const int64_t place = (k / group + g) * kRows;
+        const Floats scale = read(scales + place), offset = has_offset ? read(offsets + place) : Floats{};
         for (int64_t i = 0; i < count; i++)
-          totals[i] = added(totals[i], weights + g * group / 2, panel_scales[number],
-                            panel_offsets[has_offset ? number : 0], inputs, k + g * group, first + i);
+          totals[i] = added(totals[i], weights + g * group / 2, scale, offset, inputs, k + g * group, first + i);
       }
     }
   }
@@ -278,24 +212,22 @@ struct Groups {
 struct WholeRows {
   static constexpr int kPlanes = 1;
   static constexpr int64_t kPanel = 256;  // products of 8 and 16 bits whose sum cannot overflow
-  Rows<int8_t> codes;
+  const char* codes;
 
-  WholeRows(const Linear& linear, int64_t n) : codes(linear.weights, linear.K, n, linear.N) {}
+  WholeRows(const Linear& linear, int64_t n) : codes(tile_of(linear.weights, linear.K, n)) {}
 
   void add(const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end, Floats* totals) const {
     Lanes sums[kInputs] = {};
     for (int64_t k = begin; k < end; k += kColumns) {
       Pairs weights[kPairs];
-      if (first == 0) codes.fetch_next(k, kBytes);
-      Bytes::unpack(Columns(codes.starts, k), weights);
+      fetch_after(codes + k * kRows, kBytes * kRows);
+      Bytes::unpack(codes + k * kRows, weights);
       for (int64_t i = 0; i < count; i++) {
         const int16_t* x = inputs.parts(k, first + i);
-        Lanes other = {};  // so that not every sum waits for the one before
-        for (int pair = 0; pair < kPairs; pair += 2) {
-          sums[i] = add_pairs(sums[i], weights[pair], spread_pair(x + 2 * pair));
-          other = add_pairs(other, weights[pair + 1], spread_pair(x + 2 * pair + 2));
-        }
-        sums[i] += other;
+        Lanes found[2] = {};  // so that only one addition waits for the sum before
+        for (int pair = 0; pair < kPairs; pair++)
+          found[pair % 2] = add_pairs(found[pair % 2], weights[pair], spread_pair(x + 2 * pair));
+        sums[i] += found[0] + found[1];
       }
     }
     for (int64_t i = 0; i < count; i++) totals[i] += floats(sums[i]);
@@ -323,7 +255,7 @@ void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int
       Floats totals[kInputs] = {};
       const int64_t count = std::min(kInputs, M - first);
       for (int64_t k = 0; k < linear.K; k += Tile::kPanel)
-        tile.add(inputs, first, count, k, std::min(linear.K, k + Tile::kPanel), totals);
+        tile.add(inputs, first, count, k, std::min(linear.K - k, Tile::kPanel) + k, totals);
       for (int64_t i = 0; i < count; i++) {
         Floats found = Tile::finished(totals[i], linear, n, rows) * inputs.scale(first + i);
         if (linear.bias) found += WholeRows::some(linear.bias + n, rows);
@@ -342,7 +274,7 @@ template <bool has_offset> using Int8In16s = Groups<Bytes, 16, float, has_offset
 template <bool has_offset> using Int8In32s = Groups<Bytes, 32, float, has_offset>;
 template <bool has_offset> using Int4In16s = Groups<Nibbles<!has_offset>, 16, float, has_offset>;
 template <bool has_offset> using Int4In32s = Groups<Nibbles<!has_offset>, 32, float, has_offset>;
-template <bool has_offset> using Int4In32sOfHalves = Groups<Nibbles<!has_offset>, 32, uint16_t, has_offset>;
+template <bool has_offset> using Int4In32sOfHalves = Groups<Nibbles<!has_offset>, 32, BFloat16, has_offset>;
 
 }  // namespace
 

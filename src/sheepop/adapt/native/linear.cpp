@@ -16,6 +16,7 @@ constexpr int64_t kWork = 1 << 15;               // weights that are worth a thr
 constexpr int kTotals = kLanes == 16 ? 24 : 12;  // as many as a processor has registers for
 constexpr int kInputs = kLanes == 16 ? 8 : 4;    // rows of x at a time
 constexpr int kRows = 8;                         // of W at a time, at most
+constexpr int64_t kAhead = 24 << 10;             // bytes that are on their way from memory
 
 template <class T>
 struct Tiles {
@@ -29,13 +30,13 @@ struct Tiles {
   template <int R, int B>
   void tile(int64_t n, int64_t m) const {
     Floats totals[R][B] = {};
-    const T* row = weights + n * K;
+    const int64_t size = R * K;
+    // A later tile, which is fetched in the order of memory.
+    const T *row = weights + n * K, *later = row + size * (1 + kAhead / (size * sizeof(T)));
     for (int64_t k = 0; k < K; k += kLanes) {
       Floats w[R];
-      for (int r = 0; r < R; r++) {
-        w[r] = read(row + r * K + k);
-        __builtin_prefetch(row + (R + r) * K + k);  // of the next tile
-      }
+      for (int r = 0; r < R; r++) w[r] = read(row + r * K + k);
+      for (int64_t i = k * R; i < (k + kLanes) * R; i += 64 / sizeof(T)) __builtin_prefetch(later + i, 0, 2);
       for (int b = 0; b < B; b++) {
         const Floats part = load<Floats>(inputs + (m + b) * K + k);
         for (int r = 0; r < R; r++) totals[r][b] = multiply_add(totals[r][b], part, w[r]);

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheepop.adapt.stored_weight import GROUP
+from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.gguf.block_decoding import DECODERS, pack
 from sheepop.checkpoint.gguf.block_encoding import ENCODERS, require_storable
 from sheepop.core.errors import CheckpointError

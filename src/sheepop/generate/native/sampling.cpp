@@ -48,23 +48,30 @@ inline uint32_t bucket(float key) {
 
 // Buffers of a thread.
 struct Memory {
-  std::vector<float> gaps, masses, keys;
+  std::vector<float> gaps, masses, keys, hidden;
   std::vector<double> totals;
   std::vector<int64_t> ids;
 };
 
-// The largest of `count` numbers that are not NaN, or -infinity.
-float largest(const float* x, int64_t count) {
-  Floats found = spread<Floats>(-kInfinity);
+// The largest of `count` numbers that are not NaN, or -infinity; `is_finite` becomes false if one is infinite or NaN.
+float largest(const float* x, int64_t count, bool& is_finite) {
+  Floats found = spread<Floats>(-kInfinity), spoiled = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const Floats part = load<Floats>(x + i);
     found = part > found ? part : found;
+    spoiled += part * 0.f;
   }
-  float top = -kInfinity;
+  float top = -kInfinity, rest = sum(spoiled);
   for (int j = 0; j < kLanes; j++) top = std::max(top, found[j]);
-  for (; i < count; i++) top = x[i] > top ? x[i] : top;
+  for (; i < count; i++) top = x[i] > top ? x[i] : top, rest += x[i] * 0.f;
+  is_finite &= rest == 0;
   return top;
+}
+
+float largest(const float* x, int64_t count) {
+  bool is_finite = true;
+  return largest(x, count, is_finite);
 }
 
 // The sum of f(begin), ..., f(end - 1), `value(i)` being f of `kLanes` numbers from i on and `rest(i)` f of one.
@@ -209,7 +216,7 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
   choice.lead = (race.second - race.first) * temperature;
 }
 
-// The first of the largest scores, and its lead over the second.
+// The first of the largest scores, that score, and its lead over the second.
 void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   Floats first = spread<Floats>(-kInfinity), second = first;
   int64_t i = 0;
@@ -231,24 +238,30 @@ void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   const float* found = std::find(scores, scores + count, two[0]);
   choice.token = found == scores + count ? 0 : found - scores;
   choice.lead = two[0] - two[1];
+  choice.best = two[0];
 }
 
-void choose_one(const float* logits, const float* scores, int64_t count, const Settings& settings, Choice& choice,
-                Memory& memory) {
-  const float most = largest(logits, count);
+// `hidden` tokens cannot be chosen: their scores are -infinity meanwhile.
+void choose_one(const float* logits, float* scores, int64_t count, const int64_t* hidden, int64_t num_hidden,
+                const Settings& settings, Choice& choice, Memory& memory) {
+  bool is_finite = true;
+  const float most = largest(logits, count, is_finite);
   const auto exponential_at = [&](int64_t i) { return exponential(load<Floats>(logits + i) - most); };
   choice.log_total =
       most + std::log(total_of(count, exponential_at, [&](int64_t i) { return std::exp(logits[i] - most); }));
-  // The sum is NaN if a logit is infinite or NaN.
-  choice.usable = 0 == total_of(
-                           count, [&](int64_t i) { return load<Floats>(logits + i) * 0.f; },
-                           [&](int64_t i) { return logits[i] * 0.f; });
-  choice.best = scores == logits ? most : largest(scores, count);
+  choice.usable = is_finite;
+  memory.hidden.clear();
+  for (int64_t i = 0; i < num_hidden; i++) {
+    memory.hidden.push_back(scores[hidden[i]]);
+    scores[hidden[i]] = -kInfinity;
+  }
   if (settings.temperature == 0) {
     take_likeliest(scores, count, choice);
   } else {
+    choice.best = largest(scores, count);
     draw(scores, count, settings, choice, memory);
   }
+  for (int64_t i = num_hidden; i-- > 0;) scores[hidden[i]] = memory.hidden[i];
   choice.logit = logits[static_cast<int64_t>(choice.token)];
 }
 
@@ -256,13 +269,14 @@ void choose_one(const float* logits, const float* scores, int64_t count, const S
 
 extern "C" {
 
-// Logits and scores are (rows, count).
-void choose(const float* logits, const float* scores, const Settings* settings, Choice* choices, int64_t rows,
-            int64_t count, int64_t threads) {
+// Logits and scores are (rows, count) and may be the same; no row chooses one of the `hidden` tokens.
+void choose(const float* logits, float* scores, const int64_t* hidden, const Settings* settings, Choice* choices,
+            int64_t num_hidden, int64_t rows, int64_t count, int64_t threads) {
   share(rows, 1, threads, [&](int64_t begin, int64_t end) {
     Memory memory;
     for (int64_t row = begin; row < end; row++)
-      choose_one(logits + row * count, scores + row * count, count, settings[row], choices[row], memory);
+      choose_one(logits + row * count, scores + row * count, count, hidden, num_hidden, settings[row], choices[row],
+                 memory);
   });
 }
 }

@@ -1,0 +1,54 @@
+"""How integers of 8 and 4 bits lie in memory on a CPU: in tiles of rows, which ``native/integers.cpp`` reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Number of int4 weights that share 16 bytes."""
+TILE = 16
+"""Number of rows of a tile."""
+
+_NUMBERS_AT_A_TIME = 2**20
+
+
+def units(values: Tensor) -> Tensor:
+    """The bytes (..., N, K) of rows as units of four, (..., N, K / 4)."""
+    is_aligned = values.is_contiguous() and values.storage_offset() % 4 == 0
+    return (values if is_aligned else values.clone(memory_format=torch.contiguous_format)).view(torch.int32)
+
+
+def tiles_of(rows: Tensor, *, in_place: bool = False) -> Tensor:
+    """Arranges rows (..., N, U) in tiles (..., tiles, U, 16); the last one repeats the last row.
+
+    A tile has the bytes of its rows, so if no row is repeated they can be rearranged `in_place`.
+    """
+    num_rows, length = rows.shape[-2:]
+    missing = -num_rows % TILE
+    if missing or not in_place:
+        last = rows[..., -1:, :].expand(*rows.shape[:-2], missing, length)
+        whole = torch.cat([rows, last], -2) if missing else rows
+        return whole.unflatten(-2, (-1, TILE)).transpose(-2, -1).contiguous()
+    for part in rows.view(-1, TILE, length).split(max(1, _NUMBERS_AT_A_TIME // (TILE * length))):
+        part.view(-1, length, TILE).copy_(part.transpose(1, 2).contiguous())
+    return rows.view(*rows.shape[:-2], -1, length, TILE)
+
+
+def rows_of(tiles: Tensor, index: Tensor | slice) -> Tensor:
+    """The rows (..., U) of tiles (..., tiles, U, 16) at `index`."""
+    if isinstance(index, Tensor):
+        return tiles[index // TILE, :, index % TILE]
+    first = index.start // TILE
+    within = tiles[..., first : -(-index.stop // TILE), :, :].transpose(-2, -1).flatten(-3, -2)
+    return within[..., index.start - first * TILE : index.stop - first * TILE, :]
+
+
+def unpacked_int4(codes: Tensor, *, is_signed: bool) -> Tensor:
+    """Returns the int4 codes (..., K) of bytes (..., K / 2)."""
+    pairs = torch.unflatten(codes, -1, (-1, GROUP // 2))
+    if is_signed:
+        halves = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
+    else:
+        halves = pairs & 15, pairs >> 4
+    return torch.cat(halves, -1).flatten(-2)
