@@ -195,10 +195,16 @@ class BlockManager:
             blocks += [self._take(kind) for _ in range(count)]
         return copies
 
-    def advance(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
-        """Records that the first `num_tokens` of `tokens` are stored; releases blocks that no layer needs any more."""
+    def advance(
+        self, table: BlockTable, tokens: Sequence[int], num_tokens: int, *, findable: int | None = None
+    ) -> None:
+        """Records that the first `num_tokens` of `tokens` are stored; releases blocks that no layer needs any more.
+
+        Only the first `findable` tokens, by default all, are found by other sequences.
+        """
         table.num_tokens = num_tokens
-        for index in range(len(table.chain), num_tokens // self.block_size):
+        found = num_tokens if findable is None else min(findable, num_tokens)
+        for index in range(len(table.chain), found // self.block_size):
             content = self._content(table, tuple(tokens[index * self.block_size : (index + 1) * self.block_size]))
             table.chain.append(content)
             for pool, blocks in zip(self._pools, table.blocks, strict=True):
