@@ -173,7 +173,7 @@ class _Reading:
             texts, shares = self._contexts(begin)
             states_RD = self._runner.states(Reading.of(shares))
             groups, begin = self._groups[begin : begin + len(texts)], begin + len(texts)
-            # Sorted contexts share no more with a later one than with the next; all other blocks are used again at once.
+            # Sorted contexts share the most with the next one; blocks of anything else are used again at once.
             following = self._groups[begin].context if begin < len(self._groups) else []
             for text in texts:
                 assert text.table is not None
