@@ -23,11 +23,11 @@ import torch
 
 from processes import answer, measured_apart, peak_bytes
 from record import add_json_option, write_record
+from sheepop import load_tokenizer
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.evaluate.perplexity import Text, Window, evaluate_perplexity, windows
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.generate import load_adapted
-from sheepop.tokenizer import load_tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PROMPT = "The capital of France is"

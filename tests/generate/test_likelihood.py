@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.blocks import BlockManager
 from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
@@ -91,6 +92,28 @@ def test_texts_that_begin_alike_in_any_way_are_told_apart(
     # With few different tokens, many prefixes, contexts and whole texts are equal.
     again = [([*context, *continuation], continuation) for context, continuation in texts]
     check(toy_model(num_layers=1), [*texts, *again, *texts], tokens_per_pass)
+
+
+def test_more_short_texts_than_the_cache_has_blocks(toy_model: Callable[..., Transformer]) -> None:
+    texts = [([token], [token % 7 + 4, 9]) for token in range(4, 250)]
+    check(toy_model(vocab_size=256, num_layers=1), texts, tokens_per_pass=512)
+
+
+def test_blocks_that_no_later_text_shares_are_used_again(
+    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: set[int] = set()
+    take = BlockManager._take
+
+    def counted(manager: BlockManager, kind: int) -> int:
+        taken.add(block := take(manager, kind))
+        return block
+
+    monkeypatch.setattr(BlockManager, "_take", counted)
+    # Eight texts of three blocks each; those of the first three begin with the same block.
+    contexts = [[5] * 20, [5] * 16 + [6] * 4, [5] * 16 + [7] * 4, *([token] * 20 for token in range(8, 13))]
+    check(toy_model(num_layers=1), [(context, [9] * 20) for context in contexts], tokens_per_pass=20)
+    assert len(taken) <= 5
 
 
 def test_a_greedy_continuation_is_what_the_model_writes(toy_model: Callable[..., Transformer]) -> None:

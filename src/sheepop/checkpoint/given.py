@@ -70,7 +70,7 @@ class Given:
             return None
         if kind is int:
             value = self.single(name, value)
-        if not self.is_a(kind, value):
+        if not self.is_a(kind, type(value)):
             raise self.problem(name, f"is not {_ONE[kind]}")
         if kind is float and not _is_finite(value):
             raise self.problem(name, "is not a finite number")
@@ -81,7 +81,7 @@ class Given:
     def entries(self, name: str, kind: type, default: Any = REQUIRED) -> list[Any]:
         """Takes a list whose entries have type `kind`."""
         values = self.take(name, default)
-        if not isinstance(values, list) or not all(self.is_a(kind, value) for value in values):
+        if not isinstance(values, list) or not all(self.is_a(kind, found) for found in set(map(type, values))):
             raise self.problem(name, f"is not a list of {_KINDS[kind]}")
         if kind is float and not all(map(_is_finite, values)):
             raise self.problem(name, "has entries that are not finite")
@@ -91,9 +91,9 @@ class Given:
         """Returns the number that a value represents; subclasses handle formats with several notations."""
         return value
 
-    def is_a(self, kind: type, value: Any) -> bool:
-        """Whether a value has type `kind`; an integer also counts as a float."""
-        return type(value) is kind or (kind is float and type(value) is int)
+    def is_a(self, kind: type, found: type) -> bool:
+        """Whether a value of type `found` has type `kind`; an integer also counts as a float."""
+        return found is kind or (kind is float and found is int)
 
     def within(self, name: str, value: Any) -> Given:
         """Returns the settings in a table that is the value of a key."""

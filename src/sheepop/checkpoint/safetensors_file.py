@@ -58,6 +58,10 @@ class _OpenFile:
         """Reads up to `count` bytes; several threads may read at a time."""
         return os.pread(self._number, count, offset)
 
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        """Reads bytes straight into `memory`, as many as there are; returns their number."""
+        return os.preadv(self._number, [memory], offset)
+
 
 class _Memory:
     """Memory for tensors in chunks so large that NumPy asks the system for pages of 2 MB.
@@ -92,11 +96,10 @@ class _StoredTensor(LazyTensor):
         found = self.file.memory.take(math.prod(self.shape) * self.dtype.itemsize)
         view, offset = found.data, self.offset
         while view:
-            piece = self.file.read(min(len(view), _PIECE), offset)
-            if not piece:
+            count = self.file.read_into(view[:_PIECE], offset)
+            if not count:
                 raise CheckpointError(f"{self.file.path} is damaged: it became shorter while it was read.")
-            view[: len(piece)] = piece
-            view, offset = view[len(piece) :], offset + len(piece)
+            view, offset = view[count:], offset + count
         return torch.from_numpy(found).view(self.dtype).view(self.shape)
 
 

@@ -185,13 +185,17 @@ class BlockManager:
             table.room = self.num_blocks_for(table.num_tokens + num_tokens) * self.block_size
         return copies
 
-    def advance(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
+    def advance(
+        self, table: BlockTable, tokens: Sequence[int], num_tokens: int, *, findable: int | None = None
+    ) -> None:
         """Records that the first `num_tokens` of `tokens` are stored; releases blocks that no layer needs any more.
 
-        The last tokens may be negative, which means that they are not known yet: their block is not shared before.
+        Only the first `findable` tokens, by default all, are found by other sequences. The last tokens may be negative,
+        which means that they are not known yet: their block is not shared before.
         """
         table.num_tokens = num_tokens
-        for index in range(len(table.chain), num_tokens // self.block_size):
+        found = num_tokens if findable is None else min(findable, num_tokens)
+        for index in range(len(table.chain), found // self.block_size):
             if tokens[(index + 1) * self.block_size - 1] < 0:
                 break
             content = self._content(table, tuple(tokens[index * self.block_size : (index + 1) * self.block_size]))

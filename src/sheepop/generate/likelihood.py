@@ -172,14 +172,17 @@ class _Reading:
         while begin < len(self._groups):
             texts, shares = self._contexts(begin)
             states_RD = self._runner.states(Reading.of(shares))
+            groups, begin = self._groups[begin : begin + len(texts)], begin + len(texts)
+            # Sorted contexts share the most with the next one; blocks of anything else are used again at once.
+            following = self._groups[begin].context if begin < len(self._groups) else []
             for text in texts:
                 assert text.table is not None
-                self._manager.advance(text.table, text.context, len(text.context))
-            yield from self._continue(self._groups[begin : begin + len(texts)], texts, states_RD)
+                shared = _shared(text.context, following)
+                self._manager.advance(text.table, text.context, len(text.context), findable=shared)
+            yield from self._continue(groups, texts, states_RD)
             for text in texts:
                 assert text.table is not None
                 self._manager.close(text.table)
-            begin += len(texts)
 
     def _contexts(self, begin: int) -> tuple[list[_Text], list[Share]]:
         """Prepares the contexts of the next pass, from group `begin` on."""
@@ -192,7 +195,8 @@ class _Reading:
             count = len(text.context) - text.table.num_tokens
             waits = bool(texts) and _shared(texts[-1].context, text.context) - text.table.num_tokens >= _WORTH_WAITING
             if self._has_states:
-                waits = len(texts) == _TEXTS_WITH_STATES
+                waits = False
+            waits = waits or len(texts) == (_TEXTS_WITH_STATES if self._has_states else _FORKS_PER_PASS)
             copies = None if waits or (texts and count > budget) else self._manager.reserve(text.table, count)
             if copies is None:
                 self._manager.close(text.table)

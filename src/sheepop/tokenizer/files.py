@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +69,46 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
         read = _reader(file)
         if pattern is not None and read is not _READERS["ranks"]:
             raise TokenizerError("a pattern is for tiktoken's rank files, but this file says how it cuts text.")
-        content, settings = read(file, settings, pattern)
-        tables = BpeTables.load(file.parent, content) if file.name == TOKENIZER_FILE else None
-        return _tokenizer(content, settings, tables)
+        with _without_collections():
+            content, settings = read(file, settings, pattern)
+            tables = BpeTables.load(file.parent, content) if file.name == TOKENIZER_FILE else None
+            return _tokenizer(content, settings, tables)
     except TokenizerError as error:
         raise TokenizerError(f"Cannot use the tokenizer {file}: {error}") from None
 
 
-def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None) -> Tokenizer:
-    """Makes a tokenizer from the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json``."""
-    return _tokenizer(as_bytes(content), settings or {}, None)
+def tokenizer_from_json(
+    content: str | bytes, settings: Mapping[str, Any] | None = None, *, parsed: dict[str, Any] | None = None
+) -> Tokenizer:
+    """Makes a tokenizer from the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json``.
+
+    `parsed` is the same content, if the caller has it.
+    """
+    with _without_collections():
+        return _tokenizer(as_bytes(content), settings or {}, None, parsed)
 
 
-def _tokenizer(content: bytes, settings: Mapping[str, Any], tables: BpeTables | None) -> Tokenizer:
-    """`tables` are those of `content`, if they are known."""
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Stops Python's search for garbage, which a million new lists of merges would set off again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _tokenizer(
+    content: bytes, settings: Mapping[str, Any], tables: BpeTables | None, parsed: dict[str, Any] | None = None
+) -> Tokenizer:
+    """`tables` and `parsed` are those of `content`, if they are known."""
     notes: tuple[str, ...] = ()
     if tables is not None:
         description = tables.outline
     else:
-        found = _description(content)
+        found = _description(content) if parsed is None else _checked(parsed)
         description, notes = without_holes(found)
         if description is not found:
             content = json.dumps(description, ensure_ascii=False).encode("utf-8")
@@ -125,6 +148,10 @@ def _description(content: bytes) -> dict[str, Any]:
         description = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise TokenizerError(f"{TOKENIZER_FILE} is damaged: it is not valid JSON ({error}).") from None
+    return _checked(description)
+
+
+def _checked(description: Any) -> dict[str, Any]:
     model = description.get("model") if isinstance(description, dict) else None
     if not isinstance(model, dict):
         raise TokenizerError(f"{TOKENIZER_FILE} is not a file of the tokenizers library: it has no model.")

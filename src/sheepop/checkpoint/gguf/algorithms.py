@@ -8,7 +8,7 @@ order of the scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -171,7 +171,7 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": {token: token_id for token_id, token in enumerate(tokens.texts)},
-            "merges": list(_merges(tokens, tokens.scores)),
+            "merges": _merges(tokens, tokens.scores),
         },
     }
 
@@ -204,7 +204,7 @@ def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
     order = [token for token, _ in groupby(left + right for left, right in pairs)]
     normal = {token for token, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind is TokenKind.NORMAL}
-    allowed = {pair for token in normal for pair in _splits(token, normal)}
+    allowed = set(_splits(normal, normal))
     made = {pair for pair in pairs if "".join(pair) in normal}
     if len(set(order)) < len(order) or made != allowed:
         raise CheckpointError(
@@ -230,15 +230,18 @@ def _unknown(keys: Given, tokens: TokenList) -> str:
     return tokens.texts[token_id]
 
 
-def _merges(tokens: TokenList, scores: list[float]) -> Iterator[tuple[str, str]]:
-    """Yields every pair of tokens that forms a token, best score first; the lower id first in a tie."""
+def _merges(tokens: TokenList, scores: list[float]) -> list[tuple[str, str]]:
+    """Returns every pair of tokens that forms a token, best score first; the lower id first in a tie."""
     kinds = zip(tokens.texts, tokens.kinds, scores, strict=True)
     normal = {token: -score for token, kind, score in kinds if kind is TokenKind.NORMAL}
-    for token in sorted(normal, key=normal.__getitem__):
-        yield from _splits(token, normal)
+    return _splits(sorted(normal, key=normal.__getitem__), normal)
 
 
-def _splits(token: str, parts: Mapping[str, float] | set[str]) -> Iterator[tuple[str, str]]:
-    for cut in range(1, len(token)):
-        if token[:cut] in parts and token[cut:] in parts:
-            yield token[:cut], token[cut:]
+def _splits(tokens: Iterable[str], parts: Mapping[str, float] | set[str]) -> list[tuple[str, str]]:
+    """Returns the pairs of `parts` that form each of `tokens`."""
+    return [
+        (token[:cut], token[cut:])
+        for token in tokens
+        for cut in range(1, len(token))
+        if token[:cut] in parts and token[cut:] in parts
+    ]

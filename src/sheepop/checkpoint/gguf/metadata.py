@@ -177,7 +177,8 @@ def read_value(cursor: Cursor, key: str) -> Value:
     if count * smallest > cursor.left:
         raise cursor.problem(f"{key} claims {count:,} entries, but only {cursor.left:,} bytes are left")
     if kind is ValueType.TEXT:
-        return Value(kind, [read_text(cursor, f"entry {index} of {key}") for index in range(count)])
+        what = f"an entry of {key}"
+        return Value(kind, [read_text(cursor, what) for _ in range(count)])
     return Value(kind, np.frombuffer(cursor.take(count * smallest, key), dtype=_FORMATS[kind]))
 
 
@@ -205,9 +206,9 @@ class Metadata(Given):
             raise self.problem(name, "differs from layer to layer, which SheepOp does not support")
         return value[0]
 
-    def is_a(self, kind: type, value: Any) -> bool:
-        """Whether a value has exactly the type `kind`, as llama.cpp requires."""
-        return type(value) is kind
+    def is_a(self, kind: type, found: type) -> bool:
+        """Whether a value of type `found` has exactly the type `kind`, as llama.cpp requires."""
+        return found is kind
 
     def shown(self, name: str) -> str:
         """Returns the value of a key for messages, empty if it is missing or a list, which may be a vocabulary."""

@@ -103,12 +103,13 @@ def read_tokens(keys: Given, rows: int) -> TokenList:
     numbers = keys.entries(KINDS, int) if keys.has(KINDS) else [int(TokenKind.NORMAL)] * len(found)
     if len(numbers) != len(found):
         raise keys.problem(KINDS, f"has {len(numbers):,} entries for {len(found):,} tokens")
-    if unknown := set(numbers) - set(TokenKind):
+    kinds = {int(kind): kind for kind in TokenKind}
+    if unknown := set(numbers) - kinds.keys():
         raise keys.problem(KINDS, f"has the unknown kind {min(unknown)}")
     scores = keys.entries(SCORES, float) if keys.has(SCORES) else None
     if scores is not None and len(scores) != len(found):
         raise keys.problem(SCORES, f"has {len(scores):,} entries for {len(found):,} tokens")
-    return TokenList(found, [TokenKind(number) for number in numbers], scores)
+    return TokenList(found, [kinds[number] for number in numbers], scores)
 
 
 def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:

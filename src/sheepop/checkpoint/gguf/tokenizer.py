@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from sheepop.checkpoint.gguf.algorithms import (
     byte_level_adds_bos,
     byte_level_description,
@@ -77,7 +79,10 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
     settings = read_settings(keys, tokens, add_bos=model.add_bos(keys), roles=model.roles)
     try:
         whole = _whole(keys, settings, metadata, rows)
-        return whole or tokenizer_from_json(_content(tokens, settings, model.describe(keys, tokens)), settings)
+        if whole is not None:
+            return whole
+        description = _description(tokens, settings, model.describe(keys, tokens))
+        return tokenizer_from_json(orjson.dumps(description), settings, parsed=description)
     except TokenizerError as error:
         raise CheckpointError(f"The tokenizer in {path} cannot be used: {error}") from None
 
@@ -132,7 +137,7 @@ def _whole(keys: Given, settings: dict[str, Any], metadata: Mapping[str, Value],
     return tokenizer if all(metadata.get(key) == value for key, value in entries.items()) else None
 
 
-def _content(tokens: TokenList, settings: Mapping[str, Any], description: dict[str, Any]) -> str:
+def _description(tokens: TokenList, settings: Mapping[str, Any], description: dict[str, Any]) -> dict[str, Any]:
     """Returns a ``tokenizer.json`` from `description`, with added tokens and the tokens put around a text."""
     with_role = {settings[key] for role in ROLE_KEYS if (key := f"{role}_token") in settings}
     usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -143,4 +148,4 @@ def _content(tokens: TokenList, settings: Mapping[str, Any], description: dict[s
     ]
     around = post_processor(settings, {token["content"]: token["id"] for token in added})
     head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": around}
-    return json.dumps({**head, **description}, ensure_ascii=False)
+    return {**head, **description}
